@@ -26,6 +26,8 @@ def test_a_source(recipe: Path) -> None:
         "dtypes": {"BF16": 2 * PARAMETERS},
         "bytes": 2 * PARAMETERS,
         "files": ["model.safetensors"],
+        "ignored_files": [],
+        "lm_head": "lm_head.weight",
         "quantization": "none",
         "skipped": {},
         "converts_to": {"dtype": "bfloat16", "quantization": "none", "bytes_by_rank": [2 * PARAMETERS]},

@@ -4,7 +4,8 @@
     TrtspecError              1   wrong usage, or something on this machine the user can change
       RecipeError             1   the recipe; carries every problem found, with file:line:column (recipe/diagnostics.py)
       CheckpointError         1   a source or converted checkpoint cannot be read or does not add up
-        UnknownArchitecture   1   no family describes the checkpoint
+        UnsupportedModel      1   a model that the conversion does not support; some engines run it as it is
+          UnknownArchitecture 1   no family describes the checkpoint
       DeployError             1   a server cannot be started, found or stopped
       Overloaded              1   too much is asked of a server at once
       EngineFailed            1   an engine ended, and serves no more requests
@@ -144,16 +145,21 @@ class TrtspecError(Exception):
 
 
 class CheckpointError(TrtspecError):
-    """A source or converted checkpoint cannot be read or does not add up."""
+    """A source or converted checkpoint cannot be read or does not add up.
 
-    remedy = "one that was cut off or changed is downloaded or saved again; `trtspec inspect` shows what is read of it"
+    Its hint depends on the cause: there is none for the whole class.
+    """
 
 
-class UnknownArchitecture(CheckpointError):
+class UnsupportedModel(CheckpointError):
+    """The conversion does not support the model, or something that its config.json asks for."""
+
+
+class UnknownArchitecture(UnsupportedModel):
     """No family describes the checkpoint, so that it cannot be converted; some engines run it as it is."""
 
-    def __init__(self, message: str, *, architecture: str, where: str) -> None:
-        super().__init__(message, where=where)
+    def __init__(self, message: str, *, architecture: str, where: str, hint: str | None = None) -> None:
+        super().__init__(message, where=where, hint=hint)
         self.architecture = architecture
 
 

@@ -17,10 +17,12 @@ from trtspec.checkpoint.prepare import choose_commit, find_source, is_hub_id
 from trtspec.checkpoint.safetensors import bytes_by_dtype
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.source import Source, load_source
-from trtspec.checkpoint.trtllm import TrtllmQuantization, is_converted, load_checkpoint
+from trtspec.checkpoint.trtllm import LM_HEAD, TrtllmQuantization, is_converted, load_checkpoint
 from trtspec.checkpoint.vocabulary import TOKENIZER, VocabularyFiles
 from trtspec.errors import CheckpointError, UnknownArchitecture
+from trtspec.models.outline import read_text
 from trtspec.models.source_model import SourceModel, read_model
+from trtspec.models.ties import ties_of
 from trtspec.quant.conversion import plan_conversion
 from trtspec.quant.quant_config import source_format
 from trtspec.quant.scheme import Scheme
@@ -39,7 +41,7 @@ def inspect_model(written: str, mapping: ParallelMapping = ONE_RANK, scheme: Sch
     if "/" not in model or not is_hub_id(model) or Path(written).exists():
         return inspect_path(Path(written), mapping, scheme)
     if revision and not re.fullmatch(COMMIT, revision):
-        raise CheckpointError("a commit has 40 hexadecimal digits", where=written)
+        raise CheckpointError("a commit has 40 hexadecimal digits", where=written, hint="write ID@COMMIT")
     asked = ModelSource(model=model, revision=revision or choose_commit(model).revision)
     source = find_source(asked)
     downloads = sum(each[1] for each in source.absent.values())
@@ -75,6 +77,8 @@ def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[
         "bytes": source.nbytes,
         "files": [file.name for file in source.weight_files],
         "quantization": source_format(source).weights,
+        "ignored_files": source.ignored_files,
+        "lm_head": _head_of(source),
         "skipped": [],
         "converts_to": {},
         "end_ids": _end_ids(source.root, source.absent),
@@ -100,6 +104,7 @@ def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) ->
         "architecture": model.config.architecture,
         "parameters": model.config.num_parameters,
         "quantization": model.prequantized.describe() if model.prequantized else "none",
+        "lm_head": _used_head(model),
         "skipped": model.matched.skipped,
         "converts_to": {
             "dtype": model.config.dtype,
@@ -107,6 +112,20 @@ def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) ->
             "bytes_by_rank": [layout.nbytes - len(layout.header) for layout in plan.layouts()],
         },
     }
+
+
+def _used_head(model: SourceModel) -> str:
+    """Return which tensor becomes the LM head, and why where config.json ties it to the embedding."""
+    ((tensor,),) = (rule.sources for rule in model.rules if rule.target == LM_HEAD)
+    if model.ties.differ:
+        return f"{tensor.name}, the file's own: config.json ties it to {model.ties.embedding}, whose values differ"
+    return f"{tensor.name}, tied to the embedding" if model.config.tied_embeddings else tensor.name
+
+
+def _head_of(source: Source) -> str:
+    """Return what is known of the LM head of a model that no family describes."""
+    ties = ties_of(source, read_text(source))
+    return f"{ties.head}, or {ties.embedding} by config.json: their values differ" if ties.differ else ""
 
 
 def _converted(path: Path) -> dict[str, Any]:

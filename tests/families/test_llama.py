@@ -115,7 +115,7 @@ CONFIGS = {
     "unknown": ({"architectures": ["LlamaForCasualLM"]}, "architecture 'LlamaForCasualLM' is not supported; "),
     "near miss": ({"architectures": ["LlamaForCasualLM"]}, "architecture 'LlamaForCasualLM' is not supported"),
     "two": ({"architectures": ["A", "B"]}, "architectures is ['A', 'B'], expected a list with one name"),
-    "no size": ({"hidden_size": None}, "config.json: lacks 'hidden_size'"),
+    "no size": ({"hidden_size": None}, "config.json has no hidden_size, and the default of transformers' class was"),
     "text": ({"hidden_size": "32"}, "config.json: hidden_size is '32', expected int"),
     "negative": ({"vocab_size": -4}, "config.json: vocab_size is -4, expected a positive number"),
     "groups": ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),

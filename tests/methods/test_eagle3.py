@@ -249,9 +249,9 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
         "/config.json: describes a net that drafts in parallel",
     ),
     "two layers": (
-        without(),
-        {"num_hidden_layers": 2},
-        "/config.json: an EAGLE-3 head of 2 layers; drafting from one is what is supported",
+        with_others(**{"layers.1.mlp.up_proj.weight": torch.zeros(4)}),
+        {},
+        "/config.json: the tensors are those of an EAGLE-3 head of 2 layers; drafting from one is what is supported",
     ),
     "no number of layers": (
         without(),

@@ -15,6 +15,7 @@ from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.common.migration import Migrate
 from trtspec.backends.context import PlanContext
+from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftShape
 from trtspec.probe import Probe
@@ -69,12 +70,14 @@ class Backend:
     engine can open in this process, or the source as it is; `in_process` whether its engine is that very torch engine,
     so that what is measured in this process counts. `builds_engines` tells whether TensorRT engines are what it runs,
     which a recipe may want to stay with when it moves. `keeps_windows` tells whether layers with a sliding window keep
-    to it, so that texts may be longer. `knobs` are the keys of `speculation` that it honours, out of recipe.schema's
-    KNOBS; `check` refuses the others, so none is ignored in silence. `warms` tells whether
-    `serving.warmup` adds anything; `check` refuses it elsewhere. `devices` are the values of `engine.device` that it
-    takes, `dtypes` those of `dtype`, `defaults` those of `serving.defaults`. `maps_vocabularies` tells of a version and
-    a method whether it drafts with a model of another vocabulary. `package` is the Python package that it needs, None
-    for one that comes with trtspec, and `versions` the versions that can be asked for, the default last. `check` yields
+    to it, so that texts may be longer. `stretches` are the kinds of rotary scaling with which its engine takes texts
+    beyond config.json's max_position_embeddings, up to the length that the scaling is made for. `knobs` are the keys of
+    `speculation` that it honours, out of recipe.schema's KNOBS; `check` refuses the others, so none is ignored in
+    silence. `warms` tells whether `serving.warmup` adds anything; `check` refuses it elsewhere. `devices` are the
+    values of `engine.device` that it takes, `dtypes` those of `dtype`, `defaults` those of `serving.defaults`.
+    `maps_vocabularies` tells of a version and a method whether it drafts with a model of another vocabulary. `package`
+    is the Python package that it needs, None for one that comes with trtspec, and `versions` the versions that can be
+    asked for, the default last. `check` yields
     what keeps a recipe from being built or served. `serving` says how tritonserver runs it. `build_arguments` returns
     what its builder is told of a method and a draft shape, for backends that build engines. `probes` says what of it is
     on this machine, for `doctor`; `migrate` moves a recipe to one of its versions.
@@ -88,6 +91,7 @@ class Backend:
     builds_engines: bool = False
     in_process: bool = False
     keeps_windows: bool = False
+    stretches: frozenset[str] = frozenset()
     knobs: frozenset[str] = frozenset()
     warms: bool = False
     maps_vocabularies: Callable[[str, str], bool] = _never
@@ -102,6 +106,10 @@ class Backend:
     build_arguments: Callable[[str, DraftShape], list[str]] | None = None
     probes: Callable[[], list[Probe]] = list
     migrate: Migrate | None = None
+
+    def positions(self, config: ModelConfig) -> int:
+        """Return how long texts of a model may be on this backend."""
+        return config.positions(self.stretches, keeps_windows=self.keeps_windows)
 
 
 def backends() -> dict[str, Backend]:
@@ -118,6 +126,15 @@ def find_backend(name: str) -> Backend:
 def running(method: str) -> list[str]:
     """Return the names of the backends that run a method."""
     return [name for name, backend in backends().items() if method in backend.methods()]
+
+
+def as_it_is(method: str) -> str:
+    """Return which backends run a method with a checkpoint as it is, as a hint for one that cannot be converted."""
+    known = {name: find_backend(name) for name in running(method)}
+    taking = [name for name, each in known.items() if not (each.converts or each.builds_engines)]
+    if not taking:
+        return f"no backend that takes a model as it is runs {method}"
+    return f"engine.backend: {' or '.join(taking)} takes the model as it is"
 
 
 def engine_arguments(method: str, shape: DraftShape) -> list[str]:

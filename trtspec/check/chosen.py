@@ -36,8 +36,7 @@ class Chosen:
 
     def positions(self, config: ModelConfig) -> int:
         """Return how long texts may be on the backend, which may know no sliding windows."""
-        keeps_windows = self.backend is not None and self.backend.keeps_windows
-        return config.max_positions if keeps_windows else config.exact_positions
+        return self.backend.positions(config) if self.backend else config.exact_positions
 
 
 def look_up(findings: Findings) -> Chosen:

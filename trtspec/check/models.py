@@ -9,10 +9,13 @@ from trtspec.check.chosen import Chosen
 from trtspec.check.findings import Findings
 from trtspec.check.sources import Checkpoint
 from trtspec.check.tokenizers import check_rows
+from trtspec.checkpoint.model_config import RopeScaling, stretch
+from trtspec.checkpoint.rope import read_rotary
 from trtspec.checkpoint.tokenizer import check_tokenizer
 from trtspec.errors import CheckpointError
-from trtspec.models.outline import read_outline
+from trtspec.models.outline import read_outline, read_text
 from trtspec.models.source_model import SourceModel, mapping_of, scheme_wanted
+from trtspec.models.ties import ties_of
 from trtspec.prompts.load import read_prompts
 from trtspec.recipe.schema import ModelSource
 
@@ -29,6 +32,9 @@ def check_target(findings: Findings, chosen: Chosen, target: Checkpoint) -> bool
         check_rows(findings, "target.model", source, vocabulary_of(target))
     if target.model:
         check_format(findings, chosen, "target", chosen.recipe.target, target.model)
+    elif not chosen.converts:
+        found = ties_of(source, read_text(source)).diagnose(converts=False)
+        findings.add(each.below("target") for each in found)
     _check_sizes(findings, chosen, target)
     return findings.count_errors() == before
 
@@ -70,16 +76,48 @@ def longest(chosen: Chosen, target: Checkpoint) -> int:
     if chosen.converts or target.source is None:
         return 0
     try:
-        return read_outline(target.source).max_positions
+        positions = read_outline(target.source).max_positions
     except CheckpointError:
         return 0
+    scaling = _scaling_of(target, positions)
+    is_stretched = chosen.backend and scaling and scaling.kind in chosen.backend.stretches
+    return stretch(scaling, positions) if is_stretched else positions
+
+
+def _scaling_of(target: Checkpoint, positions: int) -> RopeScaling | None:
+    """Return the rotary scaling of a target, None where no family describes it and it is none that is known."""
+    if target.model:
+        config = target.model.config
+        return None if config.local_rotary_base else config.rope_scaling  # Gemma 3's positions are stretched already
+    try:
+        return read_rotary(read_text(target.source), positions).scaling if target.source else None
+    except CheckpointError:
+        return None
 
 
 def _check_sizes(findings: Findings, chosen: Chosen, target: Checkpoint) -> None:
     engine, limit = chosen.recipe.engine, longest(chosen, target)
-    is_window = target.model is not None and limit != target.model.config.max_positions
-    what = "tokens of sliding window" if is_window else "positions"
+    window = target.model.config.sliding_window if target.model else 0
+    what = "tokens of sliding window" if limit == window else "positions"
+    hint = f"at most {limit}"
+    if limit and limit != window:
+        hint += _about_stretching(_scaling_of(target, limit), limit, engine.max_seq_len)
     for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
         if limit and value and key in engine.model_fields_set and value > limit:
             message = f"{key} {value} is more than the target's {limit} {what}"
-            findings.error(f"engine.{key}", "out-of-range", message, f"at most {limit}")
+            findings.error(f"engine.{key}", "out-of-range", message, hint)
+
+
+def _about_stretching(scaling: RopeScaling | None, limit: int, wanted: int) -> str:
+    """Return what to edit where a scaling is made for longer texts than the engine takes by config.json."""
+    most = stretch(scaling, limit)
+    if scaling is None or wanted > most or most <= limit:
+        return ""
+    if scaling.kind == "dynamic":
+        return f"; dynamic scaling up to {most} changes with each text's length, which this backend does not compute"
+    original = scaling.original_max_position if scaling.kind == "yarn" else limit
+    made = f"{scaling.kind} scaling of factor {scaling.factor:g} over {original} positions is made for {most}"
+    edit = f"max_position_embeddings: {most} in the target's config.json"
+    if scaling.kind == "yarn":
+        edit += f", with original_max_position_embeddings: {original} beside the factor"
+    return f"; its {made}, and this backend goes by config.json's own number: write {edit}, and no text changes"

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trtspec.check.chosen import Chosen
 from trtspec.check.findings import Findings
 from trtspec.check.models import check_format
@@ -13,6 +15,7 @@ from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.tokenizer import TokenizersDiffer
 from trtspec.errors import TrtspecError
 from trtspec.methods.base import Options
+from trtspec.methods.fit import LAYERS
 from trtspec.models.source_head import read_head
 from trtspec.models.source_model import SourceModel, mapping_of, padded
 from trtspec.recipe.schema import ModelSource
@@ -124,5 +127,8 @@ def _check_head(
         return Checkpoint()
     if all((one / "tokenizer.json").is_file() for one in (source.root, model.source.root)):
         findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(model.source, source))
-    findings.add(head.diagnose(mapping_of(chosen.recipe.target)))
+    found = head.diagnose(mapping_of(chosen.recipe.target))
+    if not chosen.converts:  # the engine makes as many layers as config.json has, and fills some of them with nothing
+        found = [replace(each, severity="error") if each.code == LAYERS else each for each in found]
+    findings.add(found)
     return Checkpoint(source, head=head)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtspec.backends.base import find_backend, running
+from trtspec.backends.base import as_it_is
 from trtspec.check.chosen import Chosen
 from trtspec.check.findings import Findings
 from trtspec.checkpoint.prepare import locate_source, preview_source
 from trtspec.checkpoint.source import NotPreparedError, Source, load_source
-from trtspec.errors import CheckpointError, UnknownArchitecture
+from trtspec.errors import CheckpointError, UnknownArchitecture, UnsupportedModel
 from trtspec.models.outline import read_outline
 from trtspec.models.source_head import SourceHead
 from trtspec.models.source_model import SourceModel, read_model
@@ -62,9 +62,12 @@ def _find(asked: ModelSource) -> Source:
 
 def _report_unread(findings: Findings, chosen: Chosen, path: str, source: Source, error: CheckpointError) -> None:
     """Report a checkpoint that no family describes, unless the backend runs it and its config says its sizes."""
-    unknown = isinstance(error, UnknownArchitecture)
     if chosen.converts:
-        hint = _who_takes_it(chosen) if unknown else error.hint
+        hint = error.hint
+        if isinstance(error, UnsupportedModel):
+            hint = as_it_is(chosen.recipe.speculation.method)
+        if isinstance(error, UnknownArchitecture):
+            hint = f"{hint}; docs/extending.md describes how to add a family"
         findings.error(path, "checkpoint", f"{error.where}: {error.message}" if error.where else error.message, hint)
         return
     said = f"no family describes {error.architecture}" if isinstance(error, UnknownArchitecture) else error.message
@@ -72,12 +75,3 @@ def _report_unread(findings: Findings, chosen: Chosen, path: str, source: Source
         read_outline(source)
     except CheckpointError as lacking:
         findings.warn(path, "not-read", f"{said}, and its config {lacking.message}: its memory is not known")
-
-
-def _who_takes_it(chosen: Chosen) -> str:
-    method = chosen.recipe.speculation.method
-    known = {name: find_backend(name) for name in running(method)}
-    taking = [name for name, each in known.items() if not (each.converts or each.builds_engines)]
-    if not taking:
-        return f"no backend that takes a model as it is runs {method}"
-    return f"engine.backend: {' or '.join(taking)} takes the model as it is"

@@ -96,7 +96,9 @@ class _File:
             yield piece
             self.hashed += len(piece)
         if self.hashed < end:
-            raise CheckpointError(f"a rank's file ends at byte {self.hashed:,}; it was changed while being written")
+            raise CheckpointError(
+                f"a rank's file ends at byte {self.hashed:,}; it was changed while being written", hint="build again"
+            )
 
 
 class GrowingDigests:

@@ -109,7 +109,9 @@ def _fetch(hub: HubModel, root: Path, files: Mapping[str, HubFile], name: str) -
     """Download a document, unless it is there."""
     nbytes = files[name].nbytes
     if nbytes > MAX_INDEX_BYTES:
-        raise CheckpointError(f"{name} is larger than {MAX_INDEX_BYTES:,} bytes", where=hub.model)
+        raise CheckpointError(
+            f"{name} is larger than {MAX_INDEX_BYTES:,} bytes", where=hub.model, hint="name another model"
+        )
     if not _is_there(root, name, files):
         put(root / name, hub.read(name, 0, nbytes) if nbytes else b"")
 
@@ -123,7 +125,9 @@ def _shards(root: Path, files: Mapping[str, HubFile], where: str) -> dict[str, i
             expected[name] = expected.get(name, HEADER_BYTES) + len(tensor) + ENTRY_BYTES
     found = {name: expected[name] for name in sorted(expected) if SHARD.fullmatch(name)}
     if missing := [name for name in found if name not in files]:
-        raise CheckpointError(f"its index names {missing[0]}, which it has not", where=where)
+        raise CheckpointError(
+            f"its index names {missing[0]}, which it has not", where=where, hint="name another commit"
+        )
     if not found:
         pickled = next((name for name in files if name.endswith(PICKLES)), None)
         message = f"has no *.safetensors; {pickled} is a pickle, which is not opened" if pickled else "has no weights"
@@ -136,7 +140,7 @@ def _make_shard(hub: HubModel, path: Path, nbytes: int, expected: int) -> None:
     head = hub.read(path.name, 0, min(expected, nbytes))
     end = 8 + int.from_bytes(head[:8], "little")
     if end > min(MAX_HEADER_BYTES, nbytes):
-        raise CheckpointError("not a safetensors file", where=f"{hub.model}/{path.name}")
+        raise CheckpointError("not a safetensors file", where=f"{hub.model}/{path.name}", hint="name another commit")
     if end > len(head):
         head += hub.read(path.name, len(head), end - len(head))
     path.write_bytes(head[:end])

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trtspec.diagnostics import written
-from trtspec.errors import CheckpointError
+from trtspec.errors import CheckpointError, UnsupportedModel
 
 MAX_MESSAGE = 2000
+UNCONVERTED = "choose an engine.backend that runs the checkpoint as it is"
 
 T = TypeVar("T")
 
@@ -38,6 +40,18 @@ class RopeScaling:
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+
+
+def stretch(scaling: RopeScaling | None, max_positions: int) -> int:
+    """Return how many positions a scaling is made for, at least `max_positions`.
+
+    Linear and dynamic scaling stretch the model's own positions, YaRN the original ones. The others are made for those
+    of config.json.
+    """
+    if scaling is None or scaling.kind not in ("linear", "dynamic", "yarn"):
+        return max_positions
+    original = scaling.original_max_position if scaling.kind == "yarn" else max_positions
+    return max(max_positions, int(original * scaling.factor))
 
 
 @dataclass(frozen=True)
@@ -120,6 +134,18 @@ class ModelConfig:
         """Return up to which length full attention says what the model says: the window, where it has one."""
         return min(self.max_positions, self.sliding_window or self.max_positions)
 
+    @property
+    def stretched_positions(self) -> int:
+        """Return how many positions the rotary scaling is made for, where that is more than `max_positions`."""
+        # Gemma 3's own number is stretched already
+        return self.max_positions if self.local_rotary_base else stretch(self.rope_scaling, self.max_positions)
+
+    def positions(self, stretches: Collection[str], *, keeps_windows: bool) -> int:
+        """Return how long texts may be for an engine that stretches positions with these kinds of scaling."""
+        is_stretched = self.rope_scaling is not None and self.rope_scaling.kind in stretches
+        longest = self.stretched_positions if is_stretched else self.max_positions
+        return longest if keeps_windows else min(longest, self.sliding_window or longest)
+
     def kv_bytes_per_token(self, item_bytes: int) -> int:
         """Return the bytes of keys and values that one token takes in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * item_bytes
@@ -128,14 +154,32 @@ class ModelConfig:
 class ConfigReader:
     """Typed reads from a parsed config.json; every complaint names the file and the key."""
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
+    def __init__(self, values: dict[str, Any], where: str, assumed: frozenset[str] = frozenset()) -> None:
         self.values = values
         self.where = where
+        self.assumed = assumed  # the keys whose values are defaults of a config class
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
+        """Return a reader that has the defaults of a config class for absent keys; a null stays one."""
+        absent = {key: value for key, value in defaults.items() if key not in self.values}
+        return ConfigReader(absent | self.values, self.where, self.assumed | absent.keys())
+
+    def replacing(self, **values: Any) -> ConfigReader:
+        """Return a reader with other values for some keys."""
+        return ConfigReader(self.values | values, self.where, self.assumed - values.keys())
 
     def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
         """Return the error to raise for this file, whose values in `message` may be long."""
-        message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
-        return CheckpointError(message, where=self.where, hint=hint)
+        return CheckpointError(_cut(message), where=self.where, hint=hint)
+
+    def refuse_value(self, message: str) -> CheckpointError:
+        """Return the error to raise for a value that this file has to have otherwise."""
+        name = self.where.partition(": ")[0].rpartition("/")[2]
+        return self.refuse(message, f"correct it in {name}, or name a checkpoint that has it right")
+
+    def unsupported(self, message: str) -> UnsupportedModel:
+        """Return the error to raise for a model that the conversion does not support."""
+        return UnsupportedModel(_cut(message), where=self.where, hint=UNCONVERTED)
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Return `key` as `kind`; None counts as absent, an absent key without default is an error."""
@@ -143,18 +187,18 @@ class ConfigReader:
         if value is None:
             value = default
         if value is None:
-            raise self.refuse(f"lacks {key!r}")
+            raise self.refuse_value(f"lacks {key!r}")
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise self.refuse(f"{key} is {written(value)}, expected {kind.__name__}")
+            raise self.refuse_value(f"{key} is {written(value)}, expected {kind.__name__}")
         return value
 
     def positive(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
         """Return `key` as an integer of at least 1 and at most `most`."""
         value = self.get(key, int, default)
         if not 1 <= value <= most:
-            raise self.refuse(f"{key} is {value}, expected a positive number of at most {most:,}")
+            raise self.refuse_value(f"{key} is {value}, expected a positive number of at most {most:,}")
         return value
 
     def section(self, key: str) -> ConfigReader | None:
@@ -163,5 +207,9 @@ class ConfigReader:
         if not value:
             return None
         if not isinstance(value, dict):
-            raise self.refuse(f"{key} is {written(value)}, expected a mapping")
+            raise self.refuse_value(f"{key} is {written(value)}, expected a mapping")
         return ConfigReader(value, f"{self.where}: {key}")
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."

@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shlex import join, quote
 
-from trtspec.checkpoint.safetensors import read_header
+from trtspec.checkpoint.safetensors import DAMAGED, read_header
 from trtspec.checkpoint.source import (
     INDEX,
     MAX_CONFIG_BYTES,
@@ -97,11 +97,15 @@ def _fill(out: Path, root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> 
         _convert(root / name, pins[name], out / shard, on_bytes)
         for tensor in read_header(out / shard):
             if tensor in found:
-                raise CheckpointError(f"tensor {tensor!r} is also in {found[tensor]}", where=str(root / name))
+                raise CheckpointError(
+                    f"tensor {tensor!r} is also in {found[tensor]}", where=str(root / name), hint=DAMAGED
+                )
             found[tensor] = name
     for tensor, name in indexed.items():
         if found.get(tensor) != name:
-            raise CheckpointError(f"says {tensor!r} is in {name}, where it is not", where=str(root / PICKLE_INDEX))
+            raise CheckpointError(
+                f"says {tensor!r} is in {name}, where it is not", where=str(root / PICKLE_INDEX), hint=DAMAGED
+            )
     if len(shards) > 1:
         weight_map = {tensor: shards[name] for tensor, name in found.items()}
         (out / INDEX).write_text(json.dumps({"weight_map": weight_map}, indent=1))
@@ -128,7 +132,9 @@ def _read_index(index: Path, pins: Mapping[str, str]) -> dict[str, str]:
 def _convert(pickle: Path, sha256: str, out: Path, on_bytes: OnBytes) -> None:
     """Write the tensors of a pickle to `out`, once it is seen to be the one that is pinned."""
     if not pickle.is_file():
-        raise CheckpointError("sha256 pins this file, which is missing", where=str(pickle))
+        raise CheckpointError(
+            "sha256 pins this file, which is missing", where=str(pickle), hint="correct sha256 in the recipe"
+        )
     with pickle.open("rb") as file:
         opened = Path(f"/dev/fd/{file.fileno()}")  # another file put at the path meanwhile is not opened
         found = file_sha256(opened, on_bytes)
@@ -159,14 +165,22 @@ def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
     try:
         said = process.communicate(timeout=timeout_s)[1].decode(errors="replace").splitlines()
     except subprocess.TimeoutExpired:
-        raise CheckpointError(f"was not converted within {timeout_s:.0f} s", where=str(pickle)) from None
+        raise CheckpointError(
+            f"was not converted within {timeout_s:.0f} s",
+            where=str(pickle),
+            hint="try again with less load on this machine, or convert it to safetensors elsewhere",
+        ) from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=LEAST_TIME_S)
     if process.returncode:
         ended = f"the process that opened it ended with {process.returncode}"
-        raise CheckpointError(said[-1][:500] if said else ended, where=str(pickle))
+        raise CheckpointError(
+            said[-1][:500] if said else ended,
+            where=str(pickle),
+            hint="convert it to safetensors with the tool that wrote it",
+        )
 
 
 @contextmanager

@@ -1,17 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary scaling in Hugging Face's words, which TensorRT-LLM's `rotary_scaling` takes over: read, defaulted, written.
+"""Rotary positions in Hugging Face's keys, which TensorRT-LLM's `rotary_scaling` takes over: read, defaulted, written.
 
-Defaults are those of transformers, src/transformers/modeling_rope_utils.py.
+The places, their order and the defaults are those of transformers 5.23, src/transformers/modeling_rope_utils.py
+(RotaryEmbeddingConfigMixin).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, RopeScaling
+from trtspec.errors import CheckpointError
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+SCALING, PARAMETERS = "rope_scaling", "rope_parameters"  # the section's name up to transformers 4, and since 5
+ORIGINAL, SHARE, BASE = "original_max_position_embeddings", "partial_rotary_factor", "rope_theta"
+_HAVE_ORIGINAL = ("llama3", "yarn", "longrope")
+# The keys that each kind reads, beside the base and the share of a head.
+_READ = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", ORIGINAL, "low_freq_factor", "high_freq_factor"),
+    "yarn": (
+        "factor", ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+    ),
+    "longrope": ("factor", ORIGINAL, "attention_factor", "short_factor", "long_factor"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotary positions of a model: the base of the frequencies, their scaling, and the share of a head."""
+
+    base: float
+    scaling: RopeScaling | None
+    share: float = 1.0
+
+
+def read_rotary(
+    reader: ConfigReader,
+    max_positions: int,
+    base: float = 10000.0,
+    kinds: Sequence[str] = KINDS,
+    aliases: Mapping[str, str] | None = None,
+) -> Rotary:
+    """Return the rotary positions that transformers computes for a config.json.
+
+    transformers takes `rope_scaling` before `rope_parameters`, and for keys that the section lacks the top level; the
+    original length at the top level goes before the section's. `base` is the default of the config class, `aliases`
+    maps old names of kinds to the ones of today. Raises CheckpointError where two places differ about a value, since
+    engines differ in which one they take.
+    """
+    found = _merge(reader, max_positions, base, aliases or {})
+    section = ConfigReader(found, reader.where)
+    base = rotary_base(section)
+    kind = section.get("rope_type", str)
+    if kind not in kinds:
+        raise reader.unsupported(f"rope type {kind!r} is not supported; supported: {', '.join(kinds)}")
+    return Rotary(base, read_rope_scaling(section, max_positions), section.get(SHARE, float, 1.0))
+
+
+def rotary_base(reader: ConfigReader, default: float = 10000.0) -> float:
+    """Return the base of the rotary frequencies."""
+    base = reader.get(BASE, float, default)
+    if not (math.isfinite(base) and base > 1):
+        raise reader.refuse_value(f"{BASE} is {base}, expected a number above 1")
+    return base
+
+
+def refuse_share(reader: ConfigReader, share: float) -> None:
+    """Raise CheckpointError for a part of a head, which transformers ignores for most families."""
+    if share != 1.0:
+        message = f"{SHARE} is {share:g}, and models of this architecture rotate whole heads"
+        hint = f"transformers ignores the key here and other engines do not; remove {SHARE} if whole heads are meant"
+        raise reader.refuse(message, hint)
+
+
+def _merge(reader: ConfigReader, max_positions: int, base: float, aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Return the one set of rotary keys that transformers makes of a config.json."""
+    scaling, parameters = reader.section(SCALING), reader.section(PARAMETERS)
+    section, place = (scaling, SCALING) if scaling else (parameters, PARAMETERS)
+    written = section.values if section else {}
+    if nested := next((key for key, value in written.items() if isinstance(value, dict)), ""):
+        message = f"{place}.{nested} is a section of its own, and models of this architecture have one for all layers"
+        raise reader.refuse(message, f"write the keys of {place}.{nested} into {place}, if all layers have them")
+    found = {key: value for key, value in written.items() if value is not None}
+    kind = found["rope_type"] = _named(found.get("rope_type", found.get("type", "default")), aliases)
+    top = {key: reader.values[key] for key in (BASE, SHARE, ORIGINAL) if reader.values.get(key) is not None}
+    values = {BASE: base} | {key: value for key, value in top.items() if key != ORIGINAL} | found
+    places = dict.fromkeys(top, _TOP) | dict.fromkeys(found, f"in {place}")
+    if kind in _HAVE_ORIGINAL:
+        values[ORIGINAL] = top.get(ORIGINAL, found.get(ORIGINAL, max_positions))
+        places |= {ORIGINAL: _DEFAULT if ORIGINAL in reader.assumed else _TOP} if ORIGINAL in top else {}
+    if kind == "yarn" and "factor" in written and written["factor"] is None:
+        values["factor"] = (
+            max_positions / values[ORIGINAL] if type(values[ORIGINAL]) is int and values[ORIGINAL] else None
+        )
+    statements = [(key, value, _TOP) for key, value in top.items() if key not in reader.assumed]
+    statements += [(key, value, f"in {place}") for key, value in found.items()]
+    if "type" in found:
+        statements.append(("rope_type", _named(found["type"], aliases), f"in {place} under the key type"))
+    if scaling and parameters:
+        statements += _replaced(parameters, aliases)
+    read = {"rope_type", BASE, SHARE, *(_READ.get(kind, ()) if isinstance(kind, str) else ())}
+    for key, value, where in statements:
+        if key in read and (key not in values or value != values[key]):
+            taken = (values[key], places.get(key, _DEFAULT)) if key in values else ("missing", f"in {place}")
+            raise differing(reader, key, (value, where), taken)
+    return values
+
+
+_TOP, _DEFAULT = "at the top level", "by the default of transformers"
+
+
+def _named(kind: Any, aliases: Mapping[str, str]) -> Any:
+    return aliases.get(kind, kind) if isinstance(kind, str) else kind
+
+
+def _replaced(parameters: ConfigReader, aliases: Mapping[str, str]) -> list[tuple[str, Any, str]]:
+    """Return the statements of `rope_parameters` beside a `rope_scaling`: its kind counts only if it is not default."""
+    values = {key: value for key, value in parameters.values.items() if value is not None}
+    kind = _named(values.pop("rope_type", values.pop("type", "default")), aliases)
+    values.pop("type", None)
+    found = [] if kind == "default" else [("rope_type", kind, f"in {PARAMETERS}")]
+    return found + [(key, value, f"in {PARAMETERS}") for key, value in values.items()]
+
+
+def differing(reader: ConfigReader, key: str, one: tuple[Any, str], taken: tuple[Any, str]) -> CheckpointError:
+    """Return the error for a key with two values, each with its place; transformers takes the second one."""
+    message = f"{key} is {_short(one[0])} {one[1]} and {_short(taken[0])} {taken[1]}"
+    hint = f"transformers takes the value {taken[1]}, and other engines may not: write the right {key} in both places"
+    return reader.refuse(message, hint)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def depends_on_positions(reader: ConfigReader) -> bool:
+    """Return whether a scaling that a config.json has is computed from its max_position_embeddings."""
+    sections = [section.values for key in (SCALING, PARAMETERS) if (section := reader.section(key))]
+    kinds = {str(section.get("rope_type", section.get("type", "default"))) for section in sections}
+    if kinds <= {"default", "linear"}:
+        return False
+    has_original = any(ORIGINAL in values for values in (*sections, reader.values))
+    has_factor = any(values.get("factor") is not None for values in sections)
+    return "dynamic" in kinds or not (has_original and has_factor)
 
 
 def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeScaling | None:
@@ -22,8 +161,8 @@ def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeS
     if kind == "default":
         return None
     if kind not in KINDS:
-        raise section.refuse(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
-    original = section.positive("original_max_position_embeddings", max_positions)
+        raise section.unsupported(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
+    original = section.positive(ORIGINAL, max_positions)
     if kind == "longrope":
         return _longrope(section, original, max_positions)
     factor = _positive(section, "factor")
@@ -32,7 +171,7 @@ def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeS
     if kind == "llama3":
         low, high = section.get("low_freq_factor", float), section.get("high_freq_factor", float)
         if not 0 < low < high:
-            raise section.refuse(f"low_freq_factor is {low}, expected between 0 and high_freq_factor {high}")
+            raise section.refuse_value(f"low_freq_factor is {low}, expected between 0 and high_freq_factor {high}")
         return RopeScaling(kind, factor, original, low, high)
     return RopeScaling(
         kind,
@@ -62,7 +201,7 @@ def _longrope(section: ConfigReader, original: int, max_positions: int) -> RopeS
 def _factors(section: ConfigReader, key: str) -> tuple[float, ...]:
     values = section.get(key, list)
     if not all(type(value) in (int, float) and math.isfinite(value) and value > 0 for value in values):
-        raise section.refuse(f"{key} is {values}, expected positive numbers")
+        raise section.refuse_value(f"{key} is {values}, expected positive numbers")
     return tuple(map(float, values))
 
 
@@ -82,7 +221,7 @@ def _yarn_attention_factor(section: ConfigReader, factor: float) -> float:
 def _positive(section: ConfigReader, key: str, default: float | None = None) -> float:
     value = section.get(key, float, default)
     if not (math.isfinite(value) and value > 0):
-        raise section.refuse(f"{key} is {value}, expected a positive number")
+        raise section.refuse_value(f"{key} is {value}, expected a positive number")
     return value
 
 

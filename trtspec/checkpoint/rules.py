@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice
 
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
@@ -19,7 +20,7 @@ from trtspec.errors import CheckpointError
 CONVERTIBLE = ("BF16", "F16", "F32")
 QUANTIZED = "F8_E4M3"
 INTEGERS = ("I64",)
-SHOWN_PROBLEMS = 12
+SHOWN_PROBLEMS, SHOWN_HINTS = 12, 2
 
 
 class Stage(Enum):
@@ -159,12 +160,14 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
     `quantized` names the source tensors that are in FP8 and passed through with their scales.
     """
     quantized = quantized or Quantized(frozenset(), {})
-    problems = [
-        problem
-        for rule in rules
-        for tensor in rule.sources
-        if tensor.name and (problem := _complaint(tensor, rule, source.tensors, tensor.name in quantized.weights))
-    ]
+    hints: dict[str, str | None] = {}
+    problems = []
+    for rule in rules:
+        for tensor in rule.sources:
+            is_quantized = tensor.name in quantized.weights
+            if tensor.name and (problem := _complaint(tensor, rule, source.tensors, is_quantized)):
+                problems.append(problem)
+                hints[_hint(tensor, rule, source.tensors)] = None
     problems += [
         problem
         for name, shapes in quantized.scales.items()
@@ -184,8 +187,9 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
             skipped[name] = reason
         else:
             problems.append(f"{name}: no rule uses it")
+            hints[UNUSED_HINT] = None
     if problems:
-        raise _error(sorted(set(problems)), source)
+        raise _error(sorted(set(problems)), source, "; ".join(islice(hints, SHOWN_HINTS)) or None)
     return Matched(find_parts(rules, source), dict(sorted(skipped.items())))
 
 
@@ -234,8 +238,38 @@ def _scale_complaint(name: str, shapes: tuple[tuple[int, ...], ...], tensors: di
     return None
 
 
-def _error(problems: list[str], source: Source) -> CheckpointError:
+UNUSED_HINT = (
+    "transformers leaves out tensors that a model of this config.json has no place for, others may not: remove them"
+    " from the file, or correct config.json (for biases: attention_bias, mlp_bias)"
+)
+
+
+def _hint(wanted: SourceTensor, rule: Rule, tensors: dict[str, TensorInfo]) -> str:
+    """Return what to do about a tensor that is missing, or that has another shape or dtype."""
+    tensor = tensors.get(wanted.name)
+    if tensor is None:
+        if rule.split is Split.VOCABULARY:
+            return (
+                "set tie_word_embeddings: true in config.json if the embedding is the head too (transformers fills a"
+                " missing head with random numbers), else save the checkpoint with its head"
+            )
+        return (
+            "config.json and the weights do not belong together, or a part of the weights is missing: compare"
+            " architectures and num_hidden_layers, or download the checkpoint again"
+        )
+    if tensor.shape != wanted.stored_shape:
+        if rule.split in (Split.VOCABULARY, Split.EMBEDDING) and tensor.shape[1:] == wanted.stored_shape[1:]:
+            rows = tensor.shape[0]
+            return f"set vocab_size: {rows} in config.json, where the vocabulary was resized; transformers needs it too"
+        return "config.json and the weights do not belong together: correct the sizes in config.json"
+    if rule.dtype in INTEGERS:
+        return f"save {wanted.name} as int64"
+    return "save the weights as bfloat16, float16 or float32"
+
+
+def _error(problems: list[str], source: Source, hint: str | None) -> CheckpointError:
     shown = "\n  ".join(problems[:SHOWN_PROBLEMS])
     more = f"\n  ... and {len(problems) - SHOWN_PROBLEMS} more" if len(problems) > SHOWN_PROBLEMS else ""
     noun = "tensor does" if len(problems) == 1 else "tensors do"
-    return CheckpointError(f"{len(problems)} {noun} not add up:\n  {shown}{more}", where=str(source.root))
+    message = f"{len(problems)} {noun} not add up:\n  {shown}{more}"
+    return CheckpointError(message, where=str(source.root), hint=hint)

@@ -28,6 +28,9 @@ MAX_NAME = 512
 MAX_RANK = 8
 MAX_TENSOR_BITS = 1 << 63
 GIT_LFS = b"version "
+DAMAGED = "download or save the file again: it was cut off or changed"
+RENAME = "save the tensors under other names"
+UNREADABLE = "name a checkpoint whose files may be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             size = os.fstat(file.fileno()).st_size
             raw = _read_raw(path, file, size)
     except OSError as error:
-        _refuse(path, unreadable(error))
+        _refuse(path, unreadable(error), UNREADABLE)
     start = 8 + len(raw)
     tensors = [_tensor(path, name, entry, start) for name, entry in _parse(path, raw).items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
@@ -69,7 +72,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def _refuse(path: Path, message: str, hint: str | None = None) -> NoReturn:
+def _refuse(path: Path, message: str, hint: str = DAMAGED) -> NoReturn:
     raise CheckpointError(message, where=str(path), hint=hint)
 
 
@@ -81,7 +84,9 @@ def _read_raw(path: Path, file: BinaryIO, size: int) -> bytes:
     if size < 8 or length > size - 8:
         _refuse(path, f"truncated: the header should end at byte {8 + length:,} and the file has {size:,}")
     if length > MAX_HEADER_BYTES:
-        _refuse(path, f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
+        _refuse(
+            path, f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read", "save it in several files"
+        )
     raw = file.read(length)
     if len(raw) < length:
         _refuse(path, "ends inside its header; it was changed while being read")
@@ -106,12 +111,16 @@ def _check_metadata(metadata: Any) -> None:
 
 def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
     if not _is_name(name):
-        _refuse(path, f"tensor name {shown(name)} has a path separator or unprintable character, or a wrong length")
+        _refuse(
+            path, f"tensor name {shown(name)} has a path separator or unprintable character, or a wrong length", RENAME
+        )
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         _refuse(path, f"tensor {shown(name)} has other keys than dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        _refuse(path, f"tensor {shown(name)} has the unknown dtype {shown(str(dtype))}")
+        _refuse(
+            path, f"tensor {shown(name)} has the unknown dtype {shown(str(dtype))}", f"known: {', '.join(ITEM_BYTES)}"
+        )
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         _refuse(path, f"tensor {shown(name)} has a shape or offset that is no valid number")
     # an empty tensor's other dimensions are multiplied too by readers that would overflow

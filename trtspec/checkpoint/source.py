@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader
-from trtspec.checkpoint.safetensors import TensorInfo, bytes_by_dtype, read_header
+from trtspec.checkpoint.safetensors import DAMAGED, UNREADABLE, TensorInfo, bytes_by_dtype, read_header
 from trtspec.checkpoint.untrusted import inside, parse_object, shown
 from trtspec.errors import CheckpointError
 from trtspec.files import Absent, read_bounded, unreadable
@@ -25,7 +25,8 @@ MAX_JSON_VALUES = 300_000
 MAX_TENSORS = 150_000
 MAX_SHARDS = 10_000
 SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
-INDEX = "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 QUANTIZATION = "hf_quant_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
@@ -55,6 +56,14 @@ class Source:
     def weight_files(self) -> list[Path]:
         """Return the shards, sorted."""
         return sorted({tensor.file for tensor in self.tensors.values()})
+
+    @cached_property
+    def ignored_files(self) -> list[str]:
+        """Return the names of the further *.safetensors beside the weights, which transformers does not read either."""
+        used = {path.name for path in self.weight_files}
+        return sorted(
+            path.name for path in islice(self.root.glob("*.safetensors"), MAX_SHARDS) if path.name not in used
+        )
 
     @cached_property
     def tokenizer_files(self) -> list[Path]:
@@ -129,13 +138,15 @@ def load_source(root: Path) -> Source:
     """
     config, quantization = load_documents(root)
     _check_tokenizer_files(root)
-    index = inside(root, INDEX)
+    index, single = inside(root, INDEX), inside(root, WEIGHTS)
     if index.exists():
         return Source(root, config, _read_indexed(root, index), quantization)
-    shards = sorted(path.name for path in islice(root.glob("*.safetensors"), MAX_SHARDS + 1))
+    # as transformers: files beside the one of this name are adapters, or copies in another format or dtype
+    names = [single] if single.exists() else islice(root.glob("*.safetensors"), MAX_SHARDS + 1)
+    shards = sorted(path.name for path in names)
     if not shards:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in root.glob(pattern))
-        hint = _pickle_hint(root / pickled[0]) if pickled else None
+        hint = _pickle_hint(root / pickled[0]) if pickled else "name the directory that has the model's weights"
         raise CheckpointError("no *.safetensors file", where=str(root), hint=hint)
     return Source(root, config, _read_shards(root, shards), quantization)
 
@@ -157,7 +168,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
     """Return which file an index says each tensor is in; raises CheckpointError where it says no such thing."""
     weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError("its weight_map does not map tensor names to files", where=str(index))
+        raise CheckpointError("its weight_map does not map tensor names to files", where=str(index), hint=DAMAGED)
     return weight_map
 
 
@@ -166,15 +177,29 @@ def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
     try:
         return parse_object(read_bounded(path, max_bytes), MAX_JSON_VALUES)
     except OSError as error:
-        raise CheckpointError(unreadable(error), where=str(path)) from None
+        raise CheckpointError(unreadable(error), where=str(path), hint=_unreadable_hint(path, error)) from None
     except ValueError as error:
-        raise CheckpointError(str(error), where=str(path)) from None
+        raise CheckpointError(
+            str(error), where=str(path), hint=f"{path.name} has to be a JSON object: save it again"
+        ) from None
+
+
+def _unreadable_hint(path: Path, error: OSError) -> str | None:
+    if not isinstance(error, FileNotFoundError):
+        return UNREADABLE
+    if (path.parent / ADAPTER).is_file():
+        return "this is a LoRA adapter: merge it into its base model and name the merged checkpoint"
+    return f"name a directory that has {path.name}"
 
 
 def _check_tokenizer_files(root: Path) -> None:
     for path in (inside(root, name) for name in TOKENIZER_FILES):
         if path.is_file() and path.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise CheckpointError(f"larger than {MAX_TOKENIZER_BYTES:,} bytes", where=str(path))
+            raise CheckpointError(
+                f"larger than {MAX_TOKENIZER_BYTES:,} bytes",
+                where=str(path),
+                hint="name a checkpoint with a smaller tokenizer",
+            )
 
 
 def _read_indexed(root: Path, index: Path) -> dict[str, TensorInfo]:
@@ -183,30 +208,45 @@ def _read_indexed(root: Path, index: Path) -> dict[str, TensorInfo]:
     for shard in shards:
         if not SHARD.fullmatch(shard):
             message = f"shard {shown(shard)} is not the name of a .safetensors file beside it"
-            raise CheckpointError(message, where=str(index))
+            raise CheckpointError(message, where=str(index), hint="write file names of this directory into the index")
         if not (root / shard).exists():
-            raise CheckpointError(f"names the shard {shard}, which is missing", where=str(index))
+            message = f"names the shard {shard}, which is missing"
+            raise CheckpointError(
+                message, where=str(index), hint="download or save the checkpoint again, with all files"
+            )
+    if WEIGHTS not in shards and (root / WEIGHTS).exists():
+        message = f"names other files than {WEIGHTS}, which is here too: transformers reads {WEIGHTS} alone, and other"
+        raise CheckpointError(
+            f"{message} engines read the files of the index", where=str(index), hint="remove the weights not meant"
+        )
     tensors = _read_shards(root, shards)
+    hint = "index and files do not belong together: download or save the checkpoint again"
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].file.name != shard:
-            raise CheckpointError(f"says {shown(name)} is in {shard}, where it is not", where=str(index))
+            raise CheckpointError(f"says {shown(name)} is in {shard}, where it is not", where=str(index), hint=hint)
     for name in tensors:
         if name not in weight_map:
-            raise CheckpointError(f"lacks {shown(name)}, which {tensors[name].file.name} holds", where=str(index))
+            message = f"lacks {shown(name)}, which {tensors[name].file.name} holds"
+            raise CheckpointError(message, where=str(index), hint=hint)
     return tensors
 
 
 def _read_shards(root: Path, shards: list[str]) -> dict[str, TensorInfo]:
     if len(shards) > MAX_SHARDS:
-        raise CheckpointError(f"more than {MAX_SHARDS:,} shards", where=str(root))
+        raise CheckpointError(f"more than {MAX_SHARDS:,} shards", where=str(root), hint="save it in fewer files")
     tensors: dict[str, TensorInfo] = {}
     for shard in shards:
         path = inside(root, shard)
         header = read_header(path)
         if twice := header.keys() & tensors.keys():
             name = min(twice)
-            raise CheckpointError(f"tensor {shown(name)} is also in {tensors[name].file.name}", where=str(path))
+            message = f"tensor {shown(name)} is also in {tensors[name].file.name}"
+            hint = f"remove the file that is not meant; where {WEIGHTS} or an index is there, others are not read"
+            raise CheckpointError(message, where=str(path), hint=hint)
         tensors |= header
         if len(tensors) > MAX_TENSORS:
-            raise CheckpointError(f"more than {MAX_TENSORS:,} tensors up to here", where=str(path))
+            message = f"more than {MAX_TENSORS:,} tensors up to here"
+            raise CheckpointError(
+                message, where=str(path), hint="no model of ours has so many: name another checkpoint"
+            )
     return tensors

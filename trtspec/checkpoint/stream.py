@@ -154,7 +154,9 @@ class Worker:
         row_bytes = columns * item
         if row_bytes > MOST_ROW_BYTES:
             message = f"rows of {row_bytes:,} bytes in {source.name!r}; at most {MOST_ROW_BYTES:,} are converted"
-            raise CheckpointError(message, where=str(source.file))
+            raise CheckpointError(
+                message, where=str(source.file), hint="no model of ours has such rows: name another one"
+            )
         if row_bytes > len(self._buffer):
             self._buffer = bytearray(row_bytes)
         step = max(1, len(self._buffer) // row_bytes) if row_bytes else max(1, rows)
@@ -207,7 +209,7 @@ def _read_exactly(descriptor: int, view: memoryview, source: TensorInfo, positio
         got = os.preadv(descriptor, [view[filled:]], source.offset + position + filled)
         if not got:
             message = f"ends inside tensor {source.name!r}; it was changed while being read"
-            raise CheckpointError(message, where=str(source.file))
+            raise CheckpointError(message, where=str(source.file), hint="build again once nothing writes to it")
         filled += got
 
 

@@ -23,6 +23,7 @@ from trtspec.diagnostics import written
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
 MOST_RANKS_READ = 4096
+AGAIN = "convert the source again: trtspec build"
 MOST_LAYERS = 4096
 
 EMBEDDING = "transformer.vocab_embedding.weight"
@@ -160,10 +161,11 @@ def load_checkpoint(root: Path) -> Checkpoint:
 def _read_mapping(reader: ConfigReader) -> ParallelMapping:
     section = reader.section("mapping")
     if section is None:
-        raise reader.refuse("has no mapping")
+        raise reader.refuse("has no mapping", AGAIN)
     tensor, pipeline = (section.positive(f"{kind}_size", 1, most=MOST_RANKS_READ) for kind in ("tp", "pp"))
     if section.positive("world_size", most=MOST_RANKS_READ) != tensor * pipeline:
-        raise section.refuse(f"world_size is not tp_size {tensor} times pp_size {pipeline}; other kinds cannot be read")
+        message = f"world_size is not tp_size {tensor} times pp_size {pipeline}; other kinds cannot be read"
+        raise section.refuse(message, AGAIN)
     return ParallelMapping(tensor, pipeline, reader.get("use_parallel_embedding", bool, False))
 
 
@@ -173,10 +175,10 @@ def _read_quantization(reader: ConfigReader) -> TrtllmQuantization:
         return TrtllmQuantization()
     algo = section.get("quant_algo", str, "")
     if algo not in ("", FP8, FP8_ROWWISE):
-        raise reader.refuse(f"is quantized with {algo}; {FP8} and {FP8_ROWWISE} can be read")
+        raise reader.refuse(f"is quantized with {algo}; {FP8} and {FP8_ROWWISE} can be read", AGAIN)
     kv_cache = section.get("kv_cache_quant_algo", str, "")
     if kv_cache not in ("", FP8):
-        raise reader.refuse(f"has a KV cache in {kv_cache}; {FP8} can be read")
+        raise reader.refuse(f"has a KV cache in {kv_cache}; {FP8} can be read", AGAIN)
     return TrtllmQuantization(algo, kv_cache, tuple(section.get("exclude_modules", list, [])))
 
 
@@ -230,7 +232,7 @@ def read_full_layers(reader: ConfigReader, default: tuple[int, ...] = ()) -> tup
         return default
     layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_KINDS.values() for kind in kinds):
-        raise reader.refuse(
+        raise reader.refuse_value(
             f"layer_types is {written(kinds)}, expected {layers} times {' or '.join(LAYER_KINDS.values())}"
         )
     return tuple(layer for layer, kind in enumerate(kinds) if kind == LAYER_KINDS[False])

@@ -28,7 +28,9 @@ def inside(root: Path, name: str) -> Path:
     into the blobs that the cache's repositories share.
     """
     if not name.isprintable():
-        raise CheckpointError(f"the file name {shown(name)} has unprintable characters", where=str(root))
+        raise CheckpointError(
+            f"the file name {shown(name)} has unprintable characters", where=str(root), hint="rename the file"
+        )
     path = root / name
     if path.is_symlink():
         home, real = Path(os.path.realpath(root)), Path(os.path.realpath(path))

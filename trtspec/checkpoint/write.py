@@ -69,7 +69,9 @@ def new_directory(out: Path) -> Iterator[Path]:
         temporary.rename(out)
         sync(out.parent)
     except OSError as error:
-        raise CheckpointError(f"cannot be written: {error.strerror}", where=str(out)) from None
+        raise CheckpointError(
+            f"cannot be written: {error.strerror}", where=str(out), hint="choose another directory"
+        ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -112,6 +114,10 @@ def chunks(tensor: TensorInfo) -> Iterator[bytes]:
         while left:
             chunk = source.read(min(left, CHUNK_BYTES))
             if not chunk:
-                raise CheckpointError("ends early; it was changed while being read", where=str(tensor.file))
+                raise CheckpointError(
+                    "ends early; it was changed while being read",
+                    where=str(tensor.file),
+                    hint="try again once nothing writes to it",
+                )
             yield chunk
             left -= len(chunk)

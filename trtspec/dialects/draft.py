@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import match
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
@@ -21,8 +21,9 @@ from trtspec.dialects.heads import check_heads, claimed_target
 from trtspec.dialects.keys import LEFT_OUT, Carried, carried_keys, check_keys, layer_keys
 from trtspec.dialects.names import shared_names
 from trtspec.errors import CheckpointError
-from trtspec.families.decoder import read_decoder
+from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
 from trtspec.methods.base import HeadTarget, find_method, methods
+from trtspec.methods.fit import count_layers
 from trtspec.methods.medusa import OF_THE_BASE, SHARED
 from trtspec.models.source_model import SourceModel
 
@@ -71,7 +72,9 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     """
     kind = _kind_of(source)
     if is_quantized(source):
-        raise source.reader.refuse("its weights are quantized; drafts are converted from unquantized ones")
+        raise source.reader.refuse(
+            "its weights are quantized; drafts are converted from unquantized ones", "name the draft as it was before"
+        )
     config = target.config if target else claimed_target(source) if kind == MEDUSA else _claimed(source)
     found, skipped = _check(source, kind, config, target)
     warnings = (*found, *(check_heads(source, target) if kind == MEDUSA else ()))
@@ -83,7 +86,10 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     facts[SOFT] = target.config.num_layers if target else facts[SOFT] or _soft(carried)
     tensors = shared_names(source, kind, form)
     beside = {name: source.tensors[name] for name, why in skipped.items() if why == OF_THE_BASE.reason}
-    return Draft(kind, name, facts, layer_keys(source, form), tensors, carried, str(source.root), beside, warnings)
+    layer = layer_keys(source, form)
+    if layer.get("num_hidden_layers") and (layers := count_layers(tensors)):
+        layer["num_hidden_layers"] = layers  # some heads have their target's number
+    return Draft(kind, name, facts, layer, tensors, carried, str(source.root), beside, warnings)
 
 
 def is_quantized(source: Source) -> bool:
@@ -96,13 +102,13 @@ def _kind_of(source: Source) -> str:
         suggest = methods()[kind].suggest
         if suggest and suggest(source):
             return kind
-    raise source.reader.refuse(f"no draft that can be converted; kinds: {', '.join(READERS)}")
+    raise source.reader.refuse(f"no draft that can be converted; kinds: {', '.join(READERS)}", "name a draft head")
 
 
 def _claimed(source: Source) -> ModelConfig:
     """Return the target that a draft's own config speaks of; of its layers only what it names is known."""
     section = source.reader.section("transformer_layer_config") or source.reader
-    flat = ConfigReader({**section.values, "architectures": ["LlamaForCausalLM"]}, section.where)
+    flat = section.with_defaults(HEAD_DEFAULTS).replacing(architectures=["LlamaForCausalLM"])
     config = read_decoder(flat, "auto")
     hidden = source.reader.positive("target_hidden_size", config.hidden_size)
     layers = source.reader.positive("num_target_layers", MOST_LAYERS, MOST_LAYERS)
@@ -125,7 +131,8 @@ def _check(
     skipped = match(head.rules, head.skips, source).skipped
     if odd := [name for name, why in skipped.items() if not (_OPTIONAL.fullmatch(name) or why == OF_THE_BASE.reason)]:
         message = f"has tensors that no dialect of {kind} is known to have: {', '.join(odd[:8])}"
-        raise CheckpointError(message, where=str(source.root))
+        hint = "remove them from the file, if nothing computes with them"
+        raise CheckpointError(message, where=str(source.root), hint=hint)
     errors = [each for each in head.diagnostics if each.severity == "error" and each.code != SHARED]
     if errors:
         raise CheckpointError("; ".join(each.message for each in errors), where=str(source.root), hint=errors[0].hint)

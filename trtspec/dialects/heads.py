@@ -41,7 +41,7 @@ def check_heads(source: Source, target: SourceModel | None) -> Iterator[Diagnost
     heads = find_heads(source)
     said = _said_heads(source, heads)
     if said > heads.num_heads:
-        raise source.reader.refuse(f"makes it {said} heads, but their tensors are those of {heads.num_heads}")
+        raise source.reader.refuse_value(f"makes it {said} heads, but their tensors are those of {heads.num_heads}")
     if said < heads.num_heads:
         message = f"config.json makes it {said} heads, and their tensors are those of {heads.num_heads}"
         yield Diagnostic("model", "heads", message, f"all {heads.num_heads} are written", "warning")

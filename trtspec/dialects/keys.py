@@ -76,7 +76,7 @@ def check_keys(source: Source, kind: str, form: Form, drop: frozenset[str]) -> N
     for path, value in form.fixed.items():
         found = look_up(source.config, path)
         if found is not None and found != value:
-            raise source.reader.refuse(
+            raise source.reader.refuse_value(
                 f"{'.'.join(path)} is {written(found)}; drafts with {written(value)} are understood"
             )
 

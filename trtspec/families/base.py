@@ -41,7 +41,7 @@ def family_of(source: Source) -> tuple[str, Family]:
     reader = source.reader
     names = source.config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise reader.refuse(f"architectures is {written(names)}, expected a list with one name")
+        raise reader.refuse_value(f"architectures is {written(names)}, expected a list with one name")
     families: dict[str, Family] = {}
     for look in (discover, discover_all):
         families = look(PACKAGE, ATTRIBUTE)
@@ -49,5 +49,6 @@ def family_of(source: Source) -> tuple[str, Family]:
             if names[0] in family.architectures:
                 return name, family
     known = sorted(architecture for family in families.values() for architecture in family.architectures)
-    message = reader.refuse(f"architecture {names[0]!r} is not supported; supported: {', '.join(known)}").message
-    raise UnknownArchitecture(message, architecture=names[0], where=reader.where)
+    error = reader.unsupported(f"architecture {names[0]!r} is not supported; supported: {', '.join(known)}")
+    hint = f"{error.hint}; docs/extending.md describes how to add a family"
+    raise UnknownArchitecture(error.message, architecture=names[0], where=reader.where, hint=hint)

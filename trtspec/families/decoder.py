@@ -7,41 +7,50 @@ A family says only where it differs. Nothing here knows which families there are
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isfinite
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rope import read_rope_scaling
+from trtspec.checkpoint.rope import depends_on_positions, read_rotary, refuse_share
 from trtspec.checkpoint.rules import LinearLayer, Rule, Skip, SourceTensor, Split, Stage, of_rows
 from trtspec.checkpoint.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, MOST_LAYERS
 
+OLD_LENGTH = "max_sequence_length"
+# What configs of draft heads leave to transformers' LlamaConfig, 5.23.
+HEAD_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
 ATTENTION = LinearLayer(norm="input_layernorm")
 NORMS = (("input_layernorm", "input_layernorm"), ("post_layernorm", "post_attention_layernorm"))
 INNER_NORMS = tuple((name, name) for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"))
 
 
 def read_decoder(
-    reader: ConfigReader, dtype: str, activation: tuple[str, str] = ("hidden_act", "silu"), **differences: Any
+    reader: ConfigReader,
+    dtype: str,
+    activation: tuple[str, str] = ("hidden_act", "silu"),
+    base: float = 10000.0,
+    **differences: Any,
 ) -> ModelConfig:
     """Map a config.json in Llama's words; `differences` are fields of ModelConfig that the family sets itself.
 
-    `activation` is the key of the MLP's and what it has to say. Raises CheckpointError for what cannot be served.
+    `activation` is the key of the MLP's and what it has to say, `base` the default of the rotary base. A family with
+    rotary positions of its own gives `rotary`. Raises CheckpointError for what cannot be served.
     """
     hidden, heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     kv_heads = reader.positive("num_key_value_heads", heads)
     head_size = differences.pop("head_size", None) or reader.positive("head_dim", max(1, hidden // heads))
     if heads % kv_heads:
-        raise reader.refuse(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        raise reader.refuse_value(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     if reader.values.get("head_dim") is None and hidden % heads:
-        raise reader.refuse(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+        raise reader.refuse_value(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     if head_size % 2:
-        raise reader.refuse(f"head size {head_size} is odd; rotary positions need pairs")
+        raise reader.refuse_value(f"head size {head_size} is odd; rotary positions need pairs")
     key, served = activation
     if (act := reader.get(key, str, served)) != served:
-        raise reader.refuse(f"{key} {act!r} is not supported; supported: {served}")
+        raise reader.unsupported(f"{key} {act!r} is not supported; supported: {served}")
     max_positions = reader.positive("max_position_embeddings")
-    # transformers 5 gathers what was rope_theta and rope_scaling under rope_parameters
-    rope = reader.section("rope_parameters")
+    rotary = differences.pop("rotary", None)
+    if rotary is None:
+        rotary = read_rotary(reader, max_positions, base)
+        refuse_share(reader, rotary.share)
     fields: dict[str, Any] = {
         "architecture": reader.get("architectures", list)[0],
         "dtype": _dtype(reader, dtype),
@@ -54,23 +63,30 @@ def read_decoder(
         "intermediate_size": reader.positive("intermediate_size"),
         "hidden_act": act,
         "norm_epsilon": reader.get("rms_norm_eps", float),
-        "max_positions": max_positions,
-        "rotary_base": rotary_base(rope or reader),
+        "max_positions": read_max_positions(reader),
+        "rotary_base": rotary.base,
+        "rope_scaling": rotary.scaling,
+        "rotary_share": rotary.share,
         "attn_bias": False,
         "mlp_bias": False,
         "tied_embeddings": reader.get("tie_word_embeddings", bool, False),
     }
-    if "rope_scaling" not in differences:
-        fields["rope_scaling"] = read_rope_scaling(rope or reader.section("rope_scaling"), max_positions)
     return ModelConfig(**fields | differences)
 
 
-def rotary_base(reader: ConfigReader, default: float = 10000.0) -> float:
-    """Return the base of the rotary frequencies."""
-    base = reader.get("rope_theta", float, default)
-    if not (isfinite(base) and base > 1):
-        raise reader.refuse(f"rope_theta is {base}, expected a number above 1")
-    return base
+def read_max_positions(reader: ConfigReader) -> int:
+    """Return how long texts may be; `max_sequence_length`, an old name, where config.json has no other.
+
+    transformers ignores the old name. Raises CheckpointError where its default changes the rotary scaling.
+    """
+    positions = reader.positive("max_position_embeddings")
+    if "max_position_embeddings" not in reader.assumed or reader.values.get(OLD_LENGTH) is None:
+        return positions
+    old = reader.positive(OLD_LENGTH)
+    if old != positions and depends_on_positions(reader):
+        message = f"{OLD_LENGTH} is {old}, and transformers takes its default of {positions} for the rotary scaling"
+        raise reader.refuse(message, f"rename {OLD_LENGTH} to max_position_embeddings in config.json")
+    return old
 
 
 def sliding_window(reader: ConfigReader) -> int:
@@ -85,7 +101,7 @@ def _dtype(reader: ConfigReader, wanted: str) -> str:
     # TensorRT-LLM engines compute in 16 bits; a float32 source goes the way its converter's "auto" takes it
     own = "float16" if own == "float32" else own
     if own not in DTYPES:
-        raise reader.refuse(f"dtype {own!r} cannot be served; set dtype: {' or '.join(DTYPES)} in the recipe")
+        raise reader.refuse(f"dtype {own!r} cannot be served", f"set dtype: {' or '.join(DTYPES)} in the recipe")
     return own
 
 
@@ -181,7 +197,10 @@ def experts(config: ModelConfig, layer: int) -> list[Rule]:
 
 def decoder_skips(config: ModelConfig) -> list[Skip]:
     """Name what exports hold beyond the rules."""
-    found = [Skip(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", "computed from rope_theta")]
+    found = [
+        Skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq", "computed from rope_theta"),
+        Skip(r"v_head\..*", "a value head of training, which no text depends on"),
+    ]
     if config.tied_embeddings:
-        found.append(Skip(r"lm_head\.weight", "tied to the embedding"))
+        found.append(Skip(r"lm_head\.weight", "equal to the embedding, which is used"))
     return found

@@ -16,9 +16,17 @@ from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder,
 LOGIT_CAP = "final_logit_softcapping"
 NORMS = ("layernorm.weight", "ln_f.weight")
 
+# The defaults of transformers' Gemma2Config, 5.23.
+DEFAULTS = {
+    "vocab_size": 256_000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-06, "sliding_window": 4096,
+}  # fmt: skip
+
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     """Map a Gemma 2 config.json."""
+    reader = reader.with_defaults(DEFAULTS)
     caps = {"attention_cap": cap(reader, "attn_logit_softcapping", 50.0), "logit_cap": cap(reader, LOGIT_CAP, 30.0)}
     return read_gemma(reader, dtype, pattern=2, **caps)
 
@@ -26,9 +34,8 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: Any) -> ModelConfig:
     """Map what Gemma 2 and 3 have in common; of `pattern` layers one has no window where config.json does not say."""
     if reader.get("use_bidirectional_attention", bool, False):
-        raise reader.refuse("use_bidirectional_attention is not supported: text is generated from left to right")
+        raise reader.unsupported("use_bidirectional_attention is not supported: text is generated from left to right")
     bias = reader.get("attention_bias", bool, False)
-    pattern = reader.positive("sliding_window_pattern", pattern)
     every = tuple(range(pattern - 1, reader.positive("num_hidden_layers", most=MOST_LAYERS), pattern))
     full = read_full_layers(reader, every)
     return read_decoder(
@@ -55,7 +62,7 @@ def cap(reader: ConfigReader, key: str, default: float = 0.0) -> float:
     """Return how far scores or logits go; 0 for null, which is no cap."""
     value = reader.get(key, float, 0.0) if key in reader.values else default
     if not (isfinite(value) and value >= 0):
-        raise reader.refuse(f"{key} is {value}, expected 0 or more")
+        raise reader.refuse_value(f"{key} is {value}, expected 0 or more")
     return value
 
 

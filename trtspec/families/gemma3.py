@@ -3,40 +3,84 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rope import read_rope_scaling
+from trtspec.checkpoint.rope import PARAMETERS, SCALING, SHARE, Rotary, differing, read_rotary, refuse_share
 from trtspec.checkpoint.trtllm import LAYER_KINDS
 from trtspec.families.base import Family
-from trtspec.families.decoder import decoder_skips, rotary_base
+from trtspec.families.decoder import decoder_skips
 from trtspec.families.gemma2 import LOGIT_CAP, cap, read_gemma, rules
+
+# The defaults of transformers' Gemma3TextConfig, 5.23.
+DEFAULTS = {
+    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-06, "sliding_window": 4096,
+}  # fmt: skip
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     """Map a Gemma 3 config.json, which has the rotary positions of both kinds of layers."""
-    whole, local = _rotary(reader)
-    if read_rope_scaling(local, 1) is not None:
-        raise local.refuse("rotary positions under a window are not scaled in engines")
+    reader = reader.with_defaults(DEFAULTS)
+    rotary, local_base = _rotary(reader)
     return read_gemma(
         reader,
         dtype,
-        pattern=6,
+        pattern=reader.positive("sliding_window_pattern", 6),
         qk_norm=True,
-        rotary_base=rotary_base(whole, 1_000_000.0),
-        rope_scaling=read_rope_scaling(whole, reader.positive("max_position_embeddings")),
-        local_rotary_base=rotary_base(local),
+        rotary=rotary,
+        local_rotary_base=local_base,
         logit_cap=cap(reader, LOGIT_CAP),
     )
 
 
-def _rotary(reader: ConfigReader) -> tuple[ConfigReader, ConfigReader]:
-    """Return what is said of rotary positions in layers without and with a window, by transformers 5 or before."""
-    if nested := reader.section("rope_parameters"):
-        empty = ConfigReader({}, nested.where)
-        return nested.section(LAYER_KINDS[False]) or empty, nested.section(LAYER_KINDS[True]) or empty
-    scaling, values = reader.section("rope_scaling"), reader.values
-    whole = {**(scaling.values if scaling else {}), "rope_theta": values.get("rope_theta")}
-    local = {"rope_theta": values.get("rope_local_base_freq")}
-    return ConfigReader(whole, reader.where), ConfigReader(local, reader.where)
+def _rotary(reader: ConfigReader) -> tuple[Rotary, float]:
+    """Return the rotary positions of layers without a window, and the base under windows.
+
+    `rope_parameters` has a section for each kind of layer; `rope_scaling` and the keys of the top level complete the
+    first one (transformers, Gemma3TextConfig.convert_rope_params_to_dict).
+    """
+    nested = reader.section(PARAMETERS) or ConfigReader({}, reader.where)
+    whole, local = (nested.section(LAYER_KINDS[window]) for window in (False, True))
+    if stray := next((key for key in nested.values if key not in LAYER_KINDS.values()), ""):
+        message = f"{PARAMETERS} has {stray!r} beside the sections {' and '.join(LAYER_KINDS.values())}"
+        raise reader.refuse(message, "transformers ignores it: write it into the section of the layers it is for")
+    bases = (("rope_theta", whole, "rope_theta"), ("rope_theta", local, "rope_local_base_freq"))
+    for key, section, top in bases:
+        inner, outer = section.values.get(key) if section else None, reader.values.get(top)
+        if None not in (inner, outer) and inner != outer:
+            kind = LAYER_KINDS[section is local]
+            raise differing(reader, key, (outer, f"at the top level ({top})"), (inner, f"in {PARAMETERS}.{kind}"))
+    found = _completed(reader, whole)
+    positions, local_values = reader.positive("max_position_embeddings"), local.values if local else {}
+    rotary = read_rotary(ConfigReader(found, reader.where), positions, 1_000_000.0)
+    unscaled = read_rotary(ConfigReader({PARAMETERS: local_values}, reader.where), positions)
+    for each in (rotary, unscaled):
+        refuse_share(reader, each.share)
+    if unscaled.scaling:
+        raise reader.unsupported("rotary positions under a window are scaled, which the conversion does not support")
+    local_base = reader.get("rope_local_base_freq", float, 10000.0)
+    return rotary, unscaled.base if "rope_theta" in local_values else local_base
+
+
+def _completed(reader: ConfigReader, whole: ConfigReader | None) -> dict[str, Any]:
+    """Return a config.json that has the rotary keys of layers without a window in one section."""
+    section: dict[str, Any] = {"rope_type": "default"} if reader.values.get(PARAMETERS) is None else {}
+    section |= whole.values if whole else {}
+    scaling = reader.section(SCALING)
+    for key, value in (scaling.values if scaling else {}).items():
+        before = section.get(key)
+        if whole and before not in (None, value) and (key, before) != ("rope_type", "default"):
+            raise differing(reader, key, (before, f"in {PARAMETERS}"), (value, f"in {SCALING}"))
+        section[key] = value
+    if {"type", "rope_type"} <= section.keys() and section["type"] != section["rope_type"]:
+        taken = section["rope_type"], "by the default of transformers, which ignores the key type"
+        raise differing(reader, "rope_type", (section["type"], f"in {SCALING} under the key type"), taken)
+    if section.get("truncate") is False:
+        raise reader.refuse("truncate is false for YaRN, which transformers ignores in sections of layers", "remove it")
+    keys = ("rope_theta", SHARE)
+    return {PARAMETERS: section} | {key: reader.values[key] for key in keys if reader.values.get(key) is not None}
 
 
 FAMILY = Family(architectures=("Gemma3ForCausalLM",), read=read, rules=rules, skips=decoder_skips)

@@ -7,9 +7,17 @@ from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.families.base import Family
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
+# The defaults of transformers' MistralConfig, 5.23.
+DEFAULTS = {
+    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-06,
+    "sliding_window": 4096,
+}  # fmt: skip
+
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     """Map a Mistral config.json."""
+    reader = reader.with_defaults(DEFAULTS)
     return read_decoder(reader, dtype, sliding_window=sliding_window(reader))
 
 

@@ -6,48 +6,47 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from trtspec.checkpoint.model_config import ConfigReader, ModelConfig, RopeScaling
-from trtspec.checkpoint.rope import read_rope_scaling
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rope import read_rotary
 from trtspec.checkpoint.rules import Rule, SourceTensor
 from trtspec.families.base import Family
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
-LONGROPE = ("longrope", "su", "yarn")  # its names through the years
+ALIASES = {"su": "longrope", "yarn": "longrope"}  # what LongRoPE was called before
+
+# The defaults of transformers' Phi3Config, 5.23.
+DEFAULTS = {
+    "vocab_size": 32_064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-05,
+}  # fmt: skip
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     """Map a Phi-3 config.json."""
-    rope = reader.section("rope_parameters")
-    share = (rope or reader).get("partial_rotary_factor", float, reader.get("partial_rotary_factor", float, 1.0))
+    reader = reader.with_defaults(DEFAULTS)
+    rotary = read_rotary(
+        reader, reader.positive("max_position_embeddings"), kinds=("default", "longrope"), aliases=ALIASES
+    )
+    share = rotary.share
     config = read_decoder(
         reader,
         dtype,
         hidden_act="swiglu",
         sliding_window=sliding_window(reader),
-        rotary_share=share,
-        rope_scaling=_scaling(reader, rope or reader.section("rope_scaling")),
+        rotary=rotary,
         extra=(("rotary_pct", share),),
     )
     size, scaling = config.rotary_size, config.rope_scaling
     if not 0 < share <= 1 or size < 2 or size % 2:
-        raise reader.refuse(f"partial_rotary_factor is {share}, which rotates {size} of a head's {config.head_size}")
+        raise reader.refuse_value(
+            f"partial_rotary_factor is {share}, which rotates {size} of a head's {config.head_size}"
+        )
     if scaling and {len(scaling.short_factors), len(scaling.long_factors)} != {size // 2}:
-        raise reader.refuse(f"short_factor and long_factor are not {size // 2} numbers each, one for each rotary pair")
+        raise reader.refuse_value(
+            f"short_factor and long_factor are not {size // 2} numbers each, one for each rotary pair"
+        )
     return config
-
-
-def _scaling(reader: ConfigReader, section: ConfigReader | None) -> RopeScaling | None:
-    """Return the scaling, whose original length stands beside it rather than in it."""
-    kind = section and (section.values.get("rope_type") or section.values.get("type") or "default")
-    if section is None or kind == "default":
-        return None
-    if kind not in LONGROPE:
-        raise section.refuse(f"rope type {kind!r} is not supported; supported: default, longrope")
-    beside = reader.values.get("original_max_position_embeddings")
-    values = (
-        section.values | {"rope_type": "longrope"} | ({"original_max_position_embeddings": beside} if beside else {})
-    )
-    return read_rope_scaling(ConfigReader(values, section.where), reader.positive("max_position_embeddings"))
 
 
 def rules(config: ModelConfig) -> list[Rule]:

@@ -10,9 +10,17 @@ from trtspec.checkpoint.trtllm import MOST_LAYERS, read_full_layers
 from trtspec.families.base import Family
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
+# The defaults of transformers' Qwen2Config, 5.23.
+DEFAULTS = {
+    "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-06,
+    "sliding_window": 4096,
+}  # fmt: skip
+
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     """Map a Qwen2 config.json."""
+    reader = reader.with_defaults(DEFAULTS)
     # TensorRT-LLM's QWenConfig tells its generations apart by this key
     extra = (("qwen_type", "qwen2"),)
     return read_decoder(reader, dtype, attn_bias=True, extra=extra, **switched_window(reader))

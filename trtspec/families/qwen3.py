@@ -8,9 +8,17 @@ from trtspec.families.base import Family
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder
 from trtspec.families.qwen2 import switched_window
 
+# The defaults of transformers' Qwen3Config, 5.23.
+DEFAULTS = {
+    "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-06, "sliding_window": 4096,
+}  # fmt: skip
+
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     """Map a Qwen3 config.json; its head size does not follow from the hidden size."""
+    reader = reader.with_defaults(DEFAULTS)
     bias = reader.get("attention_bias", bool, False)
     return read_decoder(
         reader,

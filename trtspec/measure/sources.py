@@ -46,7 +46,11 @@ def origin_of(root: Path, manifest: Manifest, role: str) -> Path:
         return locate_source(model)
     directory = recall_origin(manifest, role)
     if directory is None:
-        raise CheckpointError("the artifact was not built here, and its manifest says no place", where=str(root))
+        raise CheckpointError(
+            "the artifact was not built here, and its manifest says no place",
+            where=str(root),
+            hint="build it here, or name models of the hub in the recipe",
+        )
     return locate_source(model.model_copy(update={"model": directory}))
 
 

@@ -13,7 +13,7 @@ from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, HeadTarget, Suggestion
 from trtspec.methods.block_net import BlockNet, Keys, kind_of, read_block_net
 from trtspec.methods.block_store import layer_config, net_rules, render
-from trtspec.methods.fit import check_ids, check_layer, check_mask, check_sizes
+from trtspec.methods.fit import check_ids, check_layer, check_layers, check_mask, check_sizes
 
 SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left to engines that read the source")]
 
@@ -38,6 +38,7 @@ def describe(source: Source, base: HeadTarget, kind: str) -> DraftHead:
         diagnostics=(
             *_check_net(net, source, base),
             *_check_words(Keys(source), net),
+            *check_layers(Keys(source).layer.positive("num_hidden_layers", net.layer.num_layers), net.layer.num_layers),
             *_check_count(net, base.config),
             *check_ids(source, "", net.draft_vocab_size, net.layer.vocab_size),
             *check_layer(net.layer, base.config),

@@ -23,8 +23,11 @@ from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import MOST_LAYERS
 from trtspec.diagnostics import written
 from trtspec.families.decoder import read_decoder
+from trtspec.methods.fit import NOT_THIS_KIND, count_layers, own_layers
 
 MOST_BLOCK, MOST_RANK = 256, 1 << 16
+# What nets leave to transformers' Qwen3Config, 5.23.
+NET_DEFAULTS = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-6}
 # What keys say that vllm-project/vllm:vllm/model_executor/models/qwen3_dflash.py@v0.32.0 reads, of the usual nets.
 _USUAL = {
     "use_swa": False, "attention_sink_bias": False, "add_swa_attention_sink_bias": False, "attention_value_scale": 1.0,
@@ -138,7 +141,7 @@ def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
         hint = f"use method: {found}" if found else None
         raise keys.reader.refuse(f"describes {'a ' + found if found else 'no'} net, expected a {kind} net", hint)
     if (projector := keys.get("projector_type", str, kind)) != kind:
-        raise keys.reader.refuse(f"projector_type is {projector!r}, a head that no engine of ours reads")
+        raise keys.reader.refuse(f"projector_type is {projector!r}, a head that no engine of ours reads", NOT_THIS_KIND)
     layer = _read_layers(keys, source, dtype)
     block = keys.number("block_size", most=MOST_BLOCK)
     rank = keys.number("markov_rank", most=MOST_RANK) if kind == "dspark" else 0
@@ -162,9 +165,13 @@ def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
 
 
 def _read_layers(keys: Keys, source: Source, dtype: str) -> ModelConfig:
-    named = {**keys.layer.values, "architectures": ["Qwen3ForCausalLM"]}
+    said = keys.layer.positive("num_hidden_layers", most=MOST_LAYERS)
+    of_target = keys.number("num_target_layers") if keys.has("num_target_layers") else 0
+    layers = own_layers(said, count_layers(source.tensors), of_target)
+    reader = keys.layer.with_defaults(NET_DEFAULTS).replacing(
+        architectures=["Qwen3ForCausalLM"], num_hidden_layers=layers
+    )
     attn_bias, dense_bias = (f"layers.0.self_attn.{name}_proj.bias" in source.tensors for name in "qo")
-    reader = ConfigReader(named, keys.reader.where)
     return read_decoder(reader, dtype, attn_bias=attn_bias, dense_bias=dense_bias, qk_norm=True, tied_embeddings=False)
 
 
@@ -172,7 +179,7 @@ def _read_target_layers(keys: Keys) -> tuple[int, ...]:
     key, first = ("aux_hidden_state_layer_ids", 1) if keys.speculators else ("target_layer_ids", 0)
     named = keys.get(key, list)
     if not 0 < len(named) <= MOST_LAYERS or not all(type(number) is int for number in named):
-        raise keys.reader.refuse(f"{key} is {written(named)}, expected numbers of layers")
+        raise keys.reader.refuse_value(f"{key} is {written(named)}, expected numbers of layers")
     return tuple(number - first for number in named)
 
 

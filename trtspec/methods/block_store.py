@@ -42,7 +42,9 @@ def stored_net(document: ConfigReader, names: Collection[str], target: ModelConf
         return None
     layers = tuple(section.get("target_layers", list))
     if not layers or not all(type(each) is int and 0 <= each < target.num_layers for each in layers):
-        raise section.refuse(f"target_layers are {list(layers)}, expected numbers from 0 to {target.num_layers - 1}")
+        raise section.refuse_value(
+            f"target_layers are {list(layers)}, expected numbers from 0 to {target.num_layers - 1}"
+        )
     numbers: dict[str, Any] = {key: section.get(key, int) for key in _NUMBERS}
     return BlockNet(
         dialect="",

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule, Skip, SourceTensor, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
 from trtspec.diagnostics import Diagnostic
-from trtspec.families.decoder import attention, mlp, read_decoder
+from trtspec.families.decoder import HEAD_DEFAULTS, attention, mlp, read_decoder
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
 from trtspec.methods.choices import EAGLE_CHOICES, MOST_NODES, Choice, check_ranks, find_choices, smaller_trees
-from trtspec.methods.fit import check_layer, check_sizes
+from trtspec.methods.fit import NOT_THIS_KIND, check_layer, check_layers, check_sizes, count_layers
 from trtspec.recipe.schema import refuse
 
 NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
@@ -159,6 +159,7 @@ def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftH
         excluded=(f"*{NETS}*",),
         diagnostics=(
             *check_sizes("the head is", head.hidden_size, head.vocab_size, base.config),
+            *check_layers(source.reader.positive("num_hidden_layers", 1), 1),
             *check_layer(head, base.config),
         ),
     )
@@ -170,14 +171,15 @@ def read_head_config(source: Source, target: ModelConfig) -> ModelConfig:
     if _is_eagle3(source):
         raise reader.refuse("describes an EAGLE-3 head, which reads other hidden states", "use method: eagle3")
     if "fc.weight" not in source.tensors:
-        raise reader.refuse("describes no EAGLE head: no tensor is named fc.weight")
+        raise reader.refuse("describes no EAGLE head: no tensor is named fc.weight", NOT_THIS_KIND)
     # the config may name the class of the target, of the head, or none
-    of_a_llama = ConfigReader(reader.values | {"architectures": ["LlamaForCausalLM"]}, reader.where)
+    of_a_llama = reader.with_defaults(HEAD_DEFAULTS).replacing(architectures=["LlamaForCausalLM"], num_hidden_layers=1)
     attn_bias = "layers.0.self_attn.q_proj.bias" in source.tensors
     head = read_decoder(of_a_llama, target.dtype, attn_bias=attn_bias, tied_embeddings=False)
-    if head.num_layers != 1:
-        raise reader.refuse(f"num_hidden_layers is {head.num_layers}; EAGLE heads of one layer can be converted")
-    return head
+    if (layers := max(1, count_layers(source.tensors))) > 1:
+        message = f"its tensors are those of {layers} layers; EAGLE heads of one layer can be converted"
+        raise reader.refuse(message, "name a head of one layer")
+    return replace(head, num_layers=1)
 
 
 def _is_eagle3(source: Source) -> bool:

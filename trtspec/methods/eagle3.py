@@ -21,10 +21,10 @@ from trtspec.checkpoint.rules import Skip
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import MOST_LAYERS
 from trtspec.diagnostics import Diagnostic, written
-from trtspec.families.decoder import read_decoder
+from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
 from trtspec.methods.eagle3_head import EMBEDDING, LAYER_CONFIG, NAME, Eagle3HeadConfig, Names, head_rules
-from trtspec.methods.fit import check_ids, check_layer, check_sizes
+from trtspec.methods.fit import NOT_THIS_KIND, check_ids, check_layer, check_layers, check_sizes, count_layers
 from trtspec.recipe.schema import refuse
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -64,8 +64,10 @@ def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> Draft
     names = find_names(source)
     if drafts_in_parallel(source):
         raise source.reader.refuse("describes a net that drafts in parallel", "use method: p_eagle")
-    if (layers := decoder_reader(source.reader).positive("num_hidden_layers", 1)) > 1:
-        raise source.reader.refuse(f"an EAGLE-3 head of {layers} layers; drafting from one is what is supported")
+    said = decoder_reader(source.reader).positive("num_hidden_layers", 1)
+    if (layers := max(1, count_layers(source.tensors, names.prefix))) > 1:
+        message = f"the tensors are those of an EAGLE-3 head of {layers} layers; drafting from one is what is supported"
+        raise source.reader.refuse(message, "name a head of one layer")
     head = read_head_config(source, names, base.config)
     prefix = re.escape(names.prefix)
     return DraftHead(
@@ -82,6 +84,7 @@ def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> Draft
             *check_sizes("the head is", head.target_hidden_size, head.target_vocab_size, base.config),
             *check_aux_layers(head, base.config),
             *check_count(source, base.config),
+            *check_layers(said, layers),
             *_check_width(head, options),
             *_check_words(source),
             *check_ids(source, names.prefix, head.layer.vocab_size, head.target_vocab_size),
@@ -97,7 +100,7 @@ def find_names(source: Source) -> Names:
     if f"{prefix}{layer}.hidden_norm.weight" not in present:
         if f"{prefix}fc.weight" in present:
             raise reader.refuse("a head of EAGLE-1 or EAGLE-2: its layer has no hidden_norm", "use method: eagle")
-        raise reader.refuse(f"no EAGLE-3 head: it has no {prefix}{layer}.hidden_norm.weight")
+        raise reader.refuse(f"no EAGLE-3 head: it has no {prefix}{layer}.hidden_norm.weight", NOT_THIS_KIND)
     if f"{prefix}lm_head.weight" not in present and decoder_reader(reader).get("tie_word_embeddings", bool, False):
         return Names(prefix, layer, EMBEDDING)
     return Names(prefix, layer)
@@ -113,7 +116,7 @@ def decoder_reader(reader: ConfigReader) -> ConfigReader:
     """Return the reader of the layer's config: config.json, or speculators' section of it."""
     kind = reader.get("speculators_model_type", str, NAME)
     if kind not in (NAME, "peagle"):
-        raise reader.refuse(f"speculators_model_type is {kind!r}, expected {NAME!r}")
+        raise reader.refuse(f"speculators_model_type is {kind!r}, expected {NAME!r}", NOT_THIS_KIND)
     return reader.section("transformer_layer_config") or reader
 
 
@@ -144,7 +147,7 @@ def read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle
         maps_ids=has("d2t") or drafted < vocab,
     )
     if head.norm_before_fc and head.fc_norm:
-        raise reader.refuse("norm_before_fc and fc_norm are true, of which a head has one")
+        raise reader.refuse_value("norm_before_fc and fc_norm are true, of which a head has one")
     return head
 
 
@@ -152,15 +155,13 @@ def _read_twice(key: str, reader: ConfigReader, eagle: ConfigReader) -> bool:
     """Return a switch that engines read in two places, of which each takes another first."""
     said = {section.get(key, bool) for section in (reader, eagle) if section.values.get(key) is not None}
     if len(said) > 1:
-        raise reader.refuse(f"{key} is true in one place and false in the other, at the top and in eagle_config")
+        raise reader.refuse_value(f"{key} is true in one place and false in the other, at the top and in eagle_config")
     return True in said
 
 
 def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) -> ModelConfig:
     """Return the layer's config, with the target's vocabulary; it has those biases and norms whose tensors exist."""
-    flat = ConfigReader(
-        {**reader.values, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}, reader.where
-    )
+    flat = reader.with_defaults(HEAD_DEFAULTS).replacing(num_hidden_layers=1, architectures=["LlamaForCausalLMEagle3"])
     return read_decoder(
         flat,
         dtype,
@@ -188,7 +189,7 @@ def named_aux_layers(source: Source) -> tuple[int, ...]:
     outputs = inner or (reader.get("target_layer_ids", list, []) if not outer else [])
     named = outputs or outer
     if len(named) > MOST_LAYERS or not all(type(number) is int for number in named):
-        raise reader.refuse(f"{AUX_LAYERS} is {written(named)}, expected numbers of layers")
+        raise reader.refuse_value(f"{AUX_LAYERS} is {written(named)}, expected numbers of layers")
     return tuple(number + bool(outputs) for number in named)
 
 

@@ -79,7 +79,7 @@ def stored_head(document: ConfigReader, names: Collection[str], target: ModelCon
     if not aux_layers or not all(
         type(aux_layer) is int and 0 <= aux_layer <= target.num_layers for aux_layer in aux_layers
     ):
-        raise section.refuse(f"aux_layers are {list(aux_layers)}, expected numbers from 0 to {target.num_layers}")
+        raise section.refuse_value(f"aux_layers are {list(aux_layers)}, expected numbers from 0 to {target.num_layers}")
     switches = {key: section.get(key, bool) for key in _SWITCHES}
     return Eagle3HeadConfig(
         read_config(layer, names, f"{LAYER}."), aux_layers, target.hidden_size, target.vocab_size, **switches

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from trtspec.checkpoint.model_config import ModelConfig
@@ -14,6 +15,8 @@ from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.files import open_regular
 
+NOT_THIS_KIND = "name a draft of this kind, or let `trtspec init TARGET DRAFT` find the method of a draft"
+LAYERS = "layers"  # the code of a number of layers that the tensors contradict
 # In the order they are read; vllm-project/vllm:vllm/v1/worker/gpu/spec_decode/utils.py@v0.32.0.
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
@@ -44,6 +47,25 @@ def check_layer(head: ModelConfig, target: ModelConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "model", "rope", message, "right where the head was trained so: compare its trainer's config", "warning"
         )
+
+
+def count_layers(names: Iterable[str], prefix: str = "") -> int:
+    """Return how many layers a draft's tensors are those of; `prefix` is what all their names begin with."""
+    pattern = re.compile(rf"{re.escape(prefix)}layers\.(\d{{1,4}})\.")
+    return 1 + max((int(found[1]) for name in names if (found := pattern.match(name))), default=-1)
+
+
+def own_layers(said: int, found: int, target_layers: int) -> int:
+    """Return how many layers a net has: what config.json has, unless that is its target's number."""
+    return found if found and said == target_layers else said
+
+
+def check_layers(said: int, found: int) -> Iterator[Diagnostic]:
+    """Warn where config.json has another number of layers, which may be its target's, than the tensors are those of."""
+    if said != found:
+        message = f"num_hidden_layers is {said}, and its tensors are those of {found}: {found} is what counts"
+        hint = f"set num_hidden_layers: {found} in its config.json, by which other engines go"
+        yield Diagnostic("model", LAYERS, message, hint, "warning")
 
 
 def mask_token(source: Source) -> int | None:

@@ -11,6 +11,7 @@ from trtspec.checkpoint.model_config import ConfigReader
 from trtspec.checkpoint.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
+from trtspec.methods.fit import NOT_THIS_KIND
 
 LM_HEAD = "lm_head.weight"
 _FIELDS = {"head": r"(?P<head>\d{1,2})", "layer": r"(?P<layer>\d{1,2})", "kind": "(?P<kind>weight|bias)"}
@@ -108,7 +109,9 @@ def find_heads(source: Source) -> Heads:
     num_layers = 1 + max((int(each["layer"]) for each in blocks), default=-1)
     said = _said_layers(source.reader, names, num_layers)
     if said != num_layers:
-        raise source.reader.refuse(f"says that heads have {said} layers, but their tensors are those of {num_layers}")
+        raise source.reader.refuse_value(
+            f"says that heads have {said} layers, but their tensors are those of {num_layers}"
+        )
     num_heads = 1 + max(int(each["head"]) for each in (*blocks, *matrices))
     has_bias = any(each["kind"] == "bias" for each in blocks)
     heads = Heads(num_heads, num_layers, 0, 0, names, has_bias, _shared(source, names, bool(matrices)))
@@ -121,7 +124,7 @@ def _find_names(source: Source) -> Names:
     found = [names for names in KNOWN if names.blocks(source) or names.matrices(source)]
     if len(found) != 1:
         message = "holds no Medusa heads: no tensor is named like 0.0.linear.weight"
-        raise source.reader.refuse(message if not found else "holds Medusa heads under two prefixes")
+        raise source.reader.refuse(message if not found else "holds Medusa heads under two prefixes", NOT_THIS_KIND)
     return found[0]
 
 
@@ -145,11 +148,14 @@ def _check_listed(source: Source, heads: Heads) -> None:
     said = source.reader.get("medusa_fc_bias", bool, False)
     if heads.num_layers and said != heads.has_bias:
         what = "leaves out biases" if heads.has_bias else "never fills the biases"
-        raise source.reader.refuse(f"vLLM {what} where medusa_fc_bias is {str(said).lower()}, as here")
+        raise source.reader.refuse_value(f"vLLM {what} where medusa_fc_bias is {str(said).lower()}, as here")
     vocab, drafted = (source.reader.values.get(key) for key in ("vocab_size", "truncated_vocab_size"))
     if vocab is not None and drafted not in (None, vocab):  # else vLLM takes both from the target
         mapped = "by a token_map" if "token_map" in source.tensors else "without a token_map, which vLLM asks for"
-        raise source.reader.refuse(f"drafts {drafted} of {vocab} tokens {mapped}; heads of all tokens are read")
+        raise source.reader.refuse(
+            f"drafts {drafted} of {vocab} tokens {mapped}; heads of all tokens are read",
+            "export the heads with all tokens",
+        )
 
 
 def _sized(source: Source, heads: Heads) -> Heads:
@@ -171,5 +177,7 @@ def _matrix(source: Source, heads: Heads) -> TensorInfo | None:
     name = heads.lm_head(0).sources[0].name
     matrix = source.tensors.get(name)
     if matrix is None or len(matrix.shape) != 2:
-        raise source.reader.refuse(f"needs {name}, the first head's matrix to the vocabulary")
+        raise source.reader.refuse(
+            f"needs {name}, the first head's matrix to the vocabulary", "export the heads with their matrices"
+        )
     return matrix

@@ -29,7 +29,16 @@ from trtspec.methods.eagle3 import (
 )
 from trtspec.methods.eagle3_head import LAYER_CONFIG, Eagle3HeadConfig, Names, head_rules
 from trtspec.methods.eagle3_head import NAME as EAGLE3
-from trtspec.methods.fit import check_ids, check_layer, check_mask, check_sizes, mask_token
+from trtspec.methods.fit import (
+    check_ids,
+    check_layer,
+    check_layers,
+    check_mask,
+    check_sizes,
+    count_layers,
+    mask_token,
+    own_layers,
+)
 
 NAME, MOST_LAYERS = "p_eagle", 64
 
@@ -40,7 +49,10 @@ def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
     if not drafts_in_parallel(source):
         raise source.reader.refuse("describes a net that drafts token by token", "use method: eagle3")
     head = read_head_config(source, names, base.config)
-    layers = decoder_reader(source.reader).positive("num_hidden_layers", 1, MOST_LAYERS)
+    said = decoder_reader(source.reader).positive("num_hidden_layers", 1)
+    layers = own_layers(said, count_layers(source.tensors, names.prefix), base.config.num_layers)
+    if layers > MOST_LAYERS:
+        raise source.reader.refuse_value(f"num_hidden_layers is {layers}, expected at most {MOST_LAYERS}")
     width = len(head.aux_layers) * head.target_hidden_size
     state = _state_shape(source, f"{names.prefix}mask_hidden", width)
     head = replace(head, layer=replace(head.layer, num_layers=layers))
@@ -55,6 +67,7 @@ def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
             *check_sizes("the net is", head.target_hidden_size, head.target_vocab_size, base.config),
             *check_aux_layers(head, base.config),
             *check_count(source, base.config),
+            *check_layers(said, layers),
             *_check_kind(source),
             *check_mask(token, head.target_vocab_size),
             *check_ids(source, names.prefix, head.layer.vocab_size, head.target_vocab_size),

@@ -18,7 +18,7 @@ from trtspec.checkpoint.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options, Suggestion
-from trtspec.methods.fit import check_sizes
+from trtspec.methods.fit import NOT_THIS_KIND, check_sizes
 
 # Tokens ranked after each beam, as in the reference, and therefore the most beams.
 CANDIDATES = 50
@@ -118,7 +118,10 @@ def find_head(source: Source) -> RedrafterHeadConfig:
     stack = next((name for name in STACKS if f"{name}.{layers}.weight" in tensors), None)
     if stack is None:
         named = ", ".join(f"{name}.{layers}.weight" for name in STACKS)
-        raise reader.refuse(f"holds no recurrent drafter of {layers} layers: no tensor is named any of {named}")
+        raise reader.refuse(
+            f"holds no recurrent drafter of {layers} layers: no tensor is named any of {named}",
+            f"correct num_draft_layers in config.json; or {NOT_THIS_KIND}",
+        )
     return RedrafterHeadConfig(
         hidden_size=reader.positive("hidden_size"),
         vocab_size=reader.positive("vocab_size"),
@@ -133,7 +136,7 @@ def find_head(source: Source) -> RedrafterHeadConfig:
 def _num_layers(reader: ConfigReader, key: str) -> int:
     layers = reader.get(key, int)
     if not 0 <= layers <= MOST_LAYERS:
-        raise reader.refuse(f"{key} is {layers}, expected a number of at most {MOST_LAYERS}")
+        raise reader.refuse_value(f"{key} is {layers}, expected a number of at most {MOST_LAYERS}")
     return layers
 
 

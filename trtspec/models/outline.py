@@ -77,7 +77,7 @@ class Outline:
 
 def read_outline(source: Source) -> Outline:
     """Read a source's config; raises CheckpointError where a size is missing, or is none."""
-    text = _text(source)
+    text = read_text(source)
     hidden, vocab, heads = (
         text.positive("hidden_size"),
         text.positive("vocab_size"),
@@ -104,7 +104,7 @@ def read_outline(source: Source) -> Outline:
     )
 
 
-def _text(source: Source) -> ConfigReader:
+def read_text(source: Source) -> ConfigReader:
     """Return what describes the text model, with what its class would add."""
     text = next(filter(None, map(source.reader.section, TEXT_SECTIONS)), source.reader)
     return ConfigReader(DEFAULTS.get(str(text.values.get("model_type")), {}) | text.values, text.where)
@@ -120,7 +120,7 @@ def _kinds(text: ConfigReader) -> list[str]:
             every, other = text.positive("sliding_window_pattern"), WINDOWS[0]
         kinds = ["full_attention" if (number + 1) % every == 0 else other for number in range(count)]
     if len(kinds) != count or not all(isinstance(kind, str) for kind in kinds):
-        raise text.refuse(f"layer_types are not {count} names")
+        raise text.refuse_value(f"layer_types are not {count} names")
     return kinds[: count - text.get("num_kv_shared_layers", int, 0)]
 
 

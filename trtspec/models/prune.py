@@ -30,7 +30,9 @@ def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnByte
     """
     if model.prequantized:
         message = "its weights are quantized already, and a pruned draft is made of unquantized ones"
-        raise CheckpointError(message, where=str(model.source.root))
+        raise CheckpointError(
+            message, where=str(model.source.root), hint="name the model as it was before quantization"
+        )
     with new_directory(out) as temporary:
         write_tensors(temporary / "model.safetensors", list(_kept_tensors(model, skip)), on_bytes)
         write_config(temporary, _pruned_config(model, _kept_layers(model, skip)))
@@ -66,4 +68,6 @@ def _pruned_config(model: SourceModel, layers: list[int]) -> dict[str, Any]:
     pruned = model.source.config | {"num_hidden_layers": len(layers)}
     if model.config.full_layers or isinstance(pruned.get("layer_types"), list):
         pruned["layer_types"] = [LAYER_KINDS[model.config.has_window(layer)] for layer in layers]
+    if model.ties.differ:  # the head that is written is the file's own
+        pruned["tie_word_embeddings"] = False
     return pruned

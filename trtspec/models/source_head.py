@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoint.rules import Matched, Rule, find_parts, match
+from trtspec.checkpoint.equality import have_equal_values
+from trtspec.checkpoint.rules import Matched, Rule, Skip, find_parts, match
+from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.sharding import ParallelMapping, uneven
 from trtspec.checkpoint.source import Source, load_source
+from trtspec.checkpoint.trtllm import LM_HEAD
 from trtspec.diagnostics import Diagnostic
 from trtspec.errors import CheckpointError
 from trtspec.methods.base import DraftHead, HeadTarget, find_method
@@ -42,7 +47,9 @@ class SourceHead:
         """Raise CheckpointError if the head does not fit its target or cannot be divided like this."""
         errors = [each.message for each in self.diagnose(mapping) if each.severity == "error"]
         if errors:
-            raise CheckpointError("; ".join(errors), where=str(self.source.root))
+            raise CheckpointError(
+                "; ".join(errors), where=str(self.source.root), hint="trtspec check names a fix for each"
+            )
 
 
 def read_head(
@@ -54,13 +61,42 @@ def read_head(
     """
     drafting = find_method(method)
     if drafting.read_head is None:
-        raise CheckpointError(f"{method} drafts with no head of its own", where=str(source.root))
+        raise CheckpointError(
+            f"{method} drafts with no head of its own", where=str(source.root), hint="remove the draft"
+        )
     parsed = drafting.parse(options)
     shape = drafting.draft_shape(parsed, drafting.default_draft_len if draft_len is None else draft_len)
     head = drafting.read_head(source, HeadTarget(target.config, target.rules, shape.max_depth), parsed)
-    matched = match(head.rules, head.skips, source)
     borrowed = find_parts(head.borrowed, target.source)
+    head = _without_copy(head, source, borrowed, target.source)
+    matched = match(head.rules, head.skips, source)
     return SourceHead(source, head, Matched(matched.sources | borrowed, matched.skipped))
+
+
+def _without_copy(
+    head: DraftHead, source: Source, borrowed: Mapping[str, tuple[TensorInfo, ...]], target: Source
+) -> DraftHead:
+    """Return a head that skips its own LM head where it drafts with its target's, and warns of a different one."""
+    own = source.tensors.get(LM_HEAD)
+    theirs = next((parts for name, parts in borrowed.items() if name.endswith(LM_HEAD)), ())
+    is_used = any(tensor.name == LM_HEAD for rule in head.rules for tensor in rule.sources)
+    if own is None or len(theirs) != 1 or is_used:
+        return head
+    found: tuple[Diagnostic, ...] = ()
+    if source.absent or target.absent:
+        reason = "the target's is used; whether it is equal is compared once the weights are here"
+    elif have_equal_values(own, theirs[0]):
+        reason = "equal to the target's, which is used"
+    else:
+        reason = "not equal to the target's, which is used"
+        message = (
+            f"its own {LM_HEAD} differs from the target's: a head of this kind drafts with the target's, as its paper"
+            " and other engines do, and its own is left out"
+        )
+        hint = "name the target that it was trained with, or measure its acceptance"
+        found = (Diagnostic("model", "lm-head", message, hint, "warning"),)
+    skips = [*head.skips, Skip(re.escape(LM_HEAD), reason)]
+    return replace(head, skips=skips, diagnostics=(*head.diagnostics, *found))
 
 
 def load_head(

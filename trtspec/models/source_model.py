@@ -14,10 +14,15 @@ from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
 from trtspec.diagnostics import Diagnostic
 from trtspec.errors import CheckpointError
 from trtspec.families.base import family_of, family_version
+from trtspec.models.ties import UNREAD, UNTIED, Ties, compare_ties
 from trtspec.quant.prequantized import Prequantized, read_prequantized, scheme_of
 from trtspec.quant.quant_config import QuantFormat
 from trtspec.quant.scheme import Scheme, scheme_problems, stage_problems
 from trtspec.recipe.schema import ModelSource
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class SourceModel:
     matched: Matched
     prequantized: Prequantized | None
     padded_to: int = 0
+    ties: Ties = UNTIED
 
     def problems(self, wanted: Scheme, mapping: ParallelMapping) -> list[tuple[str, str]]:
         """Return why the model cannot be stored as wanted, each as (key below `quantization`, message)."""
@@ -51,6 +57,7 @@ class SourceModel:
         """Report problems of how a recipe stores and divides the model; paths are relative to the model's."""
         hint = fitting(self.config, mapping)
         found = [Diagnostic("parallel", "parallel", each, hint) for each in mapping_problems(self.config, mapping)]
+        found += self.ties.diagnose(converts=converts)
         if converts:
             problems = self.problems(wanted, mapping)
             found += [Diagnostic(f"quantization.{key}", "quantization", message) for key, message in problems]
@@ -61,7 +68,9 @@ class SourceModel:
         self.scheme(wanted)  # for a quantized source its error says more than the problems alone
         problems = mapping_problems(self.config, mapping) + [text for _, text in self.problems(wanted, mapping)]
         if problems:
-            raise CheckpointError("; ".join(problems), where=str(self.source.root))
+            raise CheckpointError(
+                "; ".join(problems), where=str(self.source.root), hint="change quantization or parallel in the recipe"
+            )
 
     def needs_calibration(self, wanted: Scheme) -> bool:
         """Return whether activations have to be measured: a quantized source has its scales."""
@@ -116,9 +125,46 @@ def read_model(source: Source, dtype: str) -> SourceModel:
     prequantized = read_prequantized(source)
     name, family = family_of(source)
     config = family.read(source.reader, dtype)
-    rules = family.rules(config)
-    matched = match(rules, family.skips(config), source, prequantized.tensors(rules) if prequantized else None)
-    return SourceModel(source, name, family_version(name), config, rules, matched, prequantized)
+    ties = UNTIED
+    if config.tied_embeddings:
+        tensors = {rule.target: _stored(rule, source) for rule in family.rules(replace(config, tied_embeddings=False))}
+        ties = compare_ties(source, tensors[EMBEDDING].sources[0].name, tensors[LM_HEAD].sources[0].name)
+        config = replace(config, tied_embeddings=not ties.differ)
+    rules = [_stored(rule, source, ties.only_head) for rule in family.rules(config)]
+    try:
+        matched = match(rules, family.skips(config), source, prequantized.tensors(rules) if prequantized else None)
+    except CheckpointError as error:
+        if lacking := [key for key in SIZES if key not in source.config]:
+            keys = ", ".join(lacking)
+            error.hint = f"config.json has no {keys}, and the default of transformers' class was taken: write it there"
+        raise
+    if ties.are_unread:
+        skipped = {key: UNREAD if key == ties.head else why for key, why in matched.skipped.items()}
+        matched = replace(matched, skipped=skipped)
+    return SourceModel(source, name, family_version(name), config, rules, matched, prequantized, ties=ties)
+
+
+def _stored(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) -> Rule:
+    """Return a rule with the names that its tensors have in a source.
+
+    As transformers does, take a base model's names, without the model's own prefix, and an LM head with the prefix.
+    `renamed` is a tensor that is not stored and the one that is tied to it.
+    """
+    prefix = "model."
+
+    def name_of(name: str) -> str:
+        if renamed and name == renamed[0]:
+            return renamed[1]
+        if name in source.tensors or not name:
+            return name
+        other = name.removeprefix(prefix) if name.startswith(prefix) else f"{prefix}{name}"
+        return other if other in source.tensors else name
+
+    names = [name_of(tensor.name) for tensor in rule.sources]
+    if names == [tensor.name for tensor in rule.sources]:
+        return rule
+    pairs = zip(rule.sources, names, strict=True)
+    return replace(rule, sources=tuple(replace(tensor, name=name) for tensor, name in pairs))
 
 
 def load_model(root: Path, dtype: str) -> SourceModel:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtspec.backends.base import Backend, find_backend
+from trtspec.backends.base import Backend, as_it_is, find_backend
 from trtspec.check.recipe import CheckResult, check_recipe
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.diagnostics import Mark
-from trtspec.errors import CheckpointError
+from trtspec.errors import CheckpointError, UnsupportedModel
 from trtspec.methods.base import find_method
 from trtspec.models.source_model import SourceModel, read_model
 from trtspec.proposal.choice import Choice, document_of
@@ -80,21 +80,23 @@ def _candidates(
 ) -> Iterator[Candidate]:
     for way in ways:
         backend = find_backend(way.backend.name)
-        target_model = _read(target, backend)
+        target_model = _read(target, way, backend)
         drafts = draft if find_method(way.method).drafts_with == "model" else None
-        draft_model = _read(drafts, backend) if drafts else None
+        draft_model = _read(drafts, way, backend) if drafts else None
         for stored in _formats(backend, machine, target_model):
             yield Candidate(name, target, draft, machine, way, target_model, draft_model, stored)
 
 
-def _read(given: Given, backend: Backend) -> SourceModel | None:
+def _read(given: Given, way: Way, backend: Backend) -> SourceModel | None:
     """Return a model; None for one of no family, which will do for a backend that converts nothing."""
     try:
         return read_model(given.source, "auto")
-    except CheckpointError:
-        if backend.converts:
-            raise
-        return None
+    except CheckpointError as error:
+        if not backend.converts:
+            return None
+        if isinstance(error, UnsupportedModel):
+            error.hint = as_it_is(way.method).replace("engine.backend: ", "--backend ")
+        raise
 
 
 def _formats(backend: Backend, machine: Machine, model: SourceModel | None) -> list[Format]:

@@ -61,7 +61,7 @@ def text_len(backend: Backend, target: ModelConfig | None, draft: ModelConfig | 
 
 
 def _positions(backend: Backend, config: ModelConfig) -> int:
-    return config.max_positions if backend.keeps_windows else config.exact_positions
+    return min(backend.positions(config), config.max_positions)
 
 
 def fit(context: PlanContext, backend: Backend, machine: Machine) -> Fit:

@@ -39,7 +39,9 @@ def load_activations(path: Path) -> Activations:
     document = read_json(path, MAX_BYTES)
     tables = [document.get(name) for name in ("inputs", "keys", "values")]
     if document.get("schema") != SCHEMA or not all(_is_table(table) for table in tables):
-        raise CheckpointError(f"not a {SCHEMA} document", where=str(path))
+        raise CheckpointError(
+            f"not a {SCHEMA} document", where=str(path), hint="trtspec build measures the activations again"
+        )
     return Activations(*tables)  # type: ignore[arg-type]
 
 

@@ -6,11 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtspec.diagnostics import Diagnostic
-from trtspec.errors import CheckpointError
 from trtspec.recipe.validate import recipe_keys
 
 BY_CODE = {
-    "checkpoint": CheckpointError.remedy,
     "control-character": "remove it; of control characters a text may hold tabs and line ends",
     "placement": "set serving.placement, or divide over fewer GPUs with parallel",
     "matrix": "write it as matrix: {speculation.draft_len: [3, 5]}",
@@ -19,8 +17,8 @@ BY_CODE = {
     "unreadable": "name a recipe's .yaml file that may be read, or one that `trtspec recipes` lists",
     "unused": "remove it",
 }
-# Their messages say what is expected.
-SAY_IT_THEMSELVES = ("bad-value", "out-of-range", "wrong-type")
+# Their messages contain the fix, or their hint depends on the cause.
+SAY_IT_THEMSELVES = ("bad-value", "checkpoint", "out-of-range", "wrong-type")
 
 
 def with_remedy(diagnostic: Diagnostic) -> Diagnostic:

@@ -97,5 +97,7 @@ def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]
     tokenizer = Tokenizer(root)
     texts = [tokenizer.encode(prompt.text)[:max_len] for prompt in prompts]
     if not any(texts):
-        raise CheckpointError("the tokenizer makes no token of the prompts", where=str(root))
+        raise CheckpointError(
+            "the tokenizer makes no token of the prompts", where=str(root), hint="name other calibration prompts"
+        )
     return [text for text in texts if text]

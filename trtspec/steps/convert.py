@@ -57,7 +57,7 @@ class ConvertCheckpoint(Step):
     is padded to `vocab_size` entries; 0 leaves it as it is.
     """
 
-    VERSION: ClassVar[int] = 6
+    VERSION: ClassVar[int] = 7
     RESUMABLE: ClassVar[bool] = True
 
     role: str

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from trtspec.recipe.resolve import ResolvedRecipe
 
 
+# Kinds of rotary scaling with which the torch engine takes texts beyond the model's own positions. Dynamic scaling
+# changes the positions of a whole text with its length there.
+STRETCHES = frozenset({"linear", "yarn"})
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """The settings of an engine.

@@ -33,7 +33,7 @@ from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.prefill import prefill
 from trtspec.torch_engine.prefixes import PrefixStore
 from trtspec.torch_engine.scoring import edit, score
-from trtspec.torch_engine.settings import EngineSettings
+from trtspec.torch_engine.settings import STRETCHES, EngineSettings
 
 
 class Speculator:
@@ -242,7 +242,7 @@ def _moves(starts: list[int], results: list[VerifyResult]) -> list[tuple[int, in
 
 
 def _check_pair(model: Decoder, drafter: Drafter, settings: EngineSettings) -> None:
-    limit = model.config.max_positions
+    limit = model.config.positions(STRETCHES, keeps_windows=True)
     if settings.max_seq_len > limit:
         raise TrtspecError(f"max_seq_len {settings.max_seq_len} is more than the target's {limit} positions")
     vocab = drafter.vocab_size

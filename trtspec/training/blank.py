@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.rope import ORIGINAL, PARAMETERS, SCALING, SHARE
 from trtspec.checkpoint.rules import Rule
 from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD
 from trtspec.errors import TrtspecError
@@ -129,7 +130,13 @@ class Origin:
 
     def layer_config(self, config: ModelConfig, architecture: str, layers: int) -> dict[str, Any]:
         """Return config.json of a draft of so many layers, each as `config` describes one."""
-        rope = {key: self.document[key] for key in ("rope_parameters", "rope_scaling") if self.document.get(key)}
+        sections = {key: self.document[key] for key in (PARAMETERS, SCALING) if self.document.get(key)}
+        # a layer of Llama's rotates whole heads
+        rope: dict[str, Any] = {
+            key: {name: value for name, value in section.items() if name != SHARE} for key, section in sections.items()
+        }
+        if self.document.get(ORIGINAL):
+            rope[ORIGINAL] = self.document[ORIGINAL]
         if self.config.local_rotary_base:  # they have two of each kind
             rope = {}
         return {

@@ -69,5 +69,9 @@ class ReducedNet:
     def _read(self, name: str) -> Tensor:
         tensor = self._source.tensors[name]
         if tensor.dtype not in TORCH_DTYPES:
-            raise CheckpointError(f"{name} is {tensor.dtype}, of which no rows are taken", where=str(self._source.root))
+            raise CheckpointError(
+                f"{name} is {tensor.dtype}, of which no rows are taken",
+                where=str(self._source.root),
+                hint="name the draft as it was before quantization",
+            )
         return map_tensor(tensor)

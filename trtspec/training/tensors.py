@@ -45,7 +45,11 @@ class SourceTensors:
         for name, rule in named.items():
             if source.tensors[name].dtype not in (*TRAINABLE, "I64") or rule.experts:
                 what = "experts" if rule.experts else source.tensors[name].dtype
-                raise CheckpointError(f"{name} is {what}, which cannot be trained", where=str(source.root))
+                raise CheckpointError(
+                    f"{name} is {what}, which cannot be trained",
+                    where=str(source.root),
+                    hint="train an unquantized draft without experts",
+                )
         self.fixed = {name: _load(source, name, device) for name in named}
         wanted = [name for name, rule in named.items() if trained(rule) and self.fixed[name].is_floating_point()]
         generator = torch.Generator().manual_seed(seed)

@@ -13,6 +13,7 @@ from trtspec.backends.embedded.check import check
 from trtspec.backends.embedded.memory import memory
 from trtspec.backends.embedded.probes import probes
 from trtspec.registry import names
+from trtspec.torch_engine.settings import STRETCHES
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
@@ -43,6 +44,7 @@ BACKEND = Backend(
     plan=_plan,
     in_process=True,
     keeps_windows=True,
+    stretches=STRETCHES,
     knobs=frozenset({"schedule", "confidence", "verify"}),
     warms=True,
     maps_vocabularies=lambda version, method: method == "draft_target",

@@ -21,7 +21,7 @@ def memory(context: PlanContext) -> list[MemoryPlan]:
             context.target_config,
             context.draft_config,
             rows=engine.max_batch_size,
-            seq_len=min(engine.max_seq_len, context.target_config.max_positions),
+            seq_len=min(engine.max_seq_len, context.target_config.stretched_positions),
             num_tokens=num_tokens_of(engine, shape.max_tokens),
             max_draft_tokens=shape.max_tokens,
             head_parameters=context.draft_head.num_parameters if context.draft_head else 0,

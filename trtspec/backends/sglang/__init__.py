@@ -50,6 +50,7 @@ BACKEND = Backend(
     memory=partial(plan_source_memory, limit=share_without_activations),
     plan=_plan,
     converts=False,
+    stretches=frozenset({"linear", "dynamic"}),
     knobs=frozenset({"schedule", "verify"}),
     package="sglang",
     versions=lambda: list(releases()),

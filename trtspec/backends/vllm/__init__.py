@@ -49,6 +49,7 @@ BACKEND = Backend(
     memory=partial(plan_source_memory, limit=share_of_all),
     plan=_plan,
     converts=False,
+    stretches=frozenset({"linear", "dynamic"}),
     maps_vocabularies=maps_vocabularies,
     knobs=frozenset({"schedule", "verify"}),
     package="vllm",

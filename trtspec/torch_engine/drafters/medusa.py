@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.rules import Rule
+from trtspec.checkpoint.trtllm import AGAIN
 from trtspec.kernels.tree import Tree, in_node_order
 from trtspec.methods.choices import Choice, most_ranks
 from trtspec.methods.medusa_heads import Heads
@@ -34,7 +35,9 @@ class HeadStack:
             vocab_size=config.vocab_size,
         )
         if heads.num_heads < count:
-            raise document.refuse(f"says that there are {heads.num_heads} Medusa heads; the choices need {count}")
+            raise document.refuse(
+                f"says that there are {heads.num_heads} Medusa heads; the choices need {count}", AGAIN
+            )
         self._blocks = [
             (
                 _stack(target, [heads.weight(head, layer) for head in range(count)]),

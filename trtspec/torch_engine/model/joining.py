@@ -11,7 +11,7 @@ from torch import Tensor
 from trtspec.checkpoint.rules import Rule
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.sharding import Place, Sharded, join_places, shard
-from trtspec.checkpoint.trtllm import Checkpoint
+from trtspec.checkpoint.trtllm import AGAIN, Checkpoint
 from trtspec.errors import CheckpointError
 from trtspec.torch_engine.model.tensors import TORCH_DTYPES, map_tensor
 
@@ -56,11 +56,11 @@ def _share(checkpoint: Checkpoint, sharded: Sharded, rank: int) -> Tensor:
     tensor = checkpoint.ranks[rank].get(sharded.name)
     file = str(checkpoint.root / f"rank{rank}.safetensors")
     if tensor is None:
-        raise CheckpointError(f"lacks the tensor {sharded.name!r}", where=file)
+        raise CheckpointError(f"lacks the tensor {sharded.name!r}", where=file, hint=AGAIN)
     if tensor.shape != sharded.shape:
         made = f"config.json makes it {list(sharded.shape)}"
-        raise CheckpointError(f"tensor {sharded.name!r} is {list(tensor.shape)}, but {made}", where=file)
+        raise CheckpointError(f"tensor {sharded.name!r} is {list(tensor.shape)}, but {made}", where=file, hint=AGAIN)
     if tensor.dtype not in TORCH_DTYPES:
         can = f"the torch engine reads {', '.join(TORCH_DTYPES)}"
-        raise CheckpointError(f"tensor {sharded.name!r} is in {tensor.dtype}; {can}", where=file)
+        raise CheckpointError(f"tensor {sharded.name!r} is in {tensor.dtype}; {can}", where=file, hint=AGAIN)
     return map_tensor(tensor)

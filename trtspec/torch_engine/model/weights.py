@@ -77,7 +77,7 @@ class Weights:
         bias, act = self._config.mlp_bias, self._config.hidden_act
         if act not in ACTIVATIONS:
             message = f"hidden_act {act!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
-            raise self._checkpoint.document.refuse(message)
+            raise self._checkpoint.document.unsupported(message)
         if act == "swiglu":  # the linear half is stored above the activated one
             halves = partial(torch.roll, shifts=self._config.intermediate_size, dims=0)
             gate_up = self._linear(layer, "mlp.fc", bias=bias, order=halves)

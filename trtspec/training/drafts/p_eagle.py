@@ -36,7 +36,9 @@ class ParallelStudent(Eagle3Student):
         super().__init__(source)
         origin, token = self.tensors.source, mask_token(self.tensors.source)
         if token is None:
-            raise CheckpointError("names no mask token", where=str(origin.root))
+            raise CheckpointError(
+                "names no mask token", where=str(origin.root), hint="write mask_token_id into its config.json"
+            )
         self.passes, self._mask = source.draft_len, token
         self._num_layers = decoder_reader(origin.reader).positive("num_hidden_layers", 1)
 

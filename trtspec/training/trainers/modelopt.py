@@ -137,7 +137,8 @@ def _eagle(job: Job) -> Eagle:
     """Return the section; no rope scaling is put into the export, so that it drafts as it was trained."""
     draft, layer = job.draft, _layer(job.draft)
     default = {"rope_type": "default", "rope_theta": draft.get("rope_theta", 10000.0)}
-    layer["rope_scaling"] = draft.get("rope_parameters") or layer.get("rope_scaling") or default
+    rope = layer.get("rope_scaling") or draft.get("rope_parameters") or default
+    layer["rope_scaling"] = {"rope_theta": default["rope_theta"], **rope}
     layer |= {
         "draft_vocab_size": draft.get("draft_vocab_size", draft["vocab_size"]),
         "has_lm_head": True,
