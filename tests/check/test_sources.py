@@ -42,7 +42,7 @@ CORRECT = "correct it in config.json, or name a checkpoint that has it right"
 
 
 CONFIGS: list[tuple[dict[str, Any], str, str | None]] = [
-    ({"architectures": None}, "architectures is None, expected a list with one name", CORRECT),
+    ({"architectures": None}, "architectures is null, expected a list with one name", CORRECT),
     ({"architectures": []}, "architectures is [], expected a list with one name", CORRECT),
     (
         {"architectures": ["LlamaForCausalM"]},

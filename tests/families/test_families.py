@@ -135,7 +135,7 @@ WRONG = {
         ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; supported: gelu_pytorch_tanh"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported: text is generated from"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, expected a positive number"),
-        ({"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], expected 2 times full_attention or"),
+        ({"layer_types": ["full_attention"]}, 'layer_types is ["full_attention"], expected 2 times full_attention or'),
         ({"attn_logit_softcapping": "50"}, "attn_logit_softcapping is '50', expected float"),
         ({"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1.0, expected 0 or more"),
     ],

@@ -111,10 +111,10 @@ def test_a_value_too_large_for_fp16_is_named(tmp_path: Path) -> None:
 
 
 CONFIGS = {
-    "no architecture": ({"architectures": None}, "architectures is None, expected a list with one name"),
+    "no architecture": ({"architectures": None}, "architectures is null, expected a list with one name"),
     "unknown": ({"architectures": ["LlamaForCasualLM"]}, "architecture 'LlamaForCasualLM' is not supported; "),
     "near miss": ({"architectures": ["LlamaForCasualLM"]}, "architecture 'LlamaForCasualLM' is not supported"),
-    "two": ({"architectures": ["A", "B"]}, "architectures is ['A', 'B'], expected a list with one name"),
+    "two": ({"architectures": ["A", "B"]}, 'architectures is ["A", "B"], expected a list with one name'),
     "no size": ({"hidden_size": None}, "config.json has no hidden_size, and the default of transformers' class was"),
     "text": ({"hidden_size": "32"}, "config.json: hidden_size is '32', expected int"),
     "negative": ({"vocab_size": -4}, "config.json: vocab_size is -4, expected a positive number"),

@@ -266,7 +266,7 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     "layers that are words": (
         without(),
         {"eagle_config": {AUX: ["low", "high"]}},
-        f"/config.json: {AUX} is ['low', 'high'], expected numbers of layers",
+        f'/config.json: {AUX} is ["low", "high"], expected numbers of layers',
     ),
     "a section that is a list": (without(), {"eagle_config": [1]}, "/config.json: eagle_config is [1], expected"),
     "norms twice": (
