@@ -185,6 +185,7 @@ def make_large_pair(root: Path) -> None:
     known = {shape.name: shape for shape in shapes()}
     for name, shape in (("large-target", "llama-3.1-8b-instruct"), ("large-draft", "llama-3.2-1b-instruct")):
         make_checkpoint(known[shape], root / name)
+        (root / name / "generation_config.json").write_text('{"eos_token_id": [128001, 128008, 128009]}')
     (root / "large.yaml").write_text(LARGE)
 
 
