@@ -102,7 +102,7 @@ class RunEdgeTool(Step):
                 stack.enter_context(files.unchanged())
                 prompts = load_prompts(files.paths[0], links[place(self.role)])[: self.samples]
                 tokenizer = Tokenizer(links[place(self.role)])  # its command adds special tokens to every text
-                chats = {
+                chats: dict[str, str | None] = {
                     each.text: tokenizer.as_plain(each.text) for each in prompts if isinstance(each.text, Rendered)
                 }
                 texts = [chats.get(each.text) or each.text for each in prompts]
