@@ -42,3 +42,12 @@ def test_messages_are_refused_with_their_place(
 ) -> None:
     error = refused(with_template(pair_master / "target", tmp_path / "tokenizer"), [message])
     assert (error["param"], error["code"]) == (param, code)
+
+
+def test_a_chat_that_takes_too_long_is_a_400(pair_master: Path, tmp_path: Path) -> None:
+    root = with_template(pair_master / "target", tmp_path / "t")
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (root / "chat_template.jinja").write_text(loops)
+    error = refused(root, [{"role": "user", "content": "x"}])
+    assert error["code"] == "chat_template_failed"
+    assert error["message"].startswith("the chat template was stopped: it took")

@@ -247,3 +247,12 @@ def test_a_request_that_is_over_is_looked_at_no_more() -> None:
     assert not looked.wait(0.5)
     assert not left.is_set()
     departures.close()
+
+
+def test_a_rendered_chat_gets_no_special_tokens(root: Path, models: Models, monkeypatch) -> None:
+    asked: list[bool] = []
+    model, _ = start(root, models)
+    encode = model.reader._tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text, special=None: asked.append(special) or encode(text))
+    run(model, ask(), ask(add_special_tokens=np.array([[False]])))
+    assert sorted(each for each in asked if each is not None) == [False, True]

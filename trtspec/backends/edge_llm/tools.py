@@ -103,7 +103,8 @@ class RunEdgeTool(Step):
                 prompts = load_prompts(files.paths[0], links[place(self.role)])[: self.samples]
                 tokenizer = Tokenizer(links[place(self.role)])  # its command adds special tokens to every text
                 texts = [
-                    tokenizer.as_plain(each.text) if isinstance(each.text, Rendered) else each.text for each in prompts
+                    (tokenizer.as_plain(each.text) if isinstance(each.text, Rendered) else None) or each.text
+                    for each in prompts
                 ]
                 (workdir / PROMPTS).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
             yield workdir
