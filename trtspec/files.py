@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -95,7 +95,7 @@ def read_typed(form: type[T], path: Path, max_bytes: int) -> T:
     Keys that `form` has no field for are left out, so that a later version may add some.
     """
     try:
-        found: T = _reader(form).validate_json(read_bounded(path, max_bytes), strict=True)
+        found: T = _reader(cast(Any, form)).validate_json(read_bounded(path, max_bytes), strict=True)
     except ValueError as error:
         first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
         place = ".".join(map(str, first["loc"]))

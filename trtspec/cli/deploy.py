@@ -48,7 +48,7 @@ def deploy(
     manifest: ManifestDigest = None,
     trust_report: Annotated[
         str | None,
-        typer.Option(metavar="sha256:...", help="Take the gates from the report in the artifact, of this digest."),
+        typer.Option(metavar="DIGEST", help="Take the gates from the artifact's own report, if it has this sha256:..."),
     ] = None,
     canary: Annotated[
         str | None,
