@@ -48,7 +48,9 @@ def deploy(
     manifest: ManifestDigest = None,
     trust_report: Annotated[
         str | None,
-        typer.Option(metavar="DIGEST", help="Take the gates from the artifact's own report, if it has this sha256:..."),
+        typer.Option(
+            metavar="DIGEST", help="Take the gates from the report in the artifact, of this digest (sha256:HEX)."
+        ),
     ] = None,
     canary: Annotated[
         str | None,
