@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -95,8 +95,7 @@ def read_typed(form: type[T], path: Path, max_bytes: int) -> T:
     Keys that `form` has no field for are left out, so that a later version may add some.
     """
     try:
-        reader: Any = _reader(cast(Hashable, form))
-        found: T = reader.validate_json(read_bounded(path, max_bytes), strict=True)
+        found: T = _reader(cast(Any, form)).validate_json(read_bounded(path, max_bytes), strict=True)
     except ValueError as error:
         first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
         place = ".".join(map(str, first["loc"]))

@@ -58,7 +58,9 @@ def deploy(
     manifest: ManifestDigest = None,
     trust_report: Annotated[
         str | None,
-        typer.Option(metavar="sha256:...", help="Take the gates from the report in the artifact, of this digest."),
+        typer.Option(
+            metavar="DIGEST", help="Take the gates from the report in the artifact, of this digest (sha256:HEX)."
+        ),
     ] = None,
     canary: Annotated[
         str | None,

@@ -54,7 +54,9 @@ Cell = Annotated[
 ]
 ManifestDigest = Annotated[
     str | None,
-    typer.Option("--manifest", metavar="sha256:...", help="Refuse an artifact whose manifest has another digest."),
+    typer.Option(
+        "--manifest", metavar="DIGEST", help="Refuse an artifact whose manifest has another digest (sha256:HEX)."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 AllowCode = Annotated[

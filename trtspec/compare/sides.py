@@ -104,7 +104,9 @@ def _artifact(root: Path) -> Side:
 def _reports(root: Path) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
     """Return the metrics of an artifact's reports by section, and what was not read; a bad one is no reason to stop."""
     found: dict[str, Mapping[str, Any]] = {}
-    remarks = []
+    remarks: list[str] = []
+    if (root / REPORTS).is_symlink():
+        return found, [f"{REPORTS} is left out: a symbolic link"]
     for path in sorted((root / REPORTS).glob("*.json"))[:MOST_REPORTS]:
         try:
             document, values = load_document(inside(root / REPORTS, path.name))
