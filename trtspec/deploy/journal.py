@@ -46,12 +46,9 @@ MAX_STATE_BYTES = 1 << 20
 STARTING = ("staged", "loaded", "smoke")
 RUNNING = ("live", "restarting")
 COPY = "record.json"
-ENTRY: dict[str, type | tuple[type, ...]] = {
-    "time": (int, float),
-    "state": str,
-    "pid": int,
-    "detail": str,
-}  # of the journal, by key
+ENTRY: dict[str, type | tuple[type, ...]] = {"time": (int, float), "state": str, "pid": int, "detail": str}
+REVISION_ENTRY: dict[str, type | tuple[type, ...]] = {"revision": int, "artifact": str, "manifest": str}
+LATEST = 1 << 36  # seconds of the epoch that a date can have
 PLAIN: dict[str, type | tuple[type, ...]] = {
     "str": str,
     "int": int,
@@ -303,6 +300,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), kind) for key, kind in ENTRY.items()):
+    kinds = ENTRY | REVISION_ENTRY if isinstance(entry, dict) and "revision" in entry else ENTRY
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), kind) for key, kind in kinds.items()):
         return None
-    return entry
+    return entry if 0 <= entry["time"] < LATEST else None
