@@ -288,5 +288,6 @@ def test_the_target_is_found_by_its_file() -> None:
 def test_a_journal_cut_off_by_a_crash_is_still_read(state: Path) -> None:
     journal = DeploymentJournal("x")
     journal.root.mkdir(parents=True)
-    (journal.root / "journal.jsonl").write_text(json.dumps({"state": "staged"}) + '\n{"state": "lo')
-    assert journal.entries() == [{"state": "staged"}]
+    entry = {"time": 1.0, "state": "staged", "pid": 1, "detail": "", "revision": 1, "artifact": "", "manifest": ""}
+    (journal.root / "journal.jsonl").write_text(json.dumps(entry) + '\n{"state": "lo')
+    assert journal.entries() == [entry]

@@ -15,12 +15,14 @@ import pytest
 
 from trtspec.deploy import probe
 from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.front.command import DOWN
 
 ANSWERS = {
     "text": (200, {"text_output": "x"}),
     "full": (503, {"error": "the queue is full"}),
     "broken": (500, {"error": "the stub is dead"}),
     "odd": (200, {"other": "x"}),
+    "down": (503, {"error": DOWN}),
 }
 
 
@@ -66,6 +68,7 @@ def note(server: ThreadingHTTPServer, state: str = "live") -> None:
         ("full", 0, ""),
         ("broken", 1, "the stub is dead"),
         ("odd", 1, "no text_output"),
+        ("down", 1, "does not take requests now"),
         ("late", 1, "no answer within"),
     ],
 )

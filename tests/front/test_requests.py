@@ -192,6 +192,7 @@ def test_compressed_body_is_forwarded_as_it_was(encoding: bytes, compress) -> No
         b'{"text_input": "]]]]", "p": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
         b'["\\"]", ' + b"[" * (MAX_DEPTH + 1),
         b"[],{}," * 100_000,
+        b"{" + b'"a" : 1,' * 10_001 + b"}",
     ],
 )
 def test_json_that_ends_the_server_is_refused(body: bytes) -> None:
@@ -205,6 +206,7 @@ def test_json_that_ends_the_server_is_refused(body: bytes) -> None:
         b'{"text_input": "' + b"[" * 100_000 + b'"}',
         b'{"text_input": "\\"' + b"[" * 100_000 + b'"}',
         b"[" + b"[1]," * 50_000 + b"[1]]",
+        b'{"text_input": "' + b'\\"a\\": 1,' * 100_000 + b'"}',
         b"[" * MAX_DEPTH + b"]" * MAX_DEPTH,
         b'"' + b'\\"' * 4_000_000,
     ],

@@ -71,12 +71,11 @@ def responds(url: str, timeout_s: float) -> bool:
 def _ask(url: str, timeout_s: float) -> None:
     """Return once there is a response; raises OSError or HTTPException."""
     if url.startswith(UNIX):
-        connection: HTTPConnection = UnixConnection(url.removeprefix(UNIX))
+        connection: HTTPConnection = UnixConnection(url.removeprefix(UNIX), timeout_s)
         path = "/"
     else:
         parts = urlsplit(url)
-        connection, path = HTTPConnection(parts.hostname or "", parts.port), parts.path
-    connection.timeout = timeout_s
+        connection, path = HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s), parts.path
     try:
         connection.request("GET", path)
         connection.getresponse().read(CHUNK_BYTES)

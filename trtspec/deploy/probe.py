@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from trtspec.deploy.journal import DeploymentJournal
 from trtspec.errors import DeployError, StepTimeout, TrtspecError
+from trtspec.front.command import DOWN
 from trtspec.triton.client import Client
 
 REQUEST = {"text_input": "Hello", "max_tokens": 1}
@@ -44,7 +45,7 @@ def probe(name: str, within_s: float) -> None:
     except StepTimeout:
         raise
     except DeployError as error:
-        if error.message.startswith(FULL):
+        if error.message.startswith(FULL) and DOWN not in error.message:
             return
         raise
     if "text_output" not in answer:

@@ -69,7 +69,7 @@ async def _serve(front: Front, listening: dict[str, socket.socket]) -> None:
     servers.append(await loop.create_unix_server(partial(HealthConnection, front), FRONT_SOCKET))
     gc.freeze()
     LOG.info(STARTED)
-    await over.wait()
+    await over.wait()  # unbounded: the front runs until somebody ends it
     for server in servers:
         server.close()
     await _flush(front)

@@ -14,6 +14,7 @@ from trtspec.triton.names import SOCKETS
 FRONT_SOCKET = "front.sock"  # where the front answers the supervisor, whatever its ports are busy with
 PORT_IN_USE = errno.EADDRINUSE  # the exit status of a front that cannot listen
 STARTED = "it listens"
+DOWN = "the server does not take requests now: it is starting, restarting or ending"
 
 
 @dataclass(frozen=True)

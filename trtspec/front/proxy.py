@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from trtspec.front.command import DOWN
 from trtspec.front.requests import (
     END,
     MAX_BODY_BYTES,
@@ -46,7 +47,6 @@ HIGH_WATER = 64 << 10  # of a response that the client has not taken yet
 MAX_HELD_BYTES = 256 << 20  # of all bodies together
 SMALL_BODY = 64 << 10  # which is copied behind its head
 DEPARTED_S = 30.0  # until the models have ended the request of a client that left
-DOWN = "the server does not take requests now: it is starting, restarting or ending"
 
 
 class State(enum.Enum):

@@ -23,6 +23,7 @@ MAX_BODY_BYTES = 16 << 20
 MAX_CHUNKS = 1 << 16
 MAX_CHUNK_LINE = 18  # digits of a chunk's size and the end of the line
 MAX_DEPTH = 200  # of JSON
+MAX_KEYS = 10_000  # of JSON: the server takes seconds for some hundred thousand
 MAX_BRACKETS = 200_000  # of JSON, beyond MAX_DEPTH of which they are counted one by one
 
 END = b"\r\n\r\n"
@@ -323,10 +324,13 @@ def check_body(request: Request, body: bytearray) -> bytes | bytearray:
 
 def check_depth(content: bytes | bytearray, length: int | None = None) -> None:
     """Raise Refused for JSON in the first `length` bytes that is nested too deep for the server's parser."""
-    if content.count(b"[", 0, length) + content.count(b"{", 0, length) <= MAX_DEPTH:
+    brackets_at_most = content.count(b"[", 0, length) + content.count(b"{", 0, length)
+    if brackets_at_most <= MAX_DEPTH and content.count(b":", 0, length) <= MAX_KEYS:
         return
-    part = content if length is None else content[:length]
-    brackets = STRING.sub(b"", part).translate(None, NO_BRACKET)
+    part = STRING.sub(b"", content if length is None else content[:length])
+    if part.count(b":") > MAX_KEYS:
+        raise Refused(400, f"JSON with more than {MAX_KEYS:,} keys is not supported")
+    brackets = part.translate(None, NO_BRACKET)
     if len(brackets) > MAX_BRACKETS:
         raise Refused(400, f"JSON with more than {MAX_BRACKETS // 2:,} lists and objects is not supported")
     depth = 0

@@ -128,8 +128,11 @@ class Client:
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Iterator[_Answer]:
         """Send one request on a connection of its own; what goes wrong on the way names the server."""
         deadline = time.monotonic() + self.timeout_s
-        connection = UnixConnection(self.path) if self.path else HTTPConnection(self.host, self.port)
-        connection.timeout = self.timeout_s
+        connection: HTTPConnection
+        if self.path:
+            connection = UnixConnection(self.path, self.timeout_s)
+        else:
+            connection = HTTPConnection(self.host, self.port, timeout=self.timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), self._headers(path))
             open_socket = connection.sock  # http.client forgets it where the server will close the connection
