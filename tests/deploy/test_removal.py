@@ -211,7 +211,7 @@ def test_foreground_that_is_killed_is_the_cause_of_death(echo: Path, trtspec: Ru
     assert owner.stdout is not None
     owner.stdout.readline()
     owner.kill()
-    owner.communicate()
+    owner.communicate(timeout=30)
     record = DeploymentJournal("echo").known()
     assert wait_until(lambda: not record.is_running, 15)
     document = json.loads(trtspec("status", "echo", "--json").out)
