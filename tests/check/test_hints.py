@@ -41,17 +41,17 @@ def resize(tensors: dict[str, Any]) -> None:
     tensors["lm_head.weight"] = torch.zeros(66, 32)
 
 
+def widen(tensors: dict[str, Any]) -> None:
+    tensors["lm_head.weight"] = torch.zeros(64, 32).double()
+
+
 CAUSES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "architecture": ({"architectures": ["SmolLM3ForCausalLM"]}, None, "docs/extending.md describes how to add"),
     "activation": ({"hidden_act": "gelu"}, None, "choose an engine.backend that runs the checkpoint as it is"),
     "value": ({"hidden_size": "32"}, None, "correct it in config.json"),
     "size that is absent": ({"hidden_size": None}, None, "config.json has no hidden_size"),
     "resized embedding": ({}, resize, "set vocab_size: 66 in config.json"),
-    "float64": (
-        {},
-        lambda tensors: tensors.update({"lm_head.weight": torch.zeros(64, 32).double()}),
-        "save the weights",
-    ),
+    "float64": ({}, widen, "save the weights"),
     "surplus": ({}, lambda tensors: tensors.update({"score.weight": torch.zeros(2)}), "remove them from the file"),
     "fewer layers": ({"num_hidden_layers": 3}, None, "compare architectures and num_hidden_layers"),
 }  # fmt: skip

@@ -85,13 +85,9 @@ def test_unknown_kind_may_run_elsewhere() -> None:
 
 
 SIZES = {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": POSITIONS,
-    "dtype": "bfloat16",
-}
+    "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+    "max_position_embeddings": POSITIONS, "dtype": "bfloat16",
+}  # fmt: skip
 
 
 def test_defaults_are_those_of_each_config_class() -> None:

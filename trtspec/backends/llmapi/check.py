@@ -30,6 +30,7 @@ METHOD, OPTIONS = "speculation.method", "speculation.options"
 LLM_ARGS = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396"
 SUFFIX_SOURCE = f"{LLM_ARGS}, SADecodingConfig"
 SUFFIX_SLOTS = 1024
+LAST_WITH_TRANSFORMERS_4 = (1, 2)
 SAMPLER = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py, pulls 14745 and 15775"
 # Methods whose nets have config.json's keys of their own authors, or those of speculators.
 NETS = ("eagle3", "dflash", "dspark")
@@ -56,6 +57,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _about_mtp(context)
     yield from _about_head(context)
     yield from _about_quant_format(context)
+    yield from _about_rotary_keys(context)
     yield from _about_parallel(context)
     yield from check_placement(context)
     yield from check_num_tokens(context, step_tokens(context))
@@ -155,6 +157,23 @@ def _about_head(context: PlanContext) -> Iterable[Diagnostic]:
         message = f"the head has {positions} positions, fewer than max_seq_len {length}: its rope table ends there"
         hint = "drafts may be accepted less beyond them; measure on long texts"
         yield Diagnostic(path, "positions", message, hint, "warning", ROPE_SOURCE)
+
+
+def _about_rotary_keys(context: PlanContext) -> Iterable[Diagnostic]:
+    """Warn of rotary keys that only transformers 5 reads: releases up to 1.2 come with transformers 4."""
+    if minor_of(context.version) > LAST_WITH_TRANSFORMERS_4:
+        return
+    for role, path, _ in models_of(context):
+        config = context.sources[role].config
+        section = config.get("rope_parameters")
+        if not isinstance(section, dict) or config.get("rope_theta") is not None or config.get("rope_scaling"):
+            continue
+        base, kind = section.get("rope_theta", 10000.0), section.get("rope_type", "default")
+        if (base, kind) != (10000.0, "default"):
+            message = f"its rope_parameters (base {base}, {kind}) are keys of transformers 5, and TensorRT-LLM"
+            message += f" {context.version} comes with transformers 4, which reads rope_theta and rope_scaling"
+            hint = "write rope_theta, and the scaling as rope_scaling, at the top level of config.json too"
+            yield Diagnostic(f"{path}.model", "rope", message, hint, "warning")
 
 
 def _about_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
