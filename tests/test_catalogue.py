@@ -41,11 +41,6 @@ DECODERS = [shape for shape in shapes() if shape.layout == "decoder"]
 # What `check` warns of, where it does.
 WARNINGS = {
     "llama-3.1-8b-draft-1b": ["size-ratio"],
-    "llama-3.3-70b-fp8-tp1": ["size-ratio"],
-    "llama-3.3-70b-fp8-tp2": ["size-ratio"],
-    "llama-3.3-70b-fp8-tp4": ["size-ratio"],
-    "llama-3.1-405b-fp8-tp8": ["size-ratio"],
-    "qwen2.5-72b-fp8-draft-0.5b": ["size-ratio"],
     "vicuna-7b-medusa": ["greedy"],
     "llama-2-7b-eagle": ["greedy"],
     "codellama-7b-lookahead": ["greedy"],

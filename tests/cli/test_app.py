@@ -94,14 +94,20 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
         ),
         "compare": ((recipe, artifact), {"a", "b", "differences", "same", "not_compared", "effects"}),
         "build": ((recipe,), {"name", "artifact", "status", "steps", "seconds", "recipes"}),
-        "verify": ((artifact, "--max-tokens", 4), {"ok", "acceptance", "checks", "left_out", "manifest", *speedup}),
+        "verify": (
+            (artifact, "--max-tokens", 4),
+            {"ok", "acceptance", "checks", "left_out", "manifest", "warnings", *speedup},
+        ),
         "generate": (
             (artifact, "-p", "the", "--max-tokens", 4),
             {*statistics.split(), "finish_reason", "seconds", "tokens_per_s"},
         ),
         "bench": (
             (artifact, "--runs", 1, "--max-tokens", 2),
-            {"prompts", "max_tokens", "acceptance", "baseline", "speculative", "identical_texts", *speedup},
+            {
+                *("decision", "verdict", "name", "manifest", "warnings", "prompts", "max_tokens", "acceptance"),
+                *("baseline", "speculative", "identical_texts", *speedup),
+            },
         ),
         "advise": (
             ("--concurrency", 2),
