@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtspec.checkpoint.rendered import Rendered
 from trtspec.errors import TrtspecError
 from trtspec.prompts.prompt import Prompt
 
@@ -47,7 +48,8 @@ class Reference:
             messages = [dict(message) for message in prompt.messages]
             text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             return list(self.tokenizer(text, add_special_tokens=False).input_ids)
-        return list(self.tokenizer(str(prompt.text)).input_ids)
+        is_rendered = isinstance(prompt.text, Rendered)  # a chat has its special tokens in the text
+        return list(self.tokenizer(str(prompt.text), add_special_tokens=not is_rendered).input_ids)
 
     def logits(self, before: Sequence[int], text: Sequence[int]) -> torch.Tensor:
         """Return the logits [len(text) + 1, vocabulary] of each place of a text, and of the place behind it."""
