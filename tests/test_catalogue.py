@@ -235,7 +235,9 @@ def test_it_fits_together(name: str, place: Path, trtspec: Run) -> None:
     checked = trtspec("check", place / f"{name}.yaml", "--json")
     problems = checked.document["problems"]
     assert (checked.code, checked.document["ok"]) == (0, True), problems
-    assert sorted(problem["code"] for problem in problems) == WARNINGS.get(name, [])
+    # the torch engine's memory is that of the machine that checks, which may have less
+    codes = sorted(each["code"] for each in problems if not each["message"].startswith("this machine"))
+    assert codes == WARNINGS.get(name, [])
 
 
 @pytest.mark.slow

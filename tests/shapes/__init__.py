@@ -68,11 +68,12 @@ def make_checkpoints(recipes: Path, hub: Path) -> None:
 
 
 def make_checkpoint(shape: Shape, root: Path) -> None:
-    """Write config, headers and a stand-in tokenizer below `root`; the data of tensors takes no space."""
+    """Write config, headers, a stand-in tokenizer and its end id below `root`; the data of tensors takes no space."""
     root.mkdir(parents=True)
     (root / "config.json").write_text(json.dumps(shape.config))
     if shape.tokenizer:
         (root / "tokenizer.json").write_text(_stand_in(shape.tokenizer))
+        (root / "generation_config.json").write_text('{"eos_token_id": 0}')
     shards = list(_divided(shape.tensors()))
     if len(shards) == 1:
         _write_shard(root / "model.safetensors", shards[0])
