@@ -39,7 +39,7 @@ from convert_source import LLAMA_8B, Shape, forget, make_source, remember
 from machine import cpu_name
 
 ENCODINGS, RANKS = ("none", "fp8", "fp8_rowwise"), (1, 4, 8)
-TINY = Shape(256, 512, 128, 512, 8)
+TINY = Shape(256, 512, 128, 1024, 8)
 
 BOUND_S = 1800
 MEDIANS = ("seconds", "cpu_s", "rate", "of_limit", "peak_bytes", "disk_read_bytes", "open_s")

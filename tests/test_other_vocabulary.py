@@ -54,10 +54,10 @@ def test_check_says_how_much_is_shared(trtspec: Run, recipe: Path) -> None:
 def test_a_pair_with_nothing_in_common_is_refused(trtspec: Run, recipe: Path) -> None:
     path = recipe.parent / "draft" / "tokenizer.json"
     document = json.loads(path.read_text())
-    document["model"] |= {"vocab": {"北京": 0, "<end>": 1}, "merges": []}
+    document["model"] |= {"vocab": {"北京": 0, "<stop>": 1}, "merges": []}
     document["added_tokens"][0] |= {"id": 1, "content": "<stop>"}
     path.write_text(json.dumps(document))
-    (found,) = problems(trtspec, recipe)
+    (found,) = [each for each in problems(trtspec, recipe) if each[0] == "error"]
     assert found == ("error", "vocabulary", "draft and target have other tokenizers without a common token: nothing "
                      "can be drafted")  # fmt: skip
 

@@ -28,7 +28,7 @@ CONVERTING = {"torch", "transformers", "numpy", "google.protobuf", "tritonclient
     ("command", "unwanted"),
     [
         ("--help", CONVERTING | {"pydantic", "rich", "yaml", "filelock", "trtspec.graph"}),
-        ("check", CONVERTING | {"rich.table", "rich.progress", "filelock", "trtspec.graph"}),
+        ("check", CONVERTING | {"rich.table", "rich.progress", "filelock", "trtspec.graph.store"}),
         ("plan", CONVERTING | {"rich.progress"}),
         ("compare", CONVERTING | {"rich.progress"}),
         ("advise", CONVERTING | {"rich.progress"}),

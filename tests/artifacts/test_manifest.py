@@ -72,7 +72,7 @@ def test_no_artifact(tmp_path: Path) -> None:
         ("{", r"manifest\.json: not valid JSON: Expecting property name .* line 1 column 2"),
         ("[" * 100_000, r"manifest\.json: not valid JSON: "),
         ("\udcff", r"manifest\.json: not valid JSON: 'utf-8' codec can't decode"),
-        ("[]", r"manifest\.json: its schema is None; this trtspec reads 'trtspec\.manifest/2'$"),
+        ("[]", r"manifest\.json: its schema is null; this trtspec reads 'trtspec\.manifest/2'$"),
         ('{"schema": "other/1"}', r"its schema is 'other/1'; this trtspec reads 'trtspec\.manifest/2'$"),
         ('{"schema": "trtspec.manifest/9"}', r"its schema is 'trtspec\.manifest/9'.*\nhint: read it with the trtspec"),
         (

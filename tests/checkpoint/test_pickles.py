@@ -30,6 +30,12 @@ from trtspec.errors import CheckpointError
 from trtspec.system import wait_until
 
 
+@pytest.fixture(autouse=True)
+def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the limits of this process as they are where a test unpickles in it."""
+    monkeypatch.setattr(unpickler, "_confine", lambda nbytes: None)
+
+
 @pytest.fixture
 def root(workplace: Path) -> Path:
     """A checkpoint's directory that lacks its weights."""
@@ -68,7 +74,6 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
             raise CheckpointError(str(ended.code), where=str(pickle)) from None
 
     monkeypatch.setattr(pickles, "_run_unpickler", run)
-    monkeypatch.setattr(unpickler, "_confine", lambda nbytes: None)  # this process goes on
 
 
 def refused(root: Path, pins: dict[str, str], message: str) -> CheckpointError:

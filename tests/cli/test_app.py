@@ -93,7 +93,7 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
             },
         ),
         "compare": ((recipe, artifact), {"a", "b", "differences", "same", "not_compared", "effects"}),
-        "build": ((recipe,), {"name", "artifact", "status", "steps", "seconds", "recipes"}),
+        "build": ((recipe,), {"name", "artifact", "manifest", "status", "steps", "seconds", "recipes"}),
         "verify": (
             (artifact, "--max-tokens", 4),
             {"ok", "acceptance", "checks", "left_out", "manifest", "warnings", *speedup},

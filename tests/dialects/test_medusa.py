@@ -247,7 +247,7 @@ def faults() -> Iterator[Fault]:
         "biases that are said to be none",
         fast,
         partial(set_at, ("medusa_fc_bias",), False),
-        r"medusa_fc_bias is False",
+        r"medusa_fc_bias is false",
     )
     yield "heads under two names", fast, partial(also, "medusa_head.0.0.linear.weight", (32, 32)), r"under two prefixes"
     yield "a bias that no reader has", fast, partial(also, "0.1.bias", (64,)), r"0\.1\.bias: no rule uses it"

@@ -53,7 +53,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
     found = Target()
     monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda: 1000)
     monkeypatch.setattr("trtspec.deploy.base.find_target", lambda name: found)
-    monkeypatch.setattr("trtspec.deploy.base.ensure_gates", lambda *_: True)
+    monkeypatch.setattr("trtspec.deploy.base.ensure_gates", lambda *_, **__: True)
     return found
 
 

@@ -30,10 +30,10 @@ def test_results_are_on_stdout_and_notes_on_stderr(recipe: Path, trtspec: Run) -
     assert planned.out.startswith("tiny: llmapi engine")
     assert "warning: an option of trtllm-build" in planned.err
     built = trtspec("build", recipe)
-    assert re.fullmatch(r"build/tiny: built \(.* s\)\n", built.out)
+    assert re.fullmatch(r"build/tiny: built \(.* s\)\nmanifest sha256:[0-9a-f]{64}\n", built.out)
     assert "convert-target" in built.err
     checked = trtspec("check", recipe)
-    assert (checked.out, checked.err) == ("tiny: fits together\n", "")
+    assert (checked.out, checked.err) == ("end ids: 0 (generation_config.json)\ntiny: fits together\n", "")
     for arguments, said in ((("inspect", "build/tiny"), "kind"), (("recipes",), "quickstart"), (("cache",), "entries")):
         shown = trtspec(*arguments)
         assert said in shown.out

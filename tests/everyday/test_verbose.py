@@ -61,7 +61,7 @@ def test_the_server_s_command_line_is_shown(
     lines = noted(failed.err)
     journal = DeploymentJournal("tiny")
     command = next(line for line in lines if line.startswith(f"deploy: run {server} --model-repository="))
-    assert "--http-address=127.0.0.1 --http-port=" in command
+    assert "'--http-address=unix:<sockets>/http.sock' --http-port=" in command
     assert "--http-restricted-api=shared-memory,model-repository,trace,logging:trtspec-token=<token>" in command
     assert command.endswith(f" ($TRTSPEC_TRITONSERVER), its output goes to {journal.log}")
     assert any(line.startswith("deploy: tiny is failed, process ") for line in lines)

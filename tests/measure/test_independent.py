@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
+from tests.manifests import read_manifest, write_manifest
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
 from trtspec.measure.reference import Reference
 
@@ -26,11 +27,11 @@ def _edit(artifact: Path, name: str, change: Callable[[dict[str, Any]], None]) -
     change(document)
     path.unlink(missing_ok=True)  # it may be the store's file too
     path.write_text(json.dumps(document))
-    manifest = json.loads((artifact / "manifest.json").read_text())
+    manifest = read_manifest(artifact)
     records = [each for each in manifest["files"] if each["path"] != f"tokenizer/{name}"]
     raw = path.read_bytes()
     record = {"path": f"tokenizer/{name}", "sha256": hashlib.sha256(raw).hexdigest(), "size": len(raw)}
-    (artifact / "manifest.json").write_text(json.dumps(manifest | {"files": [*records, record]}))
+    write_manifest(artifact, manifest | {"files": [*records, record]})
 
 
 def _parity(trtspec: Run, artifact: Path, code: int, *arguments: object) -> dict[str, Any]:

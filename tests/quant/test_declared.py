@@ -46,7 +46,7 @@ SEVERAL["config_groups"]["group_1"] = compressed_tensors("channel")["config_grou
         (compressed_tensors() | {"sparsity_config": {"format": "sparse-24-bitmask"}},
          "quantized with sparse-24-bitmask: its weights are stored without their zeros"),
         (compressed_tensors() | {"kv_cache_scheme": {"num_bits": 8, "type": "int"}},
-         "has a KV cache in {'num_bits': 8, 'type': 'int'}; only FP8 with one scale a layer can be taken over"),
+         'has a KV cache in {"num_bits": 8, "type": "int"}; only FP8 with one scale a layer can be taken over'),
     ],
 )  # fmt: skip
 def test_what_config_json_declares_may_be_refused(document: dict[str, Any], message: str, tmp_path: Path) -> None:

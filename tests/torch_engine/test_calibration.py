@@ -93,7 +93,12 @@ class Listener(TorchFunctionMode):
 
 def make_source(root: Path, family: str = "llama", dtype: str = "bfloat16", **shape: Any) -> Path:
     make_model(root, family, dtype=dtype, **{"vocab_size": PAIR_VOCAB, "max_position_embeddings": 512, **shape})
-    return make_tokenizer(root)
+    make_tokenizer(root)
+    path = root / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["model"]["vocab"]["<unk>"] = len(document["model"]["vocab"])  # Gemma's class needs one
+    path.write_text(json.dumps(document))
+    return root
 
 
 def reference(root: Path, max_len: int = MAX_LEN) -> Activations:

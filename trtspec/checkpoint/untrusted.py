@@ -76,7 +76,7 @@ def _check_is_text(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ValueError("it holds half a surrogate pair, which is no text") from None
+        raise ValueError("not text: it has half a surrogate pair") from None
 
 
 def shown(text: str) -> str:

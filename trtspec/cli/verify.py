@@ -69,9 +69,9 @@ def verify(
         if verification.speedup:
             say(f"with speculation {verification.speedup}")
         say(*said_of(artifact, verification))
-    written = report or artifact / REPORT
-    if written.is_file():
-        note(f"{written}: sha256:{file_sha256(written)}", "dim")
+        written = report or artifact / REPORT
+        if verification.ok and written.is_file():
+            note(f"{written}: sha256:{file_sha256(written)}", "dim")
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 
 

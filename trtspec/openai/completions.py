@@ -100,7 +100,8 @@ class Completions:
         """Return what a body asks for; raises ApiError for one that asks for what cannot be."""
         check_model(body, self._config.model)
         self._sizes.check(body)
-        if len(body.get("logit_bias") or ()) > MANY_BIASES:
+        biases = body.get("logit_bias")
+        if isinstance(biases, dict) and len(biases) > MANY_BIASES:
             asked = await asyncio.to_thread(read_parameters, body, chat=chat)
         else:
             asked = read_parameters(body, chat=chat)

@@ -579,12 +579,6 @@ MET_BEFORE = [
         "warning",
     ),
     Row(
-        "#2789 a draft with a larger vocabulary",
-        ask_pair(draft=shape("llama-3.2-1b", vocab_size=128257)),
-        "speculation.draft.model",
-        "the draft has 128257 vocabulary entries, the target 128256",
-    ),
-    Row(
         "#5451 lookahead in 0.20: cudaGetLastError(): invalid configuration argument",
         ask(**LOOKAHEAD, engine__version="0.20"),
         "engine.version",

@@ -258,7 +258,8 @@ WARNED = [
     (
         {"method": "draft_target", "draft": "qwen2.5-7b"},
         "speculation.draft.model vocabulary",
-        "draft and target have other vocabularies: vLLM drafts tokens that both have, on its V1 model runner",
+        "draft and target have one tokenizer, but 152064 and 128256 rows: "
+        "vLLM maps the tokens that both have, on its V1 model runner",
     ),
     (
         {"method": "suffix"},

@@ -164,7 +164,7 @@ class TestTheEngine:
         ("options", "message"),
         [
             ({"window": 5}, r"window is 5, at most 4 is taken \(speculation.options.window\)"),
-            ({"ngram": 0}, "Input should be greater than or equal to 1"),
+            ({"ngram": 0}, "ngram: must be at least 1"),
             ({"ngram": 1}, "ngram 1 is lookahead turned off: window has to be 1, verification 0"),
             ({"nodes": 1}, "nodes is 1, but the engine's method has no nodes that a request may lower"),
         ],

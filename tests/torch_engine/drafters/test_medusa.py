@@ -229,11 +229,14 @@ def test_a_checkpoint_with_too_few_heads(knowing: Knowing) -> None:
     with pytest.raises(CheckpointError) as caught:
         make_engine(knowing.target, chain)
     config = knowing.target / "config.json"
-    assert str(caught.value) == f"{config}: says that there are 4 Medusa heads; the choices need 5"
+    assert (
+        str(caught.value).partition("\nhint: ")[0]
+        == f"{config}: says that there are 4 Medusa heads; the choices need 5"
+    )
 
 
 def test_a_checkpoint_without_heads(knowing: Knowing, tmp_path: Path) -> None:
     target = convert(knowing.source, tmp_path / "target")
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, WRITTEN)
-    assert str(caught.value) == f"{target}/config.json: lacks 'num_medusa_heads'"
+    assert str(caught.value).partition("\nhint: ")[0] == f"{target}/config.json: lacks 'num_medusa_heads'"
