@@ -134,7 +134,19 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
         "checklist": ((artifact,), {"name", "artifact", "manifest", "missing", "rows"}),
         "inspect": (
             (artifact,),
-            {"kind", "name", "backend", "method", "draft_len", "acceptance", "files", "bytes", "tools", "steps"},
+            {
+                "kind",
+                "name",
+                "backend",
+                "method",
+                "draft_len",
+                "acceptance",
+                "files",
+                "bytes",
+                "tools",
+                "steps",
+                "end_ids",
+            },
         ),
         "swift": (
             (recipe, "--samples", 2, "--max-tokens", 2, "--iterations", 2),

@@ -92,11 +92,12 @@ class Listener(TorchFunctionMode):
 
 
 def make_source(root: Path, family: str = "llama", dtype: str = "bfloat16", **shape: Any) -> Path:
-    make_model(root, family, dtype=dtype, **{"vocab_size": PAIR_VOCAB, "max_position_embeddings": 512, **shape})
+    rows = PAIR_VOCAB + 2  # one is that of <unk>, which Gemma's tokenizer class needs
+    make_model(root, family, dtype=dtype, **{"vocab_size": rows, "max_position_embeddings": 512, **shape})
     make_tokenizer(root)
     path = root / "tokenizer.json"
     document = json.loads(path.read_text())
-    document["model"]["vocab"]["<unk>"] = len(document["model"]["vocab"])  # Gemma's class needs one
+    document["model"]["vocab"]["<unk>"] = len(document["model"]["vocab"])
     path.write_text(json.dumps(document))
     return root
 
