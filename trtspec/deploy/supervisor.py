@@ -70,7 +70,9 @@ class Supervisor:
         """
         while not self.asked.wait(LOOK_EVERY_S):
             ended = self.keeper.ended, self.keeper.front_ended, *(each.ended for each in self.running)
-            if (status := next((each for each in ended if each is not None), None)) is not None:
+            status = next((each for each in ended if each is not None), None)
+            record = self.journal.read()
+            if status is not None and not (record and record.pid == os.getpid() and record.state == "live"):
                 return status if status > 0 else 128 - status
             is_left = self.command is not None and not is_alive(
                 *self.command
