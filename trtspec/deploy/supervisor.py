@@ -69,17 +69,14 @@ class Supervisor:
         1 where the command that deploys ended first: nobody is left who would say that it is live.
         """
         while not self.asked.wait(LOOK_EVERY_S):
+            # Looked at before the record is read: what ends once the deployment is live is restarted by `_watch`.
             ended = self.keeper.ended, self.keeper.front_ended, *(each.ended for each in self.running)
-            status = next((each for each in ended if each is not None), None)
-            record = self.journal.read()
-            if status is not None and not (record and record.pid == os.getpid() and record.state == "live"):
-                return status if status > 0 else 128 - status
-            is_left = self.command is not None and not is_alive(
-                *self.command
-            )  # asked first: it may end once it is live
+            is_left = self.command is not None and not is_alive(*self.command)
             record = self.journal.read()
             if record and record.pid == os.getpid() and record.state == "live":
                 break
+            if (status := next((each for each in ended if each is not None), None)) is not None:
+                return status if status > 0 else 128 - status
             if is_left:
                 self._give_up(record, "the command that deployed it ended before it was live")
                 return 1
