@@ -15,6 +15,7 @@ from typing import Any
 
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
 from trtspec.checkpoint.untrusted import shown
+from trtspec.diagnostics import written
 from trtspec.errors import CheckpointError
 
 GENERATION_CONFIG, CONFIG, TOKENIZER_CONFIG = "generation_config.json", "config.json", "tokenizer_config.json"
@@ -145,7 +146,7 @@ def _ids(value: Any, path: Path) -> tuple[int, ...]:
         raise _refuse(path, f"it has {len(listed):,} ids; at most {MAX_END_IDS} are taken")
     for each in listed:
         if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each <= MAX_ID:
-            raise _refuse(path, f"{shown(repr(each))[1:-1]} is no token id")
+            raise _refuse(path, f"{written(each)} is no token id")
     return tuple(dict.fromkeys(listed))
 
 
