@@ -297,6 +297,13 @@ def test_large_bodies_do_not_stop_the_others(kind: str, gateway: Gateway) -> Non
     print(kind, f"longest wait {max(waits):.3f} s")  # noqa: T201
 
 
+@pytest.mark.parametrize("value", [True, 7, 1.5, "x" * 2000, [1] * 2000])
+def test_bias_that_is_no_object_is_a_client_error(value: object, gateway: Gateway) -> None:
+    body = {"model": "m", "prompt": "x", "logit_bias": value}
+    answer = requests.post(f"{gateway.url}/v1/completions", json=body, timeout=20)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias")
+
+
 def test_errors_print_json_and_no_python(gateway: Gateway) -> None:
     for body, said in (
         (
