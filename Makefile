@@ -21,14 +21,14 @@ setup: $(INSTALLED) ## Fill .venv with trtspec and everything it is developed wi
 
 # The second installation is of Triton's server for Python 3.13, and nothing elsewhere: see `triton` in pyproject.toml.
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -I trtspec/interpreter.py
+	@$(PYTHON) -I trtspec/core/interpreter.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt --no-deps nvidia-pytriton
 	@touch $@
 
 editor: setup ## Install what tests take from npm, where it is (outside this directory): a language server, axe-core.
-	@$(BIN)/python -m tests.npm tests/editor tests/reporting/axe
+	@$(BIN)/python -m tests._support.npm tests/editor tests/report/axe
 
 prometheus: $(ENGINES)/.prometheus/usr/bin/promtool ## Unpack Debian's Prometheus for its tests, where apt-get is (ENGINES= says where).
 
@@ -85,14 +85,14 @@ test-fast: setup ## Run those that take no time: without servers, whole builds a
 
 # One worker, so that it has a network of its own; the other files would only be imported.
 test-python: ## Run the tests that each supported Python must pass, on one: make test-python PYTHON=python3.12
-	@$(PYTHON) -I trtspec/interpreter.py
+	@$(PYTHON) -I trtspec/core/interpreter.py
 	$(PYTHON) -m venv --clear $(OTHER)
 	$(OTHER)/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt -e '.[test]'
 	$(OTHER)/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt --no-deps nvidia-pytriton
 	$(OTHER)/bin/pytest -n 1 -m every_python $$(grep -rl --include='*.py' mark.every_python tests)
 
 openai-fuzz: setup ## Send 5,000 malformed requests to the OpenAI-compatible entry before a real server.
-	TRTSPEC_FUZZ_EXAMPLES=840 $(BIN)/pytest tests/openai/test_fuzz.py --timeout 3600 --basetemp build/openai-fuzz
+	TRTSPEC_FUZZ_EXAMPLES=840 $(BIN)/pytest tests/serving/gateway/test_fuzz.py --timeout 3600 --basetemp build/openai-fuzz
 
 soak: setup ## Serve for long: 64 streams for 10 minutes, and what is left of 200 faults of a draft and 1,000 rollouts.
 	$(BIN)/python -m benchmarks.soak --resume --out benchmarks/results

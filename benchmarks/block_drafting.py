@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.machine import environment
 from benchmarks.methods import CONFIDENCE, prompts_by_kind
-from trtspec.paths import recipes_dir
+from trtspec.core.paths import recipes_dir
 
 if TYPE_CHECKING:
-    from trtspec.measure.artifact import OpenArtifact
+    from trtspec.bench.artifact import OpenArtifact
 
 BLOCK = "dspark"
 CHAIN = [[0] * depth for depth in range(1, 5)]
@@ -97,7 +97,7 @@ def built(folder: Path) -> list[Arm]:
 
 @cache
 def opened(root: Path) -> OpenArtifact:
-    from trtspec.measure.artifact import open_artifact
+    from trtspec.bench.artifact import open_artifact
 
     return OPENED.enter_context(open_artifact(root))
 

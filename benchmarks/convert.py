@@ -43,7 +43,7 @@ from convert_source import LLAMA_405B, copy_tokenizer, forget, make_source, reme
 from machine import cpu_name
 from rank_loop import convert_by_rank
 
-from trtspec.checkpoint.safetensors import lay_out
+from trtspec.checkpoints.safetensors import lay_out
 
 RANKS = 4
 # ---- the source ----
@@ -73,10 +73,10 @@ def make_headers(root: Path) -> None:
 
 def convert_ours(source: Path, out: Path) -> None:
     """Convert with trtspec; the journal has every byte on the disk before it returns."""
-    from trtspec.checkpoint.sharding import ParallelMapping
-    from trtspec.quant.activations import Activations
-    from trtspec.quant.scheme import Scheme
-    from trtspec.steps.convert import convert_checkpoint
+    from trtspec.backends.steps.convert import convert_checkpoint
+    from trtspec.checkpoints.quant.activations import Activations
+    from trtspec.checkpoints.quant.scheme import Scheme
+    from trtspec.checkpoints.sharding import ParallelMapping
 
     layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
     modules = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")

@@ -170,12 +170,12 @@ def _loop(root: Path, nbytes: int, weights: str, ranks: int) -> dict[str, Any]:
 
 
 COMPILE = """\
-from trtspec.kernels.host import COMPILE_BYTES, host_library
+from trtspec.kernels.autoload import COMPILE_BYTES, host_library
 assert host_library(COMPILE_BYTES)
 """
 OPEN = """\
 import pathlib, sys
-from trtspec.measure.artifact import read_artifact
+from trtspec.bench.artifact import read_artifact
 read_artifact(pathlib.Path(sys.argv[1]))
 """
 # A process begins with the peak of the one that started it: this one is small.

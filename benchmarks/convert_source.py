@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trtspec.checkpoint.safetensors import lay_out
+from trtspec.checkpoints.safetensors import lay_out
 
 ROOT = Path(__file__).resolve().parents[1]
 NORMS = ("input_layernorm", "post_attention_layernorm")

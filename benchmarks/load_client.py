@@ -28,14 +28,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.machine import cpu_name
-from trtspec.load.api import Event, Reply, Wanted, find_api
-from trtspec.load.client import Endpoint, LoadClient, clock, load_client
-from trtspec.load.loads.closed import Closed
-from trtspec.load.rounds import Round, run_round
-from trtspec.load.run import runner
-from trtspec.load.workload import Workload
-from trtspec.ports import LOOPBACK
-from trtspec.prompts.prompt import Prompt
+from trtspec.bench.load.api import Event, Reply, Wanted, find_api
+from trtspec.bench.load.arrivals.closed import Closed
+from trtspec.bench.load.client import Endpoint, LoadClient, clock, load_client
+from trtspec.bench.load.rounds import Round, run_round
+from trtspec.bench.load.runner import runner
+from trtspec.bench.load.workload import Workload
+from trtspec.core.ports import LOOPBACK
+from trtspec.engine.prompts.prompt import Prompt
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = (

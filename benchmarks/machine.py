@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trtspec.system import ask_program
+from trtspec.core.processes import ask_program
 
 
 def environment() -> dict[str, Any]:

@@ -82,9 +82,9 @@ def build(name: str, nets: Path | None, out: Path) -> None:
 
 
 def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: int) -> dict[str, Any]:
-    from trtspec.generation.request import SamplingOptions
-    from trtspec.measure.artifact import open_artifact
-    from trtspec.measure.bench import measure_engine
+    from trtspec.bench.artifact import open_artifact
+    from trtspec.bench.bench import measure_engine
+    from trtspec.engine.generation.request import SamplingOptions
 
     lens = {kind: chosen_len(root, kind, texts, max_tokens) for kind, texts in prompts.items()}
     with open_artifact(root) as artifact:
@@ -111,12 +111,12 @@ def chosen_len(root: Path, kind: str, texts: list[str], max_tokens: int) -> dict
 
     In engines of its own: a second one in a process slows the first.
     """
-    from trtspec.artifacts.manifest import load_manifest
-    from trtspec.measure.artifact import open_artifact
-    from trtspec.measure.profile.candidate import Candidate
-    from trtspec.measure.profile.on_engine import measure, say
-    from trtspec.measure.profile.schedule import PAYS
-    from trtspec.prompts.prompt import Prompt
+    from trtspec.bench.artifact import open_artifact
+    from trtspec.bench.profile.candidate import Candidate
+    from trtspec.bench.profile.engine_profiler import measure, say
+    from trtspec.bench.profile.schedule import PAYS
+    from trtspec.engine.prompts.prompt import Prompt
+    from trtspec.store.manifest import load_manifest
 
     speculation = load_manifest(root).recipe.speculation
     asked = [Prompt(text, str(number), kind) for number, text in enumerate(texts)]
@@ -164,7 +164,7 @@ def overhead(artifact: Any, texts: list[str], max_tokens: int, sampling: Any) ->
 
 @contextmanager
 def timed_steps(steps: list[float], inside: list[float], spent: Callable[[], float]) -> Iterator[None]:
-    from trtspec.torch_engine.engine import Engine
+    from trtspec.engine.engine import Engine
 
     decode = Engine._decode
 
@@ -184,11 +184,11 @@ def timed_steps(steps: list[float], inside: list[float], spent: Callable[[], flo
 @contextmanager
 def timed_forwards() -> Iterator[Callable[[], float]]:
     """Yield what tells the seconds spent in forward passes so far; a pass within a pass counts once."""
-    from trtspec.torch_engine.drafters.medusa import HeadStack
-    from trtspec.torch_engine.drafters.redrafter import RecurrentNet
-    from trtspec.torch_engine.drafting.block import BlockNetwork
-    from trtspec.torch_engine.drafting.head import FeatureHead
-    from trtspec.torch_engine.model.decoder import Decoder
+    from trtspec.engine.drafting.head import FeatureHead
+    from trtspec.engine.model.decoder import Decoder
+    from trtspec.methods.dflash.block_drafter import BlockNetwork
+    from trtspec.methods.medusa.drafter import HeadStack
+    from trtspec.methods.redrafter.drafter import RecurrentNet
 
     total, depth = 0.0, 0
 

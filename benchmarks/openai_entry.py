@@ -34,10 +34,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.machine import environment
-from tests.triton.serving import Served, serving
-from trtspec.openai.command import entry_command, ready_url, write_config
-from trtspec.openai.config import EntryConfig, Limits
-from trtspec.ports import LOOPBACK, free_ports
+from tests.serving.triton.serving import Served, serving
+from trtspec.core.ports import LOOPBACK, free_ports
+from trtspec.serving.gateway.command import entry_command, ready_url, write_config
+from trtspec.serving.gateway.config import EntryConfig, Limits
 
 UNITS = 100_000  # of 10 us, so that a token's way is known up to a second
 MODEL = "tensorrt_llm"

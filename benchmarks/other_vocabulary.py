@@ -64,9 +64,9 @@ def train(tokenizer: PreTrainedTokenizerFast, steps: int, label: str) -> LlamaFo
 
 def ours(draft: Path, out: Path, texts: list[str], max_tokens: int) -> Metrics:
     """Build a pair as a user does, and count what its engine does."""
-    from trtspec.checkpoint.translation import read_translation
-    from trtspec.generation.request import SamplingOptions
-    from trtspec.measure.artifact import open_artifact
+    from trtspec.bench.artifact import open_artifact
+    from trtspec.checkpoints.translation import read_translation
+    from trtspec.engine.generation.request import SamplingOptions
 
     command = [sys.executable, "-m", "trtspec", "build", "quickstart", "--out", str(out),
                "--set", f"speculation.draft.model={draft}", "--set", f"speculation.draft_len={DRAFT_LEN}"]  # fmt: skip

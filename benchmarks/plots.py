@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trtspec.reporting.against_load import against_load
-from trtspec.reporting.forms.profile import ProfileDocument
-from trtspec.reporting.plots import style
-from trtspec.reporting.plots.bars import grouped
-from trtspec.reporting.plots.frame import WIDTH, Series
+from trtspec.report.against_load import against_load
+from trtspec.report.plots import style
+from trtspec.report.plots.bars import grouped
+from trtspec.report.plots.frame import WIDTH, Series
+from trtspec.report.schemas.profile import ProfileDocument
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"

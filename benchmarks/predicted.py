@@ -30,7 +30,7 @@ from benchmarks.machine import environment
 from benchmarks.vllm_front import serving
 from trtspec.backends.vllm.files import MODEL_JSON
 from trtspec.backends.vllm.repository import relocate
-from trtspec.paths import recipes_dir
+from trtspec.core.paths import recipes_dir
 
 RECIPES = {"draft_target": "quickstart", "ngram": "quickstart-ngram", "eagle3": "quickstart-eagle3"}
 MOST, TOKENS, WITHIN, WITHIN_S = 10, 64, 0.15, 1800.0

@@ -38,15 +38,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.machine import environment
 from benchmarks.turns import Ring, Turn, join
-from trtspec.artifacts.manifest import load_manifest
-from trtspec.measure.artifact import DRAFT, TARGET, engine_settings, open_artifact
-from trtspec.measure.profile.candidate import Candidate, Texts
-from trtspec.measure.profile.measured import Measured
-from trtspec.measure.profile.on_engine import measure, say
-from trtspec.measure.profile.recommend import recommend
-from trtspec.paths import recipes_dir
-from trtspec.prompts.load import load_prompts
-from trtspec.torch_engine.engine import Engine
+from trtspec.bench.artifact import DRAFT, TARGET, engine_settings, open_artifact
+from trtspec.bench.profile.candidate import Candidate, Texts
+from trtspec.bench.profile.engine_profiler import measure, say
+from trtspec.bench.profile.measured import Measured
+from trtspec.bench.profile.recommend import recommend
+from trtspec.core.paths import recipes_dir
+from trtspec.engine.engine import Engine
+from trtspec.engine.prompts.load import load_prompts
+from trtspec.store.manifest import load_manifest
 
 RECIPES = ("quickstart", "quickstart-ngram", "quickstart-eagle3")
 MAX_DRAFT_LEN, MAX_BATCH = 10, 64
@@ -236,7 +236,7 @@ def closed_loop(engine: Engine, said: Sequence[Sequence[int]], many: int, clock:
     The first ones are of all lengths up to the others', so that requests end one by one as they do on a server. Timed
     is from where all of these have ended until no more can begin: while as many end as are asked of each prompt.
     """
-    from trtspec.generation.request import Request, Update
+    from trtspec.engine.generation.request import Request, Update
 
     timed = len(said) * math.ceil(A_PLACE * many / len(said))
     lens = [*(TOKENS * place // many for place in range(1, many + 1)), *[TOKENS] * (timed + many)]

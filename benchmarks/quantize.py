@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from machine import environment
 
-from trtspec.checkpoint.arithmetic import Arithmetic, NumpyArithmetic
-from trtspec.checkpoint.cast import from_floats
+from trtspec.checkpoints.arithmetic import Arithmetic, NumpyArithmetic
+from trtspec.checkpoints.cast import from_floats
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.build import build_library, plan_library
 from trtspec.kernels.quantize import ITEMS, CompiledArithmetic, Instructions, fastest_of

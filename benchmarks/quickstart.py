@@ -37,7 +37,7 @@ class Ours:
     """The artifact of recipes/quickstart.yaml, built where `trtspec build` puts it."""
 
     def __init__(self, root: Path, texts: list[str]) -> None:
-        from trtspec.measure.artifact import open_artifact
+        from trtspec.bench.artifact import open_artifact
 
         self._opened = open_artifact(root)
         self.artifact = self._opened.__enter__()
@@ -128,10 +128,10 @@ def step_ms(artifact: Path) -> dict[str, float]:
     """
     import torch
 
+    from trtspec.engine.drafting.base import Room, Setup
+    from trtspec.engine.model.decoder import Decoder
     from trtspec.methods.base import DraftShape, find_method
-    from trtspec.torch_engine.drafters.draft_target import ModelDrafter
-    from trtspec.torch_engine.drafting.base import Room, Setup
-    from trtspec.torch_engine.model.decoder import Decoder
+    from trtspec.methods.draft_target.drafter import ModelDrafter
 
     device, text = torch.device("cpu"), list(range(1, 101))
     samples: dict[str, list[float]] = {"draft": [], "verify": [], "target": []}
@@ -220,8 +220,8 @@ def report(samples: dict[str, list[float]], last: dict[str, dict[str, Any]], ste
 
 def weight_bytes(role: str) -> int:
     """Return the bytes a step reads of a model in float32; of an embedding that is not the head it reads a row."""
-    from trtspec.checkpoint.source import load_source
-    from trtspec.families.base import family_of
+    from trtspec.checkpoints.family import family_of
+    from trtspec.checkpoints.source import load_source
 
     source = load_source(MODELS / f"quickstart-{role}")
     config = family_of(source)[1].read(source.reader, "auto")

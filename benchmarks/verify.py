@@ -33,7 +33,7 @@ import torch
 from machine import environment
 from verify_sides import Batch, Case, Side, ours, ours_in_full, sides_for
 
-from trtspec.kernels import exact
+from trtspec.kernels import bit_exact
 from trtspec.kernels.bindings import KernelLibrary, load_library
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -143,7 +143,7 @@ def check(case: Case, clock: Clock, library: KernelLibrary, threads: int) -> lis
         for name in ("tokens", "uniforms", "temperature", "top_k", "top_p")
     }
     logits = {name: getattr(batch, name).float().cpu().numpy() for name in ("target", "draft")}
-    wanted = exact.verify_chain(exact.ChainBatch(**logits, **arrays))
+    wanted = bit_exact.verify_chain(bit_exact.ChainBatch(**logits, **arrays))
     found = ours_in_full(library, batch, threads)
     return [
         f"{case}: {name} is not what the oracle says"

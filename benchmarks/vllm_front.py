@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from trtspec.backends.vllm import environment as vllm
-from trtspec.ports import LOOPBACK
+from trtspec.core.ports import LOOPBACK
 
 MODEL = "vllm"
 LOADING_S, ENDING_S = 900.0, 30.0

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.strict_hw import pytest_addoption, pytest_runtest_makereport  # noqa: F401 - hooks
-from tests.tiny import make_pair
+from tests._support.strict_hw import pytest_addoption, pytest_runtest_makereport  # noqa: F401 - hooks
+from tests._support.tiny import make_pair
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,7 +29,13 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # A build waits for the disk ninety times, which only a machine that loses its power would tell. Children do wait.
 os.fsync = os.fdatasync = lambda descriptor: None
 
-pytest_plugins = ("tests.costs", "tests.sharing", "tests.order", "tests.skips", "tests.golden")
+pytest_plugins = (
+    "tests._support.costs",
+    "tests._support.sharing",
+    "tests._support.order",
+    "tests._support.skips",
+    "tests._support.golden",
+)
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,8 @@ def build_kernels() -> Callable[..., Path]:
 
     Every library lies in a cache of its own.
     """
-    from tests.compiled import CACHE, run_build
-    from trtspec.errors import TrtspecError
+    from tests._support.compiled import CACHE, run_build
+    from trtspec.core.errors import TrtspecError
     from trtspec.kernels import build as building
     from trtspec.kernels.build import build_library, plan_library
 

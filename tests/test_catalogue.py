@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The catalogue: each recipe for published models fits its checkpoints, its engine and its GPUs.
 
-Checkpoints are headers of the published shapes (tests/shapes), so plans are those of the real ones.
+Checkpoints are headers of the published shapes (tests/_support/shapes), so plans are those of the real ones.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 
 import pytest
 
+from tests._support.shapes import Shape, make_checkpoints, shapes
 from tests.conftest import Run
 from tests.deploy import accepted
 from tests.deploy.manifests import IMAGE, manifest_of, repository_of
-from tests.shapes import Shape, make_checkpoints, shapes
 from trtspec.backends.serving import ServingHooks
-from trtspec.checkpoint import source as sources
-from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoints import source as sources
+from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.core.errors import DeployError
+from trtspec.core.paths import recipes_dir
 from trtspec.deploy.base import find_target
 from trtspec.deploy.containers import workload_of
-from trtspec.errors import DeployError
-from trtspec.paths import recipes_dir
-from trtspec.pipeline import plan_build
+from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import is_directory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.paths import recipes_dir
+from trtspec.core.paths import recipes_dir
 
 ROOT = Path(__file__).parents[1]
 # What said less than a newer source, or what no release has, by the file that cited it.

@@ -17,21 +17,21 @@ import pytest
 
 from tests.conftest import Run
 from tests.doubles.fixtures import H200, Installation, trtllm  # noqa: F401  a fixture
-from trtspec import pipeline
-from trtspec.artifacts.manifest import load_manifest
 from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.tensorrt_llm.serve import check_machine as check_built_for
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.deploy.stage import stage_repository, stand_in_for
-from trtspec.errors import DeployError
-from trtspec.graph.alongside import Sources
-from trtspec.graph.executor import Observer, StepResult
-from trtspec.graph.plan import Plan
-from trtspec.graph.store import Store
-from trtspec.measure.verify import ensure_gates
-from trtspec.triton.config import load_config
-from trtspec.triton.server import Ports, Server
+from trtspec.bench.verify import ensure_gates
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import DeployError
+from trtspec.deploy.staging import stage_repository, stand_in_for
+from trtspec.planning import pipeline
+from trtspec.serving.triton.config import load_config
+from trtspec.serving.triton.server import Ports, Server
+from trtspec.store.executor import Observer, StepResult
+from trtspec.store.lazy_digests import Sources
+from trtspec.store.manifest import load_manifest
+from trtspec.store.plan import Plan
+from trtspec.store.store import Store
 
 pytestmark = pytest.mark.integration
 

@@ -15,49 +15,22 @@ import trtspec
 
 PACKAGE = Path(trtspec.__file__).parent
 
-LEVELS = [
-    {"errors", "__init__", "_data"},
-    {
-        "paths",
-        "ports",
-        "system",
-        "registry",
-        "files",
-        "file_records",
-        "failpoint",
-        "diagnostics",
-        "exposition",
-        "http_hosts",
-        "own_data",
-        "interpreter",
-        "sandbox",
-    },
-    {"hashing", "swap"},
-    {"recipe", "graph", "probe", "gpus"},
-    {"artifacts", "disk"},
-    {"checkpoint", "kernels"},
-    {"families", "prompts"},
-    {"quant", "methods"},
-    {"models", "generation"},
-    {"torch_engine", "triton"},
-    {"steps", "openai", "front"},
-    {"backends"},
-    {"planner"},
-    {"check", "compare", "completion", "dialects", "inspection", "doctor", "migration"},
-    {"pipeline", "measure", "proposal", "load"},
-    {"deploy", "preflight", "monitoring"},
-    {"profiling", "reporting", "training", "advising", "checklist"},
-    {"cli"},
-    {"__main__"},
-]
-LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
+# Each package may import those before it.
+ORDER = (
+    *("core", "recipe", "store", "kernels", "checkpoints", "families", "methods", "engine", "serving", "backends"),
+    *("planning", "bench", "deploy", "training", "report", "cli", "__main__"),
+)
+# Folders that are scanned for extensions. Packages before them use extensions through the registry alone.
+EXTENSIONS = ("families", "methods", "backends", "deploy/targets")
+# Heads with a reduced vocabulary, which only EAGLE-3 and P-EAGLE have, are pruned and exported by their tensor names.
+NAME_EAGLE3 = {"training/external/job.py", "training/initialization.py", "training/vocab_pruning/reduced_net.py"}
 BACKENDS = sorted(
     path.parent.name for path in (PACKAGE / "backends").glob("*/__init__.py") if "BACKEND = " in path.read_text()
 )
 # The one place that has the models' names, one of which a backend has too.
-NAMES = PACKAGE / "triton" / "names.py"
+NAMES = PACKAGE / "serving" / "triton" / "names.py"
 # Other projects' commands, some of which start a server that a backend is called after.
-TRAINERS = PACKAGE / "training" / "trainers"
+TRAINERS = PACKAGE / "training" / "external" / "trainers"
 
 
 @cache
@@ -96,7 +69,7 @@ def imports(path: Path) -> set[str]:
 
 
 def imported_packages(path: Path) -> set[str]:
-    return {second for name in imports(path) if (second := name.split(".")[1]) in LEVEL_OF}
+    return {second for name in imports(path) if (second := name.split(".")[1]) in ORDER}
 
 
 def backend_of(path: Path) -> str | None:
@@ -105,12 +78,54 @@ def backend_of(path: Path) -> str | None:
     return parts[1] if parts[0] == "backends" and parts[1] in BACKENDS else None
 
 
+def is_method_part(path: Path) -> bool:
+    """Return whether a module of a method loads separately; it may import packages that come after methods."""
+    first, *rest = path.relative_to(PACKAGE).parts
+    return first == "methods" and len(rest) > 1 and path.name != "__init__.py"
+
+
+def test_the_package_has_sixteen_entries() -> None:
+    found = {package_of(path) for path in modules()} - {"__init__", "__main__"}
+    assert found == {*ORDER} - {"__main__"}
+    assert len(found) <= 16
+
+
 @pytest.mark.slow
 @EACH_PACKAGE
-def test_imports_point_down(package: str) -> None:
-    assert package in LEVEL_OF, f"{package} has no place in LEVELS"
-    found = [(path, other) for path in files_of(package) for other in imported_packages(path) - {package}]
-    assert [f"{path}: {other}" for path, other in found if LEVEL_OF[other] >= LEVEL_OF[package]] == []
+def test_imports_point_one_way(package: str) -> None:
+    found = [
+        (path, other)
+        for path in files_of(package)
+        for other in imported_packages(path) - {package}
+        if package in ORDER and not is_method_part(path)
+    ]
+    assert [f"{path}: {other}" for path, other in found if ORDER.index(other) > ORDER.index(package)] == []
+
+
+def extension_modules() -> set[str]:
+    """Return the dotted names of all extensions, each a module or folder with the requested attribute."""
+    found = set()
+    for folder in EXTENSIONS:
+        for path in [*(PACKAGE / folder).glob("*.py"), *(PACKAGE / folder).glob("*/__init__.py")]:
+            if re.search(r"^(FAMILY|METHOD|BACKEND|TARGET)\b.* = ", path.read_text(), re.MULTILINE):
+                dotted = path.parent if path.name == "__init__.py" else path.with_suffix("")
+                found.add(".".join(("trtspec", *dotted.relative_to(PACKAGE).parts)))
+    return found
+
+
+@pytest.mark.slow
+def test_an_extension_is_imported_by_extensions_alone() -> None:
+    known, found = extension_modules(), []
+    assert len(known) > 25
+    for path in modules():
+        is_core = package_of(path) not in EXTENSIONS and "targets" not in path.parts
+        if is_core and str(path.relative_to(PACKAGE)) not in NAME_EAGLE3:
+            found += [
+                f"{path}: {name}"
+                for name in imports(path)
+                if any(name == each or name.startswith(f"{each}.") for each in known)
+            ]
+    assert found == []
 
 
 @pytest.mark.slow

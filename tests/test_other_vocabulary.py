@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.tiny import DRAFT_SHAPE, PAIR_VOCAB, make_llama, make_tokenizer
 from tests.conftest import Run
-from tests.tiny import DRAFT_SHAPE, PAIR_VOCAB, make_llama, make_tokenizer
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.checkpoint.translation import read_translation
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.checkpoints.translation import read_translation
 
 PATH = "speculation.draft.model"
 SPARE = 5

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.tiny import DRAFT_SHAPE, PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
 from tests.conftest import Run
-from tests.tiny import DRAFT_SHAPE, PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
-from trtspec.checkpoint.safetensors import read_header
-from trtspec.triton.config import load_config
+from trtspec.checkpoints.safetensors import read_header
+from trtspec.serving.triton.config import load_config
 
 SPARE = 8
 

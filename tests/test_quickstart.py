@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests._support.tiny import greedy, reference_model
 from tests.conftest import Run
-from tests.tiny import greedy, reference_model
-from trtspec.measure.parity import TIE
-from trtspec.paths import recipes_dir
+from trtspec.bench.parity import TIE
+from trtspec.core.paths import recipes_dir
 
 pytestmark = pytest.mark.integration
 RECIPE = recipes_dir() / "quickstart.yaml"
@@ -42,8 +42,8 @@ def lead_of(model: Any, prompt: list[int], ours: list[int]) -> float:
 
 @pytest.mark.every_python
 def test_the_text_is_that_of_transformers(trtspec: Run, workplace: Path) -> None:
-    from trtspec.checkpoint.tokenizer import Tokenizer
-    from trtspec.prompts.load import load_prompts
+    from trtspec.checkpoints.tokenizer import Tokenizer
+    from trtspec.engine.prompts.load import load_prompts
 
     assert trtspec("build", RECIPE).code == 0
     prompts = load_prompts(workplace / "build" / "quickstart" / "prompts" / "quickstart.jsonl")
@@ -84,10 +84,10 @@ def test_in_fp8_on_two_ranks_it_says_nearly_the_same_and_loses_nothing(trtspec: 
 @pytest.mark.parametrize("name", [f"quickstart-{kind}" for kind in ("medusa", "eagle", "eagle3", "redrafter")])
 def test_the_trained_drafts_are_accepted_and_change_nothing(name: str, trtspec: Run, workplace: Path) -> None:
     """They were trained on the target's texts, and gave more than 3.5 tokens a step when they were committed."""
-    from trtspec.checkpoint.tokenizer import Tokenizer
-    from trtspec.generation.request import Request
-    from trtspec.torch_engine.engine import Engine
-    from trtspec.torch_engine.settings import EngineSettings
+    from trtspec.checkpoints.tokenizer import Tokenizer
+    from trtspec.engine.engine import Engine
+    from trtspec.engine.generation.request import Request
+    from trtspec.engine.settings import EngineSettings
 
     assert trtspec("build", RECIPE.with_name(f"{name}.yaml")).code == 0
     lines = (RECIPE.parent / "prompts" / "quickstart.jsonl").read_text().splitlines()[:6]

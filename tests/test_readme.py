@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from typer.exceptions import TyperException
 
-from tests import forked
-from tests.pages import (
+from tests._support import forked
+from tests._support.pages import (
     MARKERS,
     PAGES,
     ROOT,
@@ -28,9 +28,9 @@ from tests.pages import (
     read_named,
     run_block,
 )
-from trtspec import errors
 from trtspec.cli.app import INTERNAL_ERROR, INTERRUPTED, main
-from trtspec.errors import TrtspecError
+from trtspec.core import errors
+from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import find_method
 from trtspec.recipe.load import load_matrix
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.paths import recipes_dir
+from trtspec.core.paths import recipes_dir
 
 CODE = """
 import sys
@@ -27,8 +27,8 @@ CONVERTING = {"torch", "transformers", "numpy", "google.protobuf", "tritonclient
 @pytest.mark.parametrize(
     ("command", "unwanted"),
     [
-        ("--help", CONVERTING | {"pydantic", "rich", "yaml", "filelock", "trtspec.graph"}),
-        ("check", CONVERTING | {"rich.table", "rich.progress", "filelock", "trtspec.graph.store"}),
+        ("--help", CONVERTING | {"pydantic", "rich", "yaml", "filelock", "trtspec.store"}),
+        ("check", CONVERTING | {"rich.table", "rich.progress", "filelock", "trtspec.store.store"}),
         ("plan", CONVERTING | {"rich.progress"}),
         ("compare", CONVERTING | {"rich.progress"}),
         ("advise", CONVERTING | {"rich.progress"}),
@@ -47,7 +47,7 @@ def test_a_command_imports_no_more_than_it_uses(command: str, unwanted: set[str]
 @pytest.mark.slow
 def test_what_serves_imports_no_pydantic() -> None:
     """It is a third of the start of an entry, and two of a small model's."""
-    code = "import sys, trtspec.openai.server, trtspec.generation.text; print(*sys.modules)"
+    code = "import sys, trtspec.serving.gateway.server, trtspec.engine.generation.text; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
-    assert "trtspec.openai.server" in done.stdout.split()
+    assert "trtspec.serving.gateway.server" in done.stdout.split()
     assert "pydantic" not in done.stdout.split()

@@ -29,12 +29,12 @@ from benchmarks.gpu.measures import BATCHES, MEASURES, ON_GPUS, ROOM, SET_LEN, S
 from benchmarks.gpu.parts import LIBRARY
 from benchmarks.gpu.random_model import PAIRS, randomize, write_hollow
 from benchmarks.gpu.stepping import least_ms
+from trtspec.engine.device import choose_device
+from trtspec.engine.drafting.base import Room, Setup
+from trtspec.engine.model.decoder import Decoder
 from trtspec.kernels.verifier import choose_verifier
 from trtspec.methods.base import DraftShape, find_method
-from trtspec.torch_engine.device import choose_device
-from trtspec.torch_engine.drafters.draft_target import ModelDrafter
-from trtspec.torch_engine.drafting.base import Room, Setup
-from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.methods.draft_target.drafter import ModelDrafter
 
 COPIED_BYTES = 1 << 30
 

@@ -12,12 +12,12 @@ import torch
 
 from benchmarks.gpu.random_model import read_bytes
 from benchmarks.gpu.stepping import MAX_TOKENS, Load, RandomDrafter, SetRules, chains_of, least_ms, timed_steps, wait
-from trtspec.generation.request import SamplingOptions
+from trtspec.engine.drafting.base import Drafter, Room, Setup
+from trtspec.engine.generation.request import SamplingOptions
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.prefill import prefill
 from trtspec.methods.base import DraftShape, find_method
-from trtspec.torch_engine.drafters.draft_target import ModelDrafter
-from trtspec.torch_engine.drafting.base import Drafter, Room, Setup
-from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.torch_engine.prefill import prefill
+from trtspec.methods.draft_target.drafter import ModelDrafter
 
 BATCHES = (1, 8, 32)
 DRAFT_LENS = (1, 2, 4, 8)

@@ -15,10 +15,10 @@ LIBRARY = WORK / "libtrtspec.so"
 KERNEL_TESTS = ("tests/plugins/test_cuda.py",)
 PLUGIN_TESTS = ("tests/plugins/test_tensorrt_gpu.py",)
 ENGINE_TESTS = (
-    "tests/torch_engine/test_gpu.py",
-    "tests/torch_engine/test_gpu_methods.py",
-    "tests/torch_engine/test_gpu_fp8.py",
-    "tests/torch_engine/test_calibration.py",
+    "tests/engine/test_gpu.py",
+    "tests/engine/test_gpu_methods.py",
+    "tests/engine/test_gpu_fp8.py",
+    "tests/engine/test_calibration.py",
 )
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 SANITIZER_TEST = "test_the_sanitizer_finds_nothing"

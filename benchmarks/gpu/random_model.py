@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import layer_tensor
-from trtspec.checkpoint.safetensors import lay_out
-from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD, TrtllmQuantization, render_config
-from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.torch_engine.model.layers import GatedMlp, Linear
-from trtspec.torch_engine.model.matrix import Plain
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.rules import layer_tensor
+from trtspec.checkpoints.safetensors import lay_out
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD, TrtllmQuantization, render_config
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.layers import GatedMlp, Linear
+from trtspec.engine.model.matrix import Plain
 
 SPREAD = 0.02  # that of Llama's own initialization
 NORMS = ("input_layernorm.weight", "post_layernorm.weight")

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from trtspec.generation.request import Request, SamplingOptions
-from trtspec.generation.running import Running
+from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
+from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request_state import Running
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.settings import EngineSettings
+from trtspec.engine.speculator import Speculator
 from trtspec.kernels.verifier import Verifier
 from trtspec.kernels.verify_result import VerifyResult
 from trtspec.methods.base import DraftShape, find_method
-from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
-from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.torch_engine.settings import EngineSettings
-from trtspec.torch_engine.speculator import Speculator
 
 WARM_STEPS = 4
 MAX_TOKENS = 8192  # in one prefill

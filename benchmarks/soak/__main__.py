@@ -28,7 +28,7 @@ from benchmarks.soak.parts import Options, Part, Parts, Report
 from benchmarks.soak.processes import busy_s
 from benchmarks.soak.progress import say
 from benchmarks.soak.runs import Document, document_of, done_in, load_runs
-from trtspec.system import sigterm_as_interrupt
+from trtspec.core.processes import sigterm_as_interrupt
 
 PARTS: Parts = {
     "streams": Part(streams.run),

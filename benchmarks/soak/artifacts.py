@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.streams import NAME, trtspec
-from tests.triton.artifact import records
-from tests.triton.two_models import DRAFT_LEN, DRAFT_TIMEOUT_S
-from trtspec.artifacts.manifest import load_manifest
-from trtspec.artifacts.paths import MANIFEST, REPOSITORY, TOKENIZER, checkpoint, from_model
-from trtspec.paths import model_repository_dir, recipes_dir
-from trtspec.torch_engine.settings import EngineSettings
-from trtspec.triton.emission import Parameters, ServingSettings, emit_model
-from trtspec.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from tests.serving.triton.artifact import records
+from tests.serving.triton.two_models import DRAFT_LEN, DRAFT_TIMEOUT_S
+from trtspec.core.paths import model_repository_dir, recipes_dir
+from trtspec.engine.settings import EngineSettings
+from trtspec.serving.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, emit_model
+from trtspec.store.artifact_paths import MANIFEST, REPOSITORY, TOKENIZER, checkpoint, from_model
+from trtspec.store.manifest import load_manifest
 
 RECIPES = {"draft_target": "quickstart.yaml", "eagle3": "quickstart-eagle3.yaml"}
 SETTINGS = (
@@ -80,7 +80,8 @@ def _rounded(tensor: Any) -> Any:
 def of_two_models(artifact: Path) -> Path:
     """Return a copy whose draft runs in a process of its own, in the repository of TensorRT-LLM's engines.
 
-    No recipe of the torch engine builds that, so the models are put together here, as `tests.triton.two_models` does.
+    No recipe of the torch engine builds this layout. The models are assembled here, as in
+    `tests.serving.triton.two_models`.
     """
     copy = copied(artifact, "two-models")
     recipe = load_manifest(copy).recipe

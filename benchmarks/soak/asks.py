@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 from benchmarks.soak.asking import Ask
-from trtspec.paths import recipes_dir
+from trtspec.core.paths import recipes_dir
 
 LENGTHS = (8, 24, 48, 96, 160)
 STOPS = ((), (), ("\n\n",), ("}", "return"))

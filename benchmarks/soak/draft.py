@@ -25,9 +25,9 @@ from benchmarks.soak.kept import Kept, Restart, kept
 from benchmarks.soak.load import DIFFERS, Known, Record, Turn, alone, by, load, summary
 from benchmarks.soak.parts import Options, Report
 from benchmarks.soak.progress import Progress, say
-from tests.triton.serving import Served
-from tests.triton.two_models import DRAFT_LEN, DRAFT_TIMEOUT_S, draft_process, make_pair, metric, reload
-from trtspec.system import is_alive, start_time, tail, wait_until
+from tests.serving.triton.serving import Served
+from tests.serving.triton.two_models import DRAFT_LEN, DRAFT_TIMEOUT_S, draft_process, make_pair, metric, reload
+from trtspec.core.processes import is_alive, start_time, tail, wait_until
 
 KINDS = ("killed", "stopped", "slowed")
 STREAMS, ASKS = 6, 48

@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trtspec.core.processes import session_of
+from trtspec.deploy.health.probe import model_of
 from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.look import model_of
 from trtspec.deploy.revision import place_of
-from trtspec.deploy.rollout import read_rollout
-from trtspec.system import session_of
-from trtspec.triton.names import DRAFT, TARGET
+from trtspec.deploy.rollout.state import read_rollout
+from trtspec.serving.triton.names import DRAFT, TARGET
 
 STAGING = "staging"  # before the revision is known: the command reads and copies
 PHASES: Mapping[str, tuple[str, ...]] = {

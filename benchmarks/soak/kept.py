@@ -12,18 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.triton.serving import Served
-from trtspec.deploy.children import Child, write_children
+from tests.serving.triton.serving import Served
+from trtspec.core.ports import free_ports
+from trtspec.core.processes import start_time, wait_until
+from trtspec.deploy.health.policy import STOPPED_S, Judge, Look
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.judge import STOPPED_S, Judge, Look
-from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper, Over
+from trtspec.deploy.process_specs import Child, write_children
 from trtspec.deploy.revision import place_of
+from trtspec.deploy.server_process import LOOK_EVERY_S, Keeper, Over
 from trtspec.deploy.supervisor import Supervisor
 from trtspec.deploy.token import new_token
-from trtspec.ports import free_ports
-from trtspec.system import start_time, wait_until
-from trtspec.triton.client import Client
-from trtspec.triton.server import Ports, find_server, server_command
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.server import Ports, find_server, server_command
 
 NAME = "kept"
 LOADING_S = 240.0  # beside other work; alone some seconds

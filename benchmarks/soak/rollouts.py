@@ -27,9 +27,9 @@ from benchmarks.soak.load import Record, alone, by, load, summary
 from benchmarks.soak.parts import Options, Report
 from benchmarks.soak.progress import Progress, say
 from benchmarks.soak.streams import NAME, trtspec
+from trtspec.core.processes import wait_until
 from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.rollout import read_rollout
-from trtspec.system import wait_until
+from trtspec.deploy.rollout.state import read_rollout
 
 DISK = "full disk"  # the one kind that needs a permission: to mount
 KINDS = (

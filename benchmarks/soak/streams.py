@@ -24,8 +24,8 @@ from benchmarks.soak.load import Known, Record, Turn, alone, by, load, summary
 from benchmarks.soak.parts import Options, Report
 from benchmarks.soak.processes import Memory, Processor
 from benchmarks.soak.progress import Progress, say
-from trtspec.paths import recipes_dir
-from trtspec.system import wait_until
+from trtspec.core.paths import recipes_dir
+from trtspec.core.processes import wait_until
 
 NAME, ENGINE = "quickstart", "tensorrt_llm"
 WITHIN_S = 120.0  # a request, its queue included

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a row of logits to the distribution that its request samples from: integer weights, the sum of which is the same
-// in any order. plugins/README.md has the definition; trtspec/kernels/exact.py says it in numpy.
+// in any order. plugins/README.md has the definition; trtspec/kernels/bit_exact.py says it in numpy.
 #pragma once
 
 #include <cmath>

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.triton.artifact import make_tokenizer
-from tests.triton.exposed import added, exported
-from tests.triton.serving import Served
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.system import wait_until
-from trtspec.triton.client import Client
+from tests.serving.triton.artifact import make_tokenizer
+from tests.serving.triton.exposed import added, exported
+from tests.serving.triton.serving import Served
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.processes import wait_until
+from trtspec.serving.triton.client import Client
 
 QUEUE_S = 0.25  # what the stand-in says that each request waited
 ANSWERS = {f"prompt {number}": f"answer {number}: é and more" for number in range(8)} | {

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.configs import model_config
+from tests._support.configs import model_config
 from trtspec.backends.context import Choice, PlanContext
-from trtspec.checkpoint.model_config import ModelConfig, RopeScaling
-from trtspec.checkpoint.rules import Matched, Rule, SourceTensor, Stage
-from trtspec.checkpoint.source import Source
+from trtspec.checkpoints.model_config import ModelConfig, RopeScaling
+from trtspec.checkpoints.rules import Matched, Rule, SourceTensor, Stage
+from trtspec.checkpoints.source import Source
+from trtspec.checkpoints.source_model import SourceModel
 from trtspec.methods.base import DraftHead, find_method
-from trtspec.models.source_head import SourceHead
-from trtspec.models.source_model import SourceModel
+from trtspec.methods.source_head import SourceHead
 from trtspec.recipe.schema import Recipe
 
 GEMMA: dict[str, Any] = {

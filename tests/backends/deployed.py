@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from tests.triton.artifact import vouch
-from trtspec.errors import DeployError
-from trtspec.triton.client import Client
-from trtspec.triton.server import find_server
+from tests.serving.triton.artifact import vouch
+from trtspec.core.errors import DeployError
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.server import find_server
 
 LOADING_S = 120
 

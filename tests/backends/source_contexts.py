@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.backends.contexts import make_context
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoint.source import Source
-from trtspec.diagnostics import Diagnostic
+from trtspec.checkpoints.source import Source
+from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import find_method
 
 FP8 = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}

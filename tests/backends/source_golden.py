@@ -20,7 +20,7 @@ from trtspec.backends.llmapi.speculative import is_greedy_only
 from trtspec.backends.vllm.model_json import model_json
 from trtspec.backends.vllm.repository import EmitVllmRepository
 from trtspec.recipe.resolve import input_len_of
-from trtspec.triton.emission import ServingSettings
+from trtspec.serving.triton.repository_writer import ServingSettings
 
 LLMAPI, VLLM = (Path(__file__).with_name(name) / "golden" for name in ("llmapi", "vllm"))
 TARGET, DRAFT = "../../checkpoints/target", "../../checkpoints/draft"

@@ -9,8 +9,8 @@ from trtspec.backends import choose as choose_module
 from trtspec.backends import llmapi, tensorrt_llm
 from trtspec.backends.base import backends
 from trtspec.backends.choose import choose, choose_version
-from trtspec.errors import TrtspecError
-from trtspec.gpus import GPUS, find_gpu
+from trtspec.core.errors import TrtspecError
+from trtspec.core.gpus import GPUS, find_gpu
 from trtspec.recipe.schema import Engine
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from tests.triton.artifact import records
-from trtspec.artifacts.manifest import load_manifest
-from trtspec.artifacts.paths import REPOSITORY
+from tests.serving.triton.artifact import records
 from trtspec.backends.base import backends, find_backend
-from trtspec.backends.code import ALLOW, check_code, unknown_code
-from trtspec.deploy.stage import stage_repository
-from trtspec.errors import DigestMismatch, UnknownCode
-from trtspec.hashing import file_sha256
+from trtspec.backends.code_policy import ALLOW, check_code, unknown_code
+from trtspec.core.errors import DigestMismatch, UnknownCode
+from trtspec.core.hashing import file_sha256
+from trtspec.deploy.staging import stage_repository
+from trtspec.store.artifact_paths import REPOSITORY
+from trtspec.store.manifest import load_manifest
 
 MODEL = f"{REPOSITORY}/postprocessing/1/model.py"
 CONFIG = f"{REPOSITORY}/tensorrt_llm/config.pbtxt"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests._support.manifests import resolved
 from tests.conftest import Run
-from tests.manifests import resolved
 from trtspec.backends.base import backends, find_backend
-from trtspec.backends.knobs import check_knobs
+from trtspec.backends.feature_checks import check_knobs
 from trtspec.methods.base import find_method
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import KNOBS, ScheduledLen, Speculation

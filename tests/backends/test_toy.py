@@ -14,10 +14,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests import forked
-from tests.tiny import make_pair
-from trtspec.errors import DeployError
-from trtspec.triton.server import find_server
+from tests._support import forked
+from tests._support.tiny import make_pair
+from trtspec.core.errors import DeployError
+from trtspec.serving.triton.server import find_server
 
 pytestmark = [pytest.mark.triton, pytest.mark.integration]
 
@@ -28,17 +28,17 @@ CODE = '''
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtspec.artifacts.paths import REPOSITORY, TOKENIZER, checkpoint, from_model
+from trtspec.store.artifact_paths import REPOSITORY, TOKENIZER, checkpoint, from_model
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
 from trtspec.backends.common.steps import companions, converted, serving_settings
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.common.memory import MemoryPlan
-from trtspec.diagnostics import Diagnostic
-from trtspec.steps.repository import EmitRepository, read_models
-from trtspec.torch_engine.settings import EngineSettings
-from trtspec.triton.emission import ServingSettings, emit_model
-from trtspec.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.backends.steps.repository import EmitRepository, read_models
+from trtspec.engine.settings import EngineSettings
+from trtspec.serving.triton.repository_writer import ServingSettings, emit_model
+from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
 
 MODELS = Path(__file__).with_name("toy_models")
 
@@ -104,7 +104,7 @@ Trtspec = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of installed packages with toy's: its module, its model and its entry point."""
-    from trtspec.paths import model_repository_dir
+    from trtspec.core.paths import model_repository_dir
 
     root = tmp_path_factory.mktemp("site")
     (root / "toy.py").write_text(CODE)

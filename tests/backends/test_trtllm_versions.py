@@ -14,7 +14,7 @@ import pytest
 from trtspec.backends.base import running
 from trtspec.backends.common.trtllm_versions import Option, VersionSpec, minors_with, version_spec_of, version_specs
 from trtspec.backends.common.trtllm_versions.containers import containers, is_release
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 
 ENGINES = ("1.0", "1.1", "1.2")
 LLM_API_ONLY = ("1.3", "1.4")

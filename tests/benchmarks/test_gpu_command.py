@@ -201,7 +201,7 @@ def test_setup(broken): pass
 
 
 def pytest_part(path: Path, *options: str) -> Part:
-    plugins = ("-p", "benchmarks.gpu.pytest_report", "-p", "tests.strict_hw", "-p", "no:cacheprovider")
+    plugins = ("-p", "benchmarks.gpu.pytest_report", "-p", "tests._support.strict_hw", "-p", "no:cacheprovider")
     ini = ("-c", str(path.parent / "pytest.ini"), "-q", "--gpu-report", "{report}")
     words = (sys.executable, "-m", "pytest", *ini, *plugins, *options, str(path))
     return Part("suite", "tests", BOUND_S, words, (), tests=True)

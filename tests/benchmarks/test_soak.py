@@ -27,12 +27,12 @@ from benchmarks.soak.parts import Options, Part, Report
 from benchmarks.soak.processes import Memory, Processor, name_of
 from benchmarks.soak.rollouts import KINDS
 from benchmarks.soak.runs import added, spread
-from tests.processes import words_of
-from tests.triton.artifact import make_echo_artifact
-from trtspec.deploy.look import SERVER
-from trtspec.errors import DeployError
-from trtspec.system import wait_until
-from trtspec.triton.server import find_server
+from tests._support.processes import words_of
+from tests.serving.triton.artifact import make_echo_artifact
+from trtspec.core.errors import DeployError
+from trtspec.core.processes import wait_until
+from trtspec.deploy.health.probe import SERVER
+from trtspec.serving.triton.server import find_server
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 400

@@ -19,14 +19,14 @@ from benchmarks.soak.faults import DELAYS, PHASES, STAGING, Fault, Scene, keep_o
 from benchmarks.soak.load import Known, Record, Turn
 from benchmarks.soak.parts import Report
 from benchmarks.soak.rollouts import KINDS, Rolled, phases_of, tell
-from tests.triton.artifact import make_artifact
-from trtspec.artifacts.manifest import load_manifest, verify_files
-from trtspec.backends.code import unknown_code
+from tests.serving.triton.artifact import make_artifact
+from trtspec.backends.code_policy import unknown_code
+from trtspec.core.hashing import file_sha256
 from trtspec.deploy.journal import DeploymentJournal
 from trtspec.deploy.journal import Record as Deployed
-from trtspec.deploy.rollout import Rollout, write_rollout
-from trtspec.hashing import file_sha256
-from trtspec.openai.command import same_text
+from trtspec.deploy.rollout.state import Rollout, write_rollout
+from trtspec.serving.gateway.command import same_text
+from trtspec.store.manifest import load_manifest, verify_files
 
 DEPLOYED = Deployed("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, revision=1)
 FULL = "no space left on /state/deployments/quickstart"

@@ -20,7 +20,7 @@ from tests.conftest import Run
 from trtspec import __version__
 from trtspec.cli.app import command_name
 from trtspec.cli.render import print_json
-from trtspec.registry import discover
+from trtspec.core.registry import discover
 
 COMMANDS = sorted(command_name(command) for command in discover("trtspec.cli", "command").values())
 HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protobuf")
@@ -266,7 +266,7 @@ def test_a_bug_shows_its_traceback(trtspec: Run, workplace: Path, monkeypatch: p
     def broken() -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("trtspec.doctor.probe_machine", broken)
+    monkeypatch.setattr("trtspec.planning.doctor.probe_machine", broken)
     failed = trtspec("doctor")
     assert failed.code == 70
     assert failed.out == ""
@@ -275,7 +275,7 @@ def test_a_bug_shows_its_traceback(trtspec: Run, workplace: Path, monkeypatch: p
 
 
 def test_an_interrupt(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtspec.doctor.probe_machine", lambda: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr("trtspec.planning.doctor.probe_machine", lambda: os.kill(os.getpid(), signal.SIGINT))
     stopped = trtspec("doctor")
     assert (stopped.code, stopped.out, stopped.err) == (130, "", "interrupted\n")
 
@@ -323,7 +323,7 @@ def modules_after(*commands: list[Any]) -> set[str]:
 def test_commands_that_only_look_import_nothing_heavy(artifact: Path) -> None:
     recipe = artifact.parents[1] / "recipe.yaml"
     loaded = modules_after(["check", recipe], ["plan", recipe], ["build", recipe], ["inspect", artifact])
-    assert "trtspec.pipeline" in loaded
+    assert "trtspec.planning.pipeline" in loaded
     assert not loaded & {*HEAVY[:4]}
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from tests import forked
+from tests._support import forked
 from tests.conftest import Run
-from trtspec import pipeline
-from trtspec.artifacts.manifest import load_manifest, verify_files
-from trtspec.failpoint import failpoint
+from trtspec.core.failpoint import failpoint
+from trtspec.planning import pipeline
+from trtspec.store.manifest import load_manifest, verify_files
 
 pytestmark = pytest.mark.slow  # whole builds, many in processes that are killed
 
@@ -163,20 +163,20 @@ def test_a_source_that_changed_is_built_again(recipe: Path, trtspec: Run) -> Non
 def test_the_hand_written_models_are_an_input(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from trtspec.paths import model_repository_dir
+    from trtspec.core.paths import model_repository_dir
 
     statuses(trtspec, recipe)
     copy = tmp_path / "models"
     shutil.copytree(model_repository_dir(), copy)
     (copy / "postprocessing" / "1" / "model.py").write_text("# changed\n")
-    monkeypatch.setattr("trtspec.steps.repository.model_repository_dir", lambda: copy)
+    monkeypatch.setattr("trtspec.backends.steps.repository.model_repository_dir", lambda: copy)
     changed = statuses(trtspec, recipe)
     assert [name for name, status in changed.items() if status == "built"] == ["emit-repository"]
 
 
 def swap_while_converting(monkeypatch: pytest.MonkeyPatch, swap: Callable[[], object]) -> None:
     """Do something to the source once its tensors were read."""
-    from trtspec.steps import convert
+    from trtspec.backends.steps import convert
 
     write = convert.convert_checkpoint
 
@@ -294,7 +294,7 @@ def test_an_interrupted_build(recipe: Path, trtspec: Run) -> None:
 INTERRUPTED = """
 import sys, time
 from trtspec.cli.app import main
-from trtspec.steps import convert
+from trtspec.backends.steps import convert
 def wait(*_, **__):
     print("converting", flush=True)
     time.sleep(30)

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.completion import override_keys, values_of
+from trtspec.core.paths import recipes_dir, state_dir
+from trtspec.core.registry import discover
 from trtspec.methods.base import ATTRIBUTE, PACKAGE
-from trtspec.paths import recipes_dir, state_dir
+from trtspec.planning.completion import override_keys, values_of
 from trtspec.recipe.load import load_recipe
-from trtspec.registry import discover
 
 PROGRAMS = str(Path(sys.executable).parent)
 METHODS = sorted(discover(PACKAGE, ATTRIBUTE))

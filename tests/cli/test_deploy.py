@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from trtspec.cli.deploy import shadow_of, shares_of
-from trtspec.errors import DeployError
+from trtspec.core.errors import DeployError
 
 
 @pytest.mark.parametrize(("said", "percent"), [(None, None), ("30%", 30), (" 5% ", 5), ("0", 0)])

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from tests.conftest import Run
-from tests.monitoring.prometheus import promtool
+from tests.report.monitoring.prometheus import promtool
+from trtspec.core.processes import start_time
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.monitoring.dashboard import dashboard
-from trtspec.monitoring.rules import RULES, rules
-from trtspec.system import start_time
+from trtspec.report.monitoring.dashboard import dashboard
+from trtspec.report.monitoring.rules import RULES, rules
 
 
 def deployed(name: str, metrics: int, pid: int = 0) -> None:

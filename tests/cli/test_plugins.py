@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled import run_build
+from tests._support.compiled import run_build
 from tests.conftest import Run
 from trtspec.kernels import build
 from trtspec.kernels.bindings import KernelLibrary

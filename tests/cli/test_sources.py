@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests import forked
+from tests._support import forked
+from tests._support.hub import COMMIT, Hub, serving
 from tests.conftest import Run
-from tests.hub import COMMIT, Hub, serving
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.store.manifest import load_manifest
 
 pytestmark = pytest.mark.slow  # commands in processes of their own, against a hub
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.manifests import resolved
-from trtspec.artifacts.manifest import BackendRecord, DeviceMemory, Manifest
-from trtspec.artifacts.paths import REPOSITORY
-from trtspec.file_records import FileRecord
-from trtspec.pipeline import Build, device_memory
-from trtspec.steps.repository import EmitRepository
+from tests._support.manifests import resolved
+from trtspec.backends.steps.repository import EmitRepository
+from trtspec.core.file_records import FileRecord
+from trtspec.planning.pipeline import Build, device_memory
+from trtspec.store.artifact_paths import REPOSITORY
+from trtspec.store.manifest import BackendRecord, DeviceMemory, Manifest
 
 DIGEST = "a" * 64
 IMAGE = f"registry.example/serving@sha256:{DIGEST}"

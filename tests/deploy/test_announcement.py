@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
+from trtspec.bench.gates import GATES
 from trtspec.deploy.options import DeployOptions
-from trtspec.measure.gates import GATES
 
 
 class Target:

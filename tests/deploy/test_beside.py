@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import pytest
 
-from trtspec.deploy import local
-from trtspec.deploy.beside import Beside
-from trtspec.deploy.children import Child
+from trtspec.core.ports import free_ports
+from trtspec.core.processes import process_state, wait_until
 from trtspec.deploy.journal import Record
-from trtspec.deploy.running import Running
-from trtspec.ports import free_ports
-from trtspec.system import process_state, wait_until
+from trtspec.deploy.process_group import Running
+from trtspec.deploy.process_specs import Child
+from trtspec.deploy.sidecar import Beside
+from trtspec.deploy.targets import local
 
 STAYS = "import time; time.sleep(600)"
 WAIT_S = 30
@@ -106,8 +106,8 @@ def answering(status: int, seconds: float, then: str) -> Beside:
 @pytest.mark.parametrize("then", ["time.sleep(1)", "pass"])
 def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One waits for something, the other computes: an event loop that is blocked."""
-    monkeypatch.setattr("trtspec.deploy.beside.SILENT_S", 2.0)
-    monkeypatch.setattr("trtspec.deploy.beside.BLOCKED_S", 4.0)
+    monkeypatch.setattr("trtspec.deploy.sidecar.SILENT_S", 2.0)
+    monkeypatch.setattr("trtspec.deploy.sidecar.BLOCKED_S", 4.0)
     beside = answering(200, 3.0, then)
     hung = beside.running.process
     try:
@@ -124,8 +124,8 @@ def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: p
 @pytest.mark.slow
 def test_process_that_answers_with_an_error_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway whose server is being started again has no fault."""
-    monkeypatch.setattr("trtspec.deploy.beside.SILENT_S", 1.0)
-    monkeypatch.setattr("trtspec.deploy.beside.BLOCKED_S", 2.0)
+    monkeypatch.setattr("trtspec.deploy.sidecar.SILENT_S", 1.0)
+    monkeypatch.setattr("trtspec.deploy.sidecar.BLOCKED_S", 2.0)
     beside = answering(503, 600.0, "pass")
     try:
         assert not wait_until(lambda: bool(beside.look(time.monotonic())), 6.0)

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from trtspec.deploy.canary import Pair, Seen, may_go_on, objection, ratio_of
-from trtspec.deploy.rollout import Limits
-from trtspec.deploy.shadowing import summary
-from trtspec.openai.routes import EntryConfig, Observed, Route, Shadowed, next_of
+from trtspec.deploy.rollout.analysis import Pair, Seen, may_go_on, objection, ratio_of
+from trtspec.deploy.rollout.mirroring import summary
+from trtspec.deploy.rollout.state import Limits
+from trtspec.serving.gateway.routing_state import EntryConfig, Observed, Route, Shadowed, next_of
 
 LIMITS = Limits(hold_s=5, min_requests=20, max_latency_ratio=1.5, min_acceptance=0.5)
 

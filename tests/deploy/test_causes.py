@@ -11,8 +11,8 @@ import pytest
 from tests.conftest import Run
 from tests.deploy.manifests import IMAGE, manifest
 from tests.doubles.fixtures import Installation
-from trtspec.deploy import causes
-from trtspec.deploy.causes import failure
+from trtspec.deploy import container_errors
+from trtspec.deploy.container_errors import failure
 from trtspec.deploy.journal import DeploymentJournal
 
 DIGEST = "sha256:" + "0" * 64
@@ -167,7 +167,7 @@ def test_docker_failure_of_a_container_is_about_up_and_recorded(
 
 
 def test_docker_that_fails_for_an_unknown_reason_is_quoted() -> None:
-    error = failure(causes.DOCKER, "docker compose up", 17, "a\nthe moon is full\n")
+    error = failure(container_errors.DOCKER, "docker compose up", 17, "a\nthe moon is full\n")
     assert error.message == "docker compose up ended with status 17"
     assert error.hint == "a\nthe moon is full"
 

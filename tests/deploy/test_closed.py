@@ -18,16 +18,16 @@ from typing import Any
 import numpy
 import pytest
 
-from tests.triton.artifact import make_echo_artifact
+from tests.serving.triton.artifact import make_echo_artifact
+from trtspec.core.errors import DeployError
+from trtspec.core.processes import session_of, wait_until
 from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.local import LocalDeployment, deploy_local, stop
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.revision import server_url
+from trtspec.deploy.targets.local import LocalDeployment, deploy_local, stop
 from trtspec.deploy.token import read_token
-from trtspec.errors import DeployError
-from trtspec.system import session_of, wait_until
-from trtspec.triton.client import HEADER, UNIX, Client, UnixConnection
-from trtspec.triton.server import SHARED_MEMORY, find_server
+from trtspec.serving.triton.client import HEADER, UNIX, Client, UnixConnection
+from trtspec.serving.triton.server import SHARED_MEMORY, find_server
 
 pytestmark = pytest.mark.triton
 
@@ -247,8 +247,8 @@ def test_server_itself_listens_for_this_user_alone(deployment: LocalDeployment) 
     for pid in stubs(deployment):
         for port in listens(pid):
             owners[port] = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-    assert "trtspec.front" in owners[record.http]
-    assert "trtspec.front" in owners[record.metrics]
+    assert "trtspec.serving.front" in owners[record.http]
+    assert "trtspec.serving.front" in owners[record.metrics]
     assert set(owners) == {record.http, record.grpc, record.metrics}
 
 

@@ -13,9 +13,9 @@ import yaml
 from tests.conftest import Run
 from tests.deploy.manifests import IMAGE, manifest
 from tests.doubles.fixtures import Installation
+from trtspec.core.errors import DeployError
 from trtspec.deploy.base import find_target
 from trtspec.deploy.containers import PORTS, dockerfile, label_of, workload_of
-from trtspec.errors import DeployError
 
 
 def rendered(host: str = "127.0.0.1", ports: dict[str, int] | None = None, **recipe: Any) -> dict[str, str]:
@@ -65,7 +65,7 @@ def test_it_listens_on_loopback_unless_told_otherwise() -> None:
 
 def test_health_is_a_text_within_a_deadline() -> None:
     found = service()["healthcheck"]
-    assert found["test"][:4] == ["CMD", "python3", "-m", "trtspec.deploy.probe"]
+    assert found["test"][:4] == ["CMD", "python3", "-m", "trtspec.deploy.health.request"]
     assert int(found["timeout"][:-1]) > int(found["test"][-1].partition("=")[2])
 
 
@@ -225,9 +225,9 @@ def test_gates_that_are_left_out_are_left_out_inside(
 
 
 def test_every_extension_is_a_file_that_is_found() -> None:
-    from trtspec.registry import discover
+    from trtspec.core.registry import discover
 
-    assert sorted(discover("trtspec.deploy", "TARGET")) == ["docker", "kubernetes", "local"]
+    assert sorted(discover("trtspec.deploy.targets", "TARGET")) == ["docker", "kubernetes", "local"]
     with pytest.raises(Exception, match="unknown deploy target 'dokcer'"):
         find_target("dokcer")
     assert issubclass(DeployError, Exception)

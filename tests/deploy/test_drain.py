@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 import requests
 
-from tests.manifests import resolved
-from tests.triton.artifact import ENGINE, make_artifact, vouch
-from tests.triton.exposed import exported
-from trtspec.artifacts.manifest import load_manifest
+from tests._support.manifests import resolved
+from tests.serving.triton.artifact import ENGINE, make_artifact, vouch
+from tests.serving.triton.exposed import exported
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.processes import wait_until
 from trtspec.deploy.journal import Record
-from trtspec.deploy.local import deploy_local, stop
 from trtspec.deploy.options import DeployOptions
-from trtspec.errors import DeployError, TrtspecError
-from trtspec.system import wait_until
-from trtspec.triton.client import Client
-from trtspec.triton.config import load_config, render_config, set_parameter
-from trtspec.triton.python_models.tensors import SHUTTING_DOWN
-from trtspec.triton.server import find_server
+from trtspec.deploy.targets.local import deploy_local, stop
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.config import load_config, render_config, set_parameter
+from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
+from trtspec.serving.triton.server import find_server
+from trtspec.store.manifest import load_manifest
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.deploy.judge import BUSY_S, SILENT_S, STOPPED_S, Judge, Look, Restarts, Waiting
+from trtspec.deploy.health.policy import BUSY_S, SILENT_S, STOPPED_S, Judge, Look, Restarts, Waiting
 
 STEP = 0.25
 

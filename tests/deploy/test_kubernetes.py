@@ -16,11 +16,11 @@ from tests.conftest import Run
 from tests.deploy import accepted
 from tests.deploy.manifests import IMAGE, manifest
 from tests.doubles.fixtures import Installation
-from trtspec.artifacts.manifest import Manifest
+from trtspec.core.errors import DeployError
 from trtspec.deploy.base import find_target
 from trtspec.deploy.containers import workload_of
-from trtspec.deploy.kubernetes.kubectl import _state_of
-from trtspec.errors import DeployError
+from trtspec.deploy.targets.kubernetes.kubectl import _state_of
+from trtspec.store.manifest import Manifest
 
 PVC = "pvc:models/tiny"
 SPANNING = {"target": {"model": "./t", "parallel": {"tensor": 8, "pipeline": 2}}}
@@ -98,7 +98,7 @@ def test_probes_ask_for_a_text_and_bear_a_flap() -> None:
     found = container(rendered())
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         command = found[name]["exec"]["command"]
-        assert command[:3] == ["python3", "-m", "trtspec.deploy.probe"]
+        assert command[:3] == ["python3", "-m", "trtspec.deploy.health.request"]
         assert found[name]["timeoutSeconds"] > int(command[-1].partition("=")[2])
         assert found[name]["failureThreshold"] >= 3
     alive, ready = found["livenessProbe"], found["readinessProbe"]

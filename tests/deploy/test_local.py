@@ -14,23 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton.artifact import make_echo_artifact
-from trtspec.deploy import local
+from tests.serving.triton.artifact import make_echo_artifact
+from trtspec.core.errors import DeployError, GateNotMet, SmokeTestFailed, StepTimeout, TrtspecError
+from trtspec.core.ports import LOOPBACK
+from trtspec.core.processes import is_alive, session_of, wait_until
 from trtspec.deploy.base import find_target
 from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.local import deploy_local, status, stop
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.ports import choose_ports
-from trtspec.errors import DeployError, GateNotMet, SmokeTestFailed, StepTimeout, TrtspecError
-from trtspec.ports import LOOPBACK
-from trtspec.system import is_alive, session_of, wait_until
-from trtspec.triton.client import Client
-from trtspec.triton.server import SHARED_MEMORY, find_server
+from trtspec.deploy.targets import local
+from trtspec.deploy.targets.local import deploy_local, status, stop
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.server import SHARED_MEMORY, find_server
 
 STARTER = """
 import sys
 from pathlib import Path
-from trtspec.deploy.local import deploy_local
+from trtspec.deploy.targets.local import deploy_local
 from trtspec.deploy.options import DeployOptions
 server = deploy_local(Path(sys.argv[1]), DeployOptions(detach=sys.argv[2] == "detach", timeout_s=20))
 print(server.record.pid, flush=True)

@@ -11,27 +11,27 @@ from typing import Any
 
 import pytest
 
-from trtspec.deploy import look
-from trtspec.deploy.judge import Judge
-from trtspec.deploy.look import Prober, StartLook, progress_of
-from trtspec.system import wait_until
+from trtspec.core.processes import wait_until
+from trtspec.deploy.health import probe
+from trtspec.deploy.health.policy import Judge
+from trtspec.deploy.health.probe import Prober, StartLook, progress_of
 
 TARGET, DRAFT = {(2, 20): "target"}, {(3, 30): "draft"}
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> look.Stubs:
+def running(monkeypatch: pytest.MonkeyPatch) -> probe.Stubs:
     """Return the processes that run models, to be changed."""
-    found: look.Stubs = {}
-    monkeypatch.setattr(look, "group_of", lambda pid: [pid, *(pid for pid, _ in found)])
-    monkeypatch.setattr(look, "stubs_of", lambda pids: {**found})
-    monkeypatch.setattr(look, "process_state", lambda pid: "S")
-    monkeypatch.setattr(look, "dead_of_group", lambda pid, program: [])
+    found: probe.Stubs = {}
+    monkeypatch.setattr(probe, "group_of", lambda pid: [pid, *(pid for pid, _ in found)])
+    monkeypatch.setattr(probe, "stubs_of", lambda pids: {**found})
+    monkeypatch.setattr(probe, "process_state", lambda pid: "S")
+    monkeypatch.setattr(probe, "dead_of_group", lambda pid, program: [])
     return found
 
 
 def test_a_model_whose_process_went_while_others_were_loaded_is_missed_once_the_server_is_ready(
-    running: look.Stubs,
+    running: probe.Stubs,
 ) -> None:
     eyes = StartLook(1)
     running |= DRAFT
@@ -42,18 +42,18 @@ def test_a_model_whose_process_went_while_others_were_loaded_is_missed_once_the_
     assert Judge().fault(eyes.look(is_ready=True)) == "the process of draft died"
 
 
-def test_a_model_that_nobody_loads_any_more_died(running: look.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_nobody_loads_any_more_died(running: probe.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server says nothing of one that was killed while it loaded."""
     judge, eyes = Judge(), StartLook(1)
     running |= TARGET | DRAFT
     assert not judge.fault(eyes.look(is_ready=False))
     del running[3, 30]
     assert not judge.fault(eyes.look(is_ready=False)), "another one may come"
-    monkeypatch.setattr(look, "GONE_S", 0.0)
+    monkeypatch.setattr(probe, "GONE_S", 0.0)
     assert judge.fault(eyes.look(is_ready=False)) == "the process of draft died"
 
 
-def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: look.Stubs) -> None:
+def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: probe.Stubs) -> None:
     eyes = StartLook(1)
     running |= {(9, 90): "draft"}
     eyes.look(is_ready=False)
@@ -64,24 +64,24 @@ def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: 
 
 
 def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_for_it(
-    running: look.Stubs, monkeypatch: pytest.MonkeyPatch
+    running: probe.Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, eyes = Judge(), StartLook(1)
     running |= TARGET
     dead = [2, 3]  # the target's is known
-    monkeypatch.setattr(look, "dead_of_group", lambda pid, program: dead)
+    monkeypatch.setattr(probe, "dead_of_group", lambda pid, program: dead)
     eyes.look(is_ready=False)
     assert not judge.fault(eyes.look(is_ready=False)), "the server may wait for it yet"
-    monkeypatch.setattr(look, "GONE_S", 0.0)
+    monkeypatch.setattr(probe, "GONE_S", 0.0)
     assert judge.fault(eyes.look(is_ready=False)) == "the process of a model died"
     dead.remove(3)
     assert not judge.fault(eyes.look(is_ready=False))
 
 
-def test_what_is_stopped_while_it_starts_is_seen(running: look.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stopped_while_it_starts_is_seen(running: probe.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
     running |= TARGET
-    monkeypatch.setattr(look, "process_state", lambda pid: "T")
-    monkeypatch.setattr(look, "model_of", lambda pid: "target" if pid == 2 else "")
+    monkeypatch.setattr(probe, "process_state", lambda pid: "T")
+    monkeypatch.setattr(probe, "model_of", lambda pid: "target" if pid == 2 else "")
     judge, eyes = Judge(stopped_s=0.0), StartLook(1)
     assert judge.fault(eyes.look(is_ready=False)) == "the process of target, tritonserver is stopped"
 
@@ -130,7 +130,7 @@ def full() -> Iterator[tuple[type[Full], str]]:
 def test_a_full_server_is_waited_for_until_it_gets_on_or_answers(
     full: tuple[type[Full], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(probe, "ASK_EVERY_S", 0.01)
     server, url = full
     prober = Prober(url)
     try:

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton.artifact import make_echo_artifact
+from tests.serving.triton.artifact import make_echo_artifact
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.processes import session_of
 from trtspec.deploy.base import deployments, history, status, stop
 from trtspec.deploy.journal import DeploymentJournal, Record, deployment_names
-from trtspec.deploy.local import deploy_local
 from trtspec.deploy.options import DeployOptions
-from trtspec.deploy.rollout import FILE, Limits, Rollout, keep_rollout, read_rollout
-from trtspec.errors import DeployError, TrtspecError
-from trtspec.system import session_of
-from trtspec.triton.server import find_server
+from trtspec.deploy.rollout.state import FILE, Limits, Rollout, keep_rollout, read_rollout
+from trtspec.deploy.targets.local import deploy_local
+from trtspec.serving.triton.server import find_server
 
 GARBAGE = [b"", b"null", b"{", b"[]", b"{}", b"1", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"name": null, "state": 3}']
 

@@ -14,17 +14,17 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.processes import words_of
-from tests.triton.artifact import make_artifact, write_manifest
-from trtspec.deploy import entry
-from trtspec.deploy.children import read_children
-from trtspec.deploy.local import LocalDeployment, deploy_local, stop
+from tests._support.processes import words_of
+from tests.serving.triton.artifact import make_artifact, write_manifest
+from trtspec.core.errors import DeployError
+from trtspec.core.ports import free_ports
+from trtspec.core.processes import session_of, wait_until
+from trtspec.deploy import gateway
 from trtspec.deploy.options import DeployOptions
-from trtspec.errors import DeployError
-from trtspec.ports import free_ports
-from trtspec.system import session_of, wait_until
-from trtspec.triton.client import Client
-from trtspec.triton.server import find_server
+from trtspec.deploy.process_specs import read_children
+from trtspec.deploy.targets.local import LocalDeployment, deploy_local, stop
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.server import find_server
 
 pytestmark = pytest.mark.triton
 
@@ -106,13 +106,13 @@ def test_it_is_started_again_alone(deployment: LocalDeployment, number: int) -> 
     assert process
     os.kill(process, number)
     url = read_children(deployment.journal.children)[0].url
-    assert wait_until(lambda: entry_process(deployment) not in (0, process) and entry.answers(url), BACK_S)
+    assert wait_until(lambda: entry_process(deployment) not in (0, process) and gateway.answers(url), BACK_S)
     assert ask(deployment, "/models")["data"]
     assert deployment.journal.known().restarts == restarts, "the server itself runs on"
 
 
 def test_without_what_it_needs_that_is_said(deployment: LocalDeployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gateway.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DeployError, match="uvicorn, which is not installed") as caught:
-        entry.openai_entry(deployment.journal, deployment.record)
+        gateway.openai_entry(deployment.journal, deployment.record)
     assert caught.value.hint == "pip install 'trtspec[triton]', or build with serving.openai: false"

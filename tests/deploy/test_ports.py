@@ -15,19 +15,19 @@ import pytest
 
 from tests.conftest import Run
 from tests.deploy.test_local import STARTER
-from tests.triton.artifact import make_echo_artifact
-from trtspec.deploy import local
+from tests.serving.triton.artifact import make_echo_artifact
+from trtspec.core.errors import DeployError
+from trtspec.core.ports import LOOPBACK, refused_bind
+from trtspec.core.processes import group_of, start_time, wait_until
 from trtspec.deploy.base import deployments, stop
-from trtspec.deploy.children import Child, read_children
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.options import DEFAULT_PORTS, PORTS, DeployOptions
 from trtspec.deploy.ports import PortTaken, choose_ports, former_ports, reserved_elsewhere, reserved_ports, taken_port
+from trtspec.deploy.process_specs import Child, read_children
 from trtspec.deploy.revision import place_of
-from trtspec.errors import DeployError
-from trtspec.ports import LOOPBACK, refused_bind
-from trtspec.system import group_of, start_time, wait_until
-from trtspec.triton.client import Client
-from trtspec.triton.server import find_server
+from trtspec.deploy.targets import local
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.server import find_server
 
 SELF = f"in use by .* \\(process {os.getpid()}\\)"
 
@@ -92,7 +92,7 @@ def test_requested_port_that_is_taken_is_an_error_with_its_owner() -> None:
 
 
 def test_port_without_permission_is_not_called_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtspec.ports.bind_error", lambda *_: PermissionError(13, "Permission denied"))
+    monkeypatch.setattr("trtspec.core.ports.bind_error", lambda *_: PermissionError(13, "Permission denied"))
     with pytest.raises(DeployError, match="http port 80 cannot be used: Permission denied"):
         choose_ports(DeployOptions(ports={"http": 80}))
 
@@ -250,7 +250,7 @@ def test_restarting_deployment_names_the_stolen_port_and_deploy_fails(echo: Path
 def group_of_server(served: Record) -> list[int]:
     children = read_children(place_of(DeploymentJournal(served.name), served.revision) / "server.json")
     assert {name for child in children for name in child.listens} == {*PORTS[:3]}
-    from trtspec.system import session_of
+    from trtspec.core.processes import session_of
 
     return [pid for pid in session_of(served.pid, served.started) if group_of(pid)]
 

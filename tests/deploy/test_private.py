@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from trtspec.core.errors import DeployError
+from trtspec.core.files import private_directory, private_file
 from trtspec.deploy.log import FORMER, rotate
 from trtspec.deploy.token import new_token, read_token
-from trtspec.errors import DeployError
-from trtspec.files import private_directory, private_file
 
 
 def test_a_token_is_new_each_time_and_read_again(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.deploy import probe
+from trtspec.deploy.health import request
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.front.command import DOWN
+from trtspec.serving.front.command import DOWN
 
 ANSWERS = {
     "text": (200, {"text_output": "x"}),
@@ -75,24 +75,23 @@ def note(server: ThreadingHTTPServer, state: str = "live") -> None:
 def test_a_text_counts(says: str, code: int, said: str, server, workplace: Path, capsys) -> None:
     note(server)
     server.RequestHandlerClass.says = says
-    assert probe.main(["tiny", "--within=0.5"]) == code
+    assert request.main(["tiny", "--within=0.5"]) == code
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_server_that_is_not_live_yet_is_not_asked(server, workplace: Path, capsys) -> None:
     note(server, "smoke")
-    assert probe.main(["tiny"]) == 1
+    assert request.main(["tiny"]) == 1
     assert "tiny is smoke, not live" in capsys.readouterr().err
 
 
 def test_a_name_that_was_never_deployed(workplace: Path, capsys) -> None:
-    assert probe.main(["tiny"]) == 1
+    assert request.main(["tiny"]) == 1
     assert "no deployment 'tiny'" in capsys.readouterr().err
 
 
 def test_it_is_started_without_what_is_heavy(workplace: Path) -> None:
-    program = (
-        "import sys, trtspec.deploy.probe; sys.exit(int(any(n in sys.modules for n in ('torch', 'numpy', 'typer'))))"
-    )
+    heavy = "any(n in sys.modules for n in ('torch', 'numpy', 'typer'))"
+    program = f"import sys, trtspec.deploy.health.request; sys.exit(int({heavy}))"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

@@ -16,17 +16,18 @@ import pytest
 
 from tests.conftest import Run
 from tests.everyday.test_ps import recorded
-from tests.triton.artifact import make_echo_artifact
+from tests.serving.triton.artifact import make_echo_artifact
 from trtspec import __version__
-from trtspec.deploy import death, local
+from trtspec.core.errors import DeployError
+from trtspec.core.paths import state_dir
+from trtspec.core.processes import wait_until
+from trtspec.deploy import exit_cause
 from trtspec.deploy.base import deployments, stop
-from trtspec.deploy.death import cause_of_death, note_of_signal, telling_lines
+from trtspec.deploy.exit_cause import cause_of_death, note_of_signal, telling_lines
 from trtspec.deploy.journal import DeploymentJournal
 from trtspec.deploy.options import DeployOptions
-from trtspec.errors import DeployError
-from trtspec.paths import state_dir
-from trtspec.system import wait_until
-from trtspec.triton.server import find_server
+from trtspec.deploy.targets import local
+from trtspec.serving.triton.server import find_server
 
 SHUTDOWN = """\
 I1127 11:00:00.000001 17849 grpc_server.cc:2466] Started GRPCInferenceService at 127.0.0.1:8001
@@ -136,7 +137,7 @@ def test_cause_of_death_is_the_restart_of_the_machine(
 ) -> None:
     journal, record = dead()
     (tmp_path / "stat").write_text(f"cpu 1\nbtime {int(record.since) + 60}\n")
-    monkeypatch.setattr(death, "PROC_STAT", tmp_path / "stat")
+    monkeypatch.setattr(exit_cause, "PROC_STAT", tmp_path / "stat")
     assert cause_of_death(journal, record) == "the machine was restarted after it was deployed"
 
 
@@ -146,7 +147,7 @@ def test_cause_of_death_is_the_kernel_where_its_log_has_the_process(
     journal, record = dead()
     program = os.path.basename(sys.executable)[:15]
     line = "4,1,1,-;Out of memory: Killed process {} ({}) total-vm:1kB\n"
-    monkeypatch.setattr(death, "KERNEL_LOG", tmp_path / "kmsg")
+    monkeypatch.setattr(exit_cause, "KERNEL_LOG", tmp_path / "kmsg")
     (tmp_path / "kmsg").write_text(line.format(record.pid, program))
     assert cause_of_death(journal, record).startswith("the kernel killed its supervisor")
     (tmp_path / "kmsg").write_text(line.format(record.pid, "postgres"))

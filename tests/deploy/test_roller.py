@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.manifests import resolved
-from trtspec.deploy import roller as roller_module
-from trtspec.deploy.children import Child
+from tests._support.manifests import resolved
+from trtspec.core.errors import DeployError
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.roller import Roller, Stopped
-from trtspec.deploy.rollout import ROLLBACK, Rollout, ask
-from trtspec.deploy.running import Running
-from trtspec.errors import DeployError
+from trtspec.deploy.process_group import Running
+from trtspec.deploy.process_specs import Child
+from trtspec.deploy.rollout import controller as roller_module
+from trtspec.deploy.rollout.controller import Roller, Stopped
+from trtspec.deploy.rollout.state import ROLLBACK, Rollout, ask
 
 RECORD = Record("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, revision=1)
 

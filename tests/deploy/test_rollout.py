@@ -16,22 +16,22 @@ from typing import Any
 
 import pytest
 
-from tests.processes import words_of
-from tests.triton.artifact import make_echo_artifact
-from trtspec.artifacts.manifest import load_manifest
-from trtspec.deploy import rolling
+from tests._support.processes import words_of
+from tests.serving.triton.artifact import make_echo_artifact
+from trtspec.core.errors import DeployError, RolledBack
+from trtspec.core.processes import session_of, wait_until
 from trtspec.deploy.base import history
+from trtspec.deploy.health.probe import model_of
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.local import deploy_local, status, stop
-from trtspec.deploy.look import model_of
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.revision import place_of
-from trtspec.deploy.rollout import ROLLBACK, Limits, ask, read_rollout, under_way
-from trtspec.errors import DeployError, RolledBack
-from trtspec.system import session_of, wait_until
-from trtspec.triton.client import Client
-from trtspec.triton.python_models.metrics import method_of
-from trtspec.triton.server import find_server
+from trtspec.deploy.rollout import commands
+from trtspec.deploy.rollout.state import ROLLBACK, Limits, ask, read_rollout, under_way
+from trtspec.deploy.targets.local import deploy_local, status, stop
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.python_models.metrics import method_of
+from trtspec.serving.triton.server import find_server
+from trtspec.store.manifest import load_manifest
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -84,7 +84,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
             find_server()
         except DeployError as error:
             pytest.skip(str(error))
-        patch.setattr(rolling, "limits_of", lambda recipe, shares: replace(LIMITS, shares=tuple(shares) or (100,)))
+        patch.setattr(commands, "limits_of", lambda recipe, shares: replace(LIMITS, shares=tuple(shares) or (100,)))
         live = Live(root)
         live.deploy(live.make())
         yield live
@@ -111,7 +111,7 @@ def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) ->
     assert wait_until(lambda: not live.processes(before.revision), 30), "the one before has ended"
     assert not Client.at(before.endpoints["http"], 2).is_ready(), "its ports are gone with it"
     assert live.deploy(artifact)["revision"] == revision, "what serves already is left as it is"
-    found = rolling.rollback("echo", lambda state, what: None)
+    found = commands.rollback("echo", lambda state, what: None)
     assert (live.record.artifact, live.record.manifest) == (before.artifact, before.manifest)
     assert (found["revision"], found["files_of"]) == (revision + 1, before.revision)
     staged = next(entry["detail"] for entry in history("echo") if entry["revision"] == revision + 1)
@@ -196,23 +196,23 @@ def test_somebody_promotes_or_rolls_back_what_is_held(live: Live) -> None:
     with pytest.raises(DeployError, match="one rollout at a time"):
         live.deploy(live.make())
     assert status("echo")["rollout"]["state"] == "holding"
-    assert rolling.rollback("echo", lambda state, what: None)["rollout"]["reason"] == "somebody asked for it"
+    assert commands.rollback("echo", lambda state, what: None)["rollout"]["reason"] == "somebody asked for it"
     assert live.record == before
     with pytest.raises(DeployError, match="no rollout of 'echo' is under way"):
-        rolling.promote("echo")
+        commands.promote("echo")
     live.deploy(artifact, 50)
-    assert rolling.promote("echo")["revision"] == held["revision"] + 1
+    assert commands.promote("echo")["revision"] == held["revision"] + 1
     assert live.answers()
 
 
 DEPLOYER = """
 import sys
 from pathlib import Path
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.store.manifest import load_manifest
 from trtspec.deploy import rolling
-from trtspec.deploy.local import deploy_local
+from trtspec.deploy.targets.local import deploy_local
 from trtspec.deploy.options import DeployOptions
-from trtspec.deploy.rollout import Limits
+from trtspec.deploy.rollout.state import Limits
 rolling.limits_of = lambda recipe, shares: Limits((100,), 0.5, 6, max_latency_ratio=20.0)
 print(deploy_local(Path(sys.argv[1]), DeployOptions(detach=True, on_event=lambda *_: print("x", flush=True))).as_dict())
 """
@@ -239,6 +239,6 @@ def test_a_deployment_that_is_stopped_ends_the_rollout_and_leaves_nothing(live: 
     assert rollout is not None
     assert (rollout.state, rollout.reason) == ("rolled-back", "the deployment was stopped")
     with pytest.raises(DeployError, match="'echo' is stopped"):
-        rolling.promote("echo")
+        commands.promote("echo")
     assert live.deploy(live.make())["revision"] == record.revision + 2
     assert live.answers()

@@ -16,15 +16,15 @@ import pytest
 
 from tests.conftest import Run
 from tests.deploy.test_rollout import BACK_S, LIMITS, Live
-from trtspec.deploy import rolling
+from trtspec.bench.gates import GATES
+from trtspec.core.errors import DeployError
+from trtspec.core.processes import wait_until
 from trtspec.deploy.base import promote
-from trtspec.deploy.local import stop
 from trtspec.deploy.revision import place_of
-from trtspec.deploy.rollout import under_way
-from trtspec.errors import DeployError
-from trtspec.measure.gates import GATES
-from trtspec.system import wait_until
-from trtspec.triton.server import find_server
+from trtspec.deploy.rollout import commands
+from trtspec.deploy.rollout.state import under_way
+from trtspec.deploy.targets.local import stop
+from trtspec.serving.triton.server import find_server
 
 UNJUDGED = [word for gate in GATES for word in ("--skip-gate", gate)]
 
@@ -46,7 +46,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def live(disk: Path) -> Iterator[Live]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_STATE", str(disk / "state"))
-        patch.setattr(rolling, "limits_of", lambda recipe, shares: replace(LIMITS, shares=tuple(shares) or (100,)))
+        patch.setattr(commands, "limits_of", lambda recipe, shares: replace(LIMITS, shares=tuple(shares) or (100,)))
         try:
             find_server()
         except DeployError as error:

@@ -19,18 +19,19 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.triton.artifact import make_artifact, write_manifest
-from trtspec.deploy import entry, rolling
+from tests.serving.triton.artifact import make_artifact, write_manifest
+from trtspec.core.errors import DeployError
+from trtspec.core.processes import session_of, wait_until
+from trtspec.deploy import gateway as entry
 from trtspec.deploy.base import history
 from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.local import deploy_local, stop
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.revision import place_of
-from trtspec.deploy.rollout import Limits, read_rollout, under_way
-from trtspec.errors import DeployError
-from trtspec.openai.config import EntryConfig
-from trtspec.system import session_of, wait_until
-from trtspec.triton.server import find_server
+from trtspec.deploy.rollout import commands
+from trtspec.deploy.rollout.state import Limits, read_rollout, under_way
+from trtspec.deploy.targets.local import deploy_local, stop
+from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.triton.server import find_server
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -125,7 +126,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
         write_manifest(artifact, "tiny", openai=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_STATE", str(root / "state"))
-        patch.setattr(rolling, "limits_of", lambda recipe, shares: Limits(tuple(shares), 1.0, 6, max_latency_ratio=20))
+        patch.setattr(commands, "limits_of", lambda recipe, shares: Limits(tuple(shares), 1.0, 6, max_latency_ratio=20))
         patch.setattr(entry, "revision_config", patient(entry.revision_config))
         try:
             find_server()
@@ -209,7 +210,7 @@ def test_shares_are_those_that_were_asked_for_until_it_is_promoted(live: tuple[s
         assert wait_until(lambda: found.answers.total() >= 40, 120)
         shares = sorted(found.answers.values())
         assert 0.15 < shares[0] / sum(shares) < 0.35
-        assert rolling.promote("tiny")["rollout"]["state"] == "promoted"
+        assert commands.promote("tiny")["rollout"]["state"] == "promoted"
         found.answers.clear()
         assert wait_until(lambda: found.answers.total() >= CLIENTS + 20, 120)
         late = Counter(found.answers)
@@ -222,7 +223,7 @@ def test_shadows_are_compared_and_no_client_hears_of_them(live: tuple[str, Path]
         held = roll(other_than_served(live), 10, shadow=50)["rollout"]
         assert wait_until(lambda: shadowed()["compared"] >= 12, 120)
         assert (found.answers.total() > 0, held["share"]) == (True, 10)
-        status = rolling.rollback("tiny", lambda state, what: None)["rollout"]
+        status = commands.rollback("tiny", lambda state, what: None)["rollout"]
     came_to = status["shadow"]
     assert (came_to["share"], came_to["failed"], came_to["different"]) == (50, 0, 0)
     assert came_to["sent"] >= came_to["compared"] >= 12

@@ -15,22 +15,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import words_of
-from tests.triton.artifact import make_echo_artifact
-from trtspec.deploy.children import Child, read_children, write_children
+from tests._support.processes import words_of
+from tests.serving.triton.artifact import make_echo_artifact
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.ports import free_ports
+from trtspec.core.processes import group_of, process_state, session_of, start_time, wait_until
+from trtspec.deploy.health.probe import model_of, progress_of
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.keeper import Keeper
-from trtspec.deploy.local import deploy_local, status, stop
-from trtspec.deploy.look import model_of, progress_of
 from trtspec.deploy.options import DeployOptions
+from trtspec.deploy.process_specs import Child, read_children, write_children
 from trtspec.deploy.revision import place_of
+from trtspec.deploy.server_process import Keeper
 from trtspec.deploy.supervisor import Supervisor
+from trtspec.deploy.targets.local import deploy_local, status, stop
 from trtspec.deploy.token import new_token
-from trtspec.errors import DeployError, TrtspecError
-from trtspec.ports import free_ports
-from trtspec.system import group_of, process_state, session_of, start_time, wait_until
-from trtspec.triton.client import Client
-from trtspec.triton.server import find_server
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.server import find_server
 
 SEEN_S = 5.0  # from a fault to the note of it
 SLACK_S = 15.0  # of a machine with other work
@@ -125,7 +125,7 @@ def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_starte
     deploy_local(make_echo_artifact(tmp_path / "locked", "locked"), DeployOptions(detach=True, timeout_s=BACK_S))
     known = DeploymentJournal("locked").known
     record = known()
-    command = [sys.executable, "-m", "tests.triton.orphaned", record.shm_prefix]
+    command = [sys.executable, "-m", "tests.serving.triton.orphaned", record.shm_prefix]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BACK_S, check=True)
     assert int(done.stdout) > 0
     assert wait_until(lambda: known().restarts == 1, SEEN_S + SLACK_S)
@@ -143,7 +143,7 @@ def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_starte
 def test_front_that_ends_or_is_stopped_is_started_again_beside_the_same_server(live, fault: signal.Signals) -> None:
     record = live()
     server, pids = of(record, "tritonserver"), session_of(record.pid, record.started)
-    [front] = [pid for pid in pids if "trtspec.front" in words_of(pid)]
+    [front] = [pid for pid in pids if "trtspec.serving.front" in words_of(pid)]
     os.kill(front, fault)
     client = Client.at(record.endpoints["http"], timeout_s=2.0)
     assert wait_until(lambda: process_state(front) in {"", "Z"}, SEEN_S + SLACK_S)

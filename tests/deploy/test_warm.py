@@ -13,9 +13,9 @@ from threading import Thread
 import pytest
 
 from tests.conftest import Run
+from trtspec.core.errors import SmokeTestFailed, StepTimeout
 from trtspec.deploy.journal import Record
-from trtspec.deploy.warm import await_first_texts
-from trtspec.errors import SmokeTestFailed, StepTimeout
+from trtspec.deploy.warmup import await_first_texts
 
 TRITON, OPENAI = b'{"text_output": "x"}', b'{"choices": [{"text": "x"}]}'
 

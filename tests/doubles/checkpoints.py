@@ -10,9 +10,9 @@ from typing import Any
 
 from safetensors.numpy import load_file, save_file
 
-from tests.tiny import convert
-from trtspec.quant.activations import Activations
-from trtspec.quant.scheme import Scheme
+from tests._support.tiny import convert
+from trtspec.checkpoints.quant.activations import Activations
+from trtspec.checkpoints.quant.scheme import Scheme
 
 LINEAR = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests._support import forked
 from trtspec.backends.common.trtllm_versions import version_spec_of
 
 DOUBLES = Path(__file__).parent

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
+from tests._support.tiny import FAMILY_SHAPES, convert, make_model
 from tests.backends.contexts import make_context
 from tests.doubles.builder import main, parse
 from tests.doubles.checkpoints import activations_of, change_config, change_tensors, convert_fp8
 from tests.doubles.fixtures import DOUBLES
 from tests.methods import eagle_heads, heads, recurrent
-from tests.tiny import FAMILY_SHAPES, convert, make_model
 from trtspec.backends.common.trtllm_versions import version_spec_of, version_specs
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
 from trtspec.backends.tensorrt_llm.engine_dir import parse_arguments
-from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.quant.scheme import Scheme
+from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.sharding import ParallelMapping
 
 MAPPINGS = {
     "one": ParallelMapping(),

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tests.npm import modules
+from tests._support.npm import modules
 
 ANSWER_S = 60
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from tests._support.npm import Unavailable
 from tests.conftest import Run
 from tests.editor.language_server import LanguageServer, install
-from tests.npm import Unavailable
 from trtspec.backends.base import backends
-from trtspec.completion import editor_schema
-from trtspec.gpus import GPUS
+from trtspec.core.gpus import GPUS
+from trtspec.core.paths import recipes_dir
+from trtspec.core.registry import discover
 from trtspec.methods.base import ATTRIBUTE, PACKAGE, find_method
-from trtspec.paths import recipes_dir
-from trtspec.registry import discover
+from trtspec.planning.completion import editor_schema
 
 METHODS = sorted(discover(PACKAGE, ATTRIBUTE))
 VERSIONS = {version for backend in backends().values() for version in backend.versions() if version}
@@ -174,7 +174,7 @@ def test_every_reference_leads_somewhere() -> None:
 
 def test_a_method_of_another_package_is_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {**discover(PACKAGE, ATTRIBUTE), "outside": find_method("ngram")}
-    monkeypatch.setattr("trtspec.completion.discover_all", lambda package, attribute: found)
+    monkeypatch.setattr("trtspec.planning.completion.discover_all", lambda package, attribute: found)
     schema = editor_schema()
     assert "outside" in schema["$defs"]["Speculation"]["properties"]["method"]["enum"]
     assert "min_match" in schema["$defs"]["outside.options"]["properties"]

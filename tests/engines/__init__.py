@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests._support import forked
 
 ROOT = Path(__file__).parents[2]
 

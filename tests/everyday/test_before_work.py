@@ -112,15 +112,15 @@ def test_the_plan_shows_the_room_it_needs(recipe: Path, trtspec: Run) -> None:
 
 @pytest.mark.slow
 def test_an_artifact_on_another_disk_is_copied(artifact: Path, monkeypatch: pytest.MonkeyPatch, trtspec: Run) -> None:
-    monkeypatch.setattr("trtspec.disk._device", lambda path: str(path).count("store"))
+    monkeypatch.setattr("trtspec.store.disk_space._device", lambda path: str(path).count("store"))
     _, place = trtspec("plan", artifact.parents[1] / "recipe.yaml", "--json").document["disk"]
     sizes = [path.stat().st_size for path in artifact.rglob("*") if path.is_file() and path.name != "manifest.json"]
     assert (place["what"], place["needed_bytes"]) == ("artifact", sum(sizes))
 
 
 def test_an_interrupted_conversion_needs_the_rest(recipe: Path, workplace: Path) -> None:
-    from trtspec.disk import plan_disk
-    from trtspec.pipeline import open_store, plan_build
+    from trtspec.planning.pipeline import open_store, plan_build
+    from trtspec.store.disk_space import plan_disk
 
     store, build = open_store(), plan_build(load_recipe(recipe))
     status = build.status(store)
@@ -133,7 +133,7 @@ def test_an_interrupted_conversion_needs_the_rest(recipe: Path, workplace: Path)
 
 
 def test_problems_come_before_a_download(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", lambda *_: pytest.fail("nothing is downloaded"))
+    monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", lambda *_: pytest.fail("nothing is downloaded"))
     say(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}")
     say(recipe, "engine:", "engine:\n  gpu: h20o")
     failed = trtspec("build", recipe, "--out", "/")

@@ -16,10 +16,10 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.cli.quantities import parse_bytes, parse_seconds
-from trtspec.errors import StepError, TrtspecError
-from trtspec.graph.step import Inputs, Progress, Step
-from trtspec.graph.store import Store
-from trtspec.pipeline import open_store
+from trtspec.core.errors import StepError, TrtspecError
+from trtspec.planning.pipeline import open_store
+from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.store import Store
 
 DAY = 86400
 WAIT_S = 30
@@ -147,7 +147,7 @@ def test_clearing_frees_what_could_be_resumed(keys: dict[int, str], trtspec: Run
 
 HOLDER = """
 import sys
-from trtspec.pipeline import open_store
+from trtspec.planning.pipeline import open_store
 with open_store().holding(sys.argv[1:], "elsewhere"):
     print("holds", flush=True)
     sys.stdin.read()

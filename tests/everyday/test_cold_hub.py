@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests._support import forked
 from tests.cli.test_sources import pickled
 from tests.conftest import Run
-from trtspec.artifacts.manifest import load_manifest
-from trtspec.errors import StepError
-from trtspec.graph.executor import Unobserved
-from trtspec.pipeline import open_store, plan_build, run_build
+from trtspec.core.errors import StepError
+from trtspec.planning.pipeline import open_store, plan_build, run_build
 from trtspec.recipe.load import load_recipe
+from trtspec.store.executor import Unobserved
+from trtspec.store.manifest import load_manifest
 
 pytestmark = pytest.mark.slow  # whole builds in forks
 
@@ -56,7 +56,7 @@ def no_download(*_: object) -> None:
 
 
 def test_it_is_published_again(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
+    monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", no_download)
     assert "nothing to do" in trtspec("build", cold).out
     again = trtspec("build", cold, "--out", "again", "--json")
     assert {step["status"] for step in again.document["steps"]} == {"hit"}
@@ -80,14 +80,14 @@ def test_checkpoints_that_are_copied(backend: str, cold: Path, trtspec: Run, mon
     wanted = ("--set", f"engine.backend={backend}", "--out", "copied")
     assert trtspec("build", cold, *wanted).code == 0
     shutil.rmtree(cold.parent / "hub")
-    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
+    monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", no_download)
     assert "nothing to do" in trtspec("build", cold, *wanted).out
 
 
 def test_what_is_not_in_the_store_is_downloaded_for(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = trtspec("plan", cold, "--set", "target.dtype=float16", "--json").document["steps"]
     assert next(step["name"] for step in planned if step["status"] == "miss") == "convert-target"
-    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", lambda *_: download(cold.parent))
+    monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", lambda *_: download(cold.parent))
     assert trtspec("build", cold, "--set", "target.dtype=float16").code == 0
     half = (cold.parent / "build" / "tiny" / WEIGHTS).read_bytes()
     say(cold, f"model: org/target\n  revision: {COMMIT}", "model: ./target\n  dtype: float16")
@@ -116,7 +116,7 @@ def test_what_is_not_remembered_is_downloaded(
         path.chmod(0o644)
         path.write_bytes(path.read_bytes().replace(b"sha", b"bad").replace(b"F32", b"F16").replace(b"BF16", b"I16"))
     assert "is not in the hub cache" in trtspec("check", cold).out
-    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", lambda *_: download(cold.parent))
+    monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", lambda *_: download(cold.parent))
     assert trtspec("build", cold).code == 0
     shutil.rmtree(cold.parent / "hub")
     assert trtspec("check", cold).code == 0
@@ -130,14 +130,14 @@ def test_pickles_that_were_opened(cold: Path, trtspec: Run, monkeypatch: pytest.
     assert trtspec("build", cold).code == 0
     for name in ("hub", "cache/unpickled"):
         shutil.rmtree(cold.parent / name)
-    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
+    monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", no_download)
     assert "nothing to do" in trtspec("build", cold).out
 
 
 @pytest.mark.slow  # as this
 def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE
     from tests.methods.heads import random_heads, save_heads
-    from tests.tiny import PAIR_VOCAB, TARGET_SHAPE
 
     shutil.rmtree(cold.parent / "draft")
     save_heads(cold.parent / "draft", random_heads(2, hidden=TARGET_SHAPE["hidden_size"], vocab=PAIR_VOCAB))
@@ -150,7 +150,7 @@ def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch)
     built = trtspec("build", cold, *wanted)
     assert built.code == 0, built.err
     shutil.rmtree(cold.parent / "hub")
-    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
+    monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", no_download)
     assert "nothing to do" in trtspec("build", cold, *wanted).out
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests._support.manifests import read_manifest, resealed, write_manifest
 from tests.conftest import Outcome, Run
-from tests.manifests import read_manifest, resealed, write_manifest
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.store.manifest import load_manifest
 
 BENCH: dict[str, Any] = {
     "format_version": 1,
@@ -153,7 +153,7 @@ def test_a_saved_plan_is_compared_with_the_recipe_of_today(trtspec: Run, recipe:
 
 
 def test_keys_that_are_not_final_are_said(trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtspec.pipeline.READ_WHILE_PLANNING", 0)
+    monkeypatch.setattr("trtspec.planning.pipeline.READ_WHILE_PLANNING", 0)
     compared = trtspec("compare", recipe, recipe, "--json").document
     assert "the keys of steps are not final" in compared["a"]["remarks"][0]
 

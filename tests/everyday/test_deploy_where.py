@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from tests.triton.artifact import make_echo_artifact
+from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.backends.serving import Launch
-from trtspec.deploy import local
+from trtspec.core.errors import DeployError
+from trtspec.core.ports import port_in_use
 from trtspec.deploy.base import deployments, stop
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.ports import choose_ports
-from trtspec.errors import DeployError
-from trtspec.ports import port_in_use
-from trtspec.triton.client import Client
-from trtspec.triton.server import Ports, Server, find_server
+from trtspec.deploy.targets import local
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.server import Ports, Server, find_server
 
 WARNING = (
     "warning: the server has no authentication: whoever reaches {} can send it requests and read /metrics; "

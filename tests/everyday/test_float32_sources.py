@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests._support.tiny import DRAFT_SHAPE, PAIR_VOCAB, make_llama
 from tests.conftest import Run
-from tests.tiny import DRAFT_SHAPE, PAIR_VOCAB, make_llama
 
 
 def warnings(trtspec: Run, recipe: Path, *arguments: str) -> list[tuple[str, str, str]]:

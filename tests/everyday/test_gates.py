@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from trtspec.artifacts.manifest import manifest_sha256
+from trtspec.bench.verify import ensure_gates
+from trtspec.core.errors import GateNotMet
 from trtspec.deploy.options import DeployOptions
-from trtspec.errors import GateNotMet
-from trtspec.measure.verify import ensure_gates
+from trtspec.store.manifest import manifest_sha256
 
 FEW = ("--runs", 1, "--max-tokens", 6)
 

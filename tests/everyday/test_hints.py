@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.manifests import resolved
 from tests.conftest import Outcome, Run
-from tests.manifests import resolved
-from trtspec.artifacts.manifest import BackendRecord, Manifest
 from trtspec.backends.base import backends
-from trtspec.completion import editor_schema
-from trtspec.errors import DeployError
-from trtspec.paths import cache_dir, recipes_dir, state_dir
+from trtspec.core.errors import DeployError
+from trtspec.core.paths import cache_dir, recipes_dir, state_dir
+from trtspec.planning.completion import editor_schema
+from trtspec.store.manifest import BackendRecord, Manifest
 
 AS_IT_IS = [name for name, backend in backends().items() if not (backend.converts or backend.builds_engines)]
 ALONE = "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./target}\n"

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.hub import COMMIT, Hub, asked_in_process, serving
+from tests._support.shapes import make_checkpoint, shapes
+from tests._support.tiny import DRAFT_SHAPE, make_llama, make_tokenizer
 from tests.conftest import Run
-from tests.hub import COMMIT, Hub, asked_in_process, serving
-from tests.shapes import make_checkpoint, shapes
 from tests.test_startup import CODE
-from tests.tiny import DRAFT_SHAPE, make_llama, make_tokenizer
-from trtspec.checkpoint import hub_preview
-from trtspec.paths import recipes_dir
+from trtspec.checkpoints import hub_metadata
+from trtspec.core.paths import recipes_dir
 
 MODELS = recipes_dir() / "models"
 WEIGHTS = (MODELS / "quickstart-target" / "model.safetensors").stat().st_size
@@ -30,7 +30,7 @@ def hub(tmp_path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """A hub that has the quickstart's models as org/NAME, whose tokenizers count as large."""
     for name in ("target", "draft", "eagle3"):
         shutil.copytree(MODELS / f"quickstart-{name}", tmp_path / "served" / "org" / name)
-    monkeypatch.setattr(hub_preview, "SMALL_BYTES", 5000)
+    monkeypatch.setattr(hub_metadata, "SMALL_BYTES", 5000)
     with serving(tmp_path / "served") as hub, asked_in_process(hub):
         yield hub
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests._support.shapes import make_checkpoint, shapes
 from tests.conftest import Outcome, Run
-from tests.shapes import make_checkpoint, shapes
-from trtspec.completion import editor_schema
-from trtspec.paths import recipes_dir
+from trtspec.core.paths import recipes_dir
+from trtspec.planning.completion import editor_schema
 
 MODELS = recipes_dir() / "models"
 TARGET = MODELS / "quickstart-target"
@@ -129,7 +129,7 @@ class TestTheQuickstart:
         argv = [sys.executable, "-c", IMPORTS, "init", str(TARGET), str(MODELS / "quickstart-eagle3"), "--json"]
         done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120)
         imported = set(done.stdout.split())
-        assert "trtspec.proposal.make" in imported
+        assert "trtspec.planning.init.write" in imported
         assert not imported & {"torch", "numpy", "transformers", "tokenizers", "huggingface_hub"}
 
 
@@ -274,7 +274,7 @@ class TestTheMachine:
         import numpy as np
         from safetensors.numpy import save_file
 
-        from trtspec.checkpoint.safetensors import read_header
+        from trtspec.checkpoints.safetensors import read_header
 
         heads = workplace / "heads"
         shutil.copytree(MODELS / "quickstart-medusa", heads)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests import forked
-from tests.hub import COMMIT, Hub, serving
-from trtspec.checkpoint.hub_preview import UNKNOWN_HEADER_BYTES
-from trtspec.paths import recipes_dir
+from tests._support import forked
+from tests._support.hub import COMMIT, Hub, serving
+from trtspec.checkpoints.hub_metadata import UNKNOWN_HEADER_BYTES
+from trtspec.core.paths import recipes_dir
 
 pytestmark = pytest.mark.slow  # a client's process for each command
 
@@ -27,8 +27,8 @@ TOKEN = "hf_averysecrettoken"
 COMMAND = """
 import sys, time
 time.sleep = lambda _: None
-import trtspec.checkpoint.hub_client
-trtspec.checkpoint.hub_client.TIMEOUT_S = 2.0
+import trtspec.checkpoints.hub_client
+trtspec.checkpoints.hub_client.TIMEOUT_S = 2.0
 from trtspec.cli.app import main
 main(sys.argv[1:])
 """

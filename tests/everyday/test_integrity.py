@@ -19,18 +19,25 @@ from typing import Any
 
 import pytest
 
+from tests._support.manifests import read_manifest, write_manifest
 from tests.conftest import Run
-from tests.manifests import read_manifest, write_manifest
-from trtspec.artifacts.manifest import load_manifest, manifest_sha256
-from trtspec.compare.documents import load_document
+from trtspec.bench.load.schema import read_saved
+from trtspec.bench.records import read_record
+from trtspec.bench.saved_documents import keep_document, kept_documents, read_document
+from trtspec.bench.verification_report import (
+    Check,
+    keep_verification,
+    read_copy,
+    read_verification,
+    verification_of,
+    write_report,
+)
+from trtspec.core.errors import TrtspecError
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.rollout import FILE, Rollout, keep_rollout, read_rollout
-from trtspec.errors import TrtspecError
-from trtspec.load.saved import read_saved
-from trtspec.measure.documents import keep_document, kept_documents, read_document
-from trtspec.measure.records import read_record
-from trtspec.measure.report import Check, keep_verification, read_copy, read_verification, verification_of, write_report
-from trtspec.reporting.documents import gather
+from trtspec.deploy.rollout.state import FILE, Rollout, keep_rollout, read_rollout
+from trtspec.planning.compare.documents import load_document
+from trtspec.report.documents import gather
+from trtspec.store.manifest import load_manifest, manifest_sha256
 
 EXAMPLES = int(os.environ.get("TRTSPEC_FUZZ_EXAMPLES", "600"))
 VALUES = [None, True, -1, 0, 1e308, "", "x", "\ud800", [], {}, [[]], {"a": {}}, 10**40, "9" * 3000, [None] * 3]
@@ -337,8 +344,8 @@ def test_what_the_machine_runs_out_of_is_named(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("trtspec.files.replace_file", refuse)
-    monkeypatch.setattr("trtspec.graph.entry.replace_file", refuse)
+    monkeypatch.setattr("trtspec.core.files.replace_file", refuse)
+    monkeypatch.setattr("trtspec.store.entry.replace_file", refuse)
     ended = trtspec("build", recipe)
     assert (ended.code, "Traceback" in ended.err) == (100, False)
     assert "hint: " in ended.err
@@ -355,7 +362,7 @@ def test_memory_that_runs_out_is_no_bug(
         raise ValueError("words of a library") from error
 
     monkeypatch.setattr("trtspec.cli.app._exhausted", [])
-    monkeypatch.setattr("trtspec.graph.store.write_output", refuse)
+    monkeypatch.setattr("trtspec.store.store.write_output", refuse)
     ended = trtspec("build", recipe, "--json")
     assert (ended.code, "Traceback" in ended.err) == (1, False)
     assert ended.document["error"]["exit_code"] == 1

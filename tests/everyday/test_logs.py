@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
+from trtspec.core.processes import start_time
 from trtspec.deploy import log
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.system import start_time
 
 pytestmark = pytest.mark.slow  # starts interpreters
 

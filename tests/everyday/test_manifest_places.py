@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.manifests import read_manifest, write_manifest
 from tests.conftest import Run
-from tests.manifests import read_manifest, write_manifest
-from trtspec.artifacts.manifest import load_manifest
-from trtspec.artifacts.origins import recall_origin, remember_origins
-from trtspec.errors import TrtspecError
-from trtspec.measure.sources import find_source
+from trtspec.bench.source_copies import find_source
+from trtspec.core.errors import TrtspecError
+from trtspec.store.manifest import load_manifest
+from trtspec.store.source_locations import recall_origin, remember_origins
 
 Build = Callable[[Path, str], Path]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec import paths
-from trtspec.paths import recipes_dir
+from trtspec.core import paths
+from trtspec.core.paths import recipes_dir
 
 
 def test_a_shipped_recipe_is_migrated_to_the_current_directory(workplace: Path, trtspec: Run) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.paths import recipes_dir
+from trtspec.core.paths import recipes_dir
 
 Feed = Callable[[str], None]
 

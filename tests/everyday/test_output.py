@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests._support import forked
 
 pytestmark = pytest.mark.slow  # many commands from start to end
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests._support.tiny import make_llama
 from tests.conftest import Run
-from tests.tiny import make_llama
 from trtspec.backends.base import backends
 from trtspec.cli.render import problems_of
-from trtspec.diagnostics import Diagnostic, written
-from trtspec.proposal.propose import _numbers
+from trtspec.core.diagnostics import Diagnostic, written
+from trtspec.planning.init.propose import _numbers
 
 TOO_LONG = ("--set", "engine.max_seq_len=100000")
 

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from tests.conftest import Run
 from trtspec.cli import progress as module
 from trtspec.cli.progress import PERIOD_S, BuildBars, Counter, build_bars, counter, tell
-from trtspec.graph.step import Step
+from trtspec.store.step import Step
 
 
 class Clock:
@@ -102,7 +102,7 @@ def test_commands_tell_it_without_a_terminal(
 @pytest.mark.slow
 def test_many_texts_are_long_work(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD_S", 0.01)
-    monkeypatch.setattr("trtspec.measure.generate.generate_many", lambda *_, **__: sleep(0.2) or [])
+    monkeypatch.setattr("trtspec.bench.generate.generate_many", lambda *_, **__: sleep(0.2) or [])
     done = trtspec("generate", "build/tiny", "--prompts", "some.jsonl")
     assert done.document == {"format_version": 1, "results": []}
     assert "  still at work after 0 s\n" in done.err

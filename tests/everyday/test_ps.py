@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
+from trtspec.core.processes import start_time
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.system import start_time
 
 HTTP = "http://127.0.0.1:18000"
 ADDRESSES = f"{HTTP}; 127.0.0.1:18001; http://127.0.0.1:18002/metrics"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.confined import as_anybody
+from tests._support.confined import as_anybody
 from tests.conftest import Run
-from trtspec.artifacts.publish import check_place
 from trtspec.cli.app import REFUSED_HINT
+from trtspec.core.errors import TrtspecError, refusal
 from trtspec.deploy.journal import Record
-from trtspec.errors import TrtspecError, refusal
+from trtspec.store.publish_artifact import check_place
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_any_command_says_what_the_machine_refuses(
     def refused() -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/some/file")
 
-    monkeypatch.setattr("trtspec.doctor.probe_machine", refused)
+    monkeypatch.setattr("trtspec.planning.doctor.probe_machine", refused)
     ended = trtspec("doctor", "--json")
     assert ended.code == ended.document["error"]["exit_code"] == 1
     assert ended.err == f"error: no writing is allowed to the file system of /some/file\nhint: {REFUSED_HINT}\n"

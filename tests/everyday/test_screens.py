@@ -11,7 +11,7 @@ writes them anew; what they then look like is for people to judge. What varies i
     versions of programs           N.N.N
 
 The machine's memory, its disks, what `doctor` finds and what a server under load answers are made up
-(`tests/forks.py`).
+(`tests/_support/forks.py`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.shapes import make_checkpoint, shapes
-from tests.terminal import ESCAPE, WIDTHS, Commands, Shown, Terminals, commands, has_tmux, piped, terminals
+from tests._support.shapes import make_checkpoint, shapes
+from tests._support.terminal import ESCAPE, WIDTHS, Commands, Shown, Terminals, commands, has_tmux, piped, terminals
 from trtspec.cli.app import command_name
+from trtspec.core.processes import start_time
+from trtspec.core.registry import discover
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.registry import discover
-from trtspec.system import start_time
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import Run
-from trtspec.artifacts.manifest import load_manifest
-from trtspec.errors import GateNotMet
-from trtspec.measure.bench import Comparison, measure_server
-from trtspec.measure.gates import judge_gates, undecided
-from trtspec.measure.report import undecided_policy
-from trtspec.measure.speedup import Speedup, speedup_of
-from trtspec.measure.verify import ensure_gates
+from trtspec.bench.bench import Comparison, measure_server
+from trtspec.bench.gates import judge_gates, undecided
+from trtspec.bench.speedup import Speedup, speedup_of
+from trtspec.bench.verification_report import undecided_policy
+from trtspec.bench.verify import ensure_gates
+from trtspec.core.errors import GateNotMet
+from trtspec.store.manifest import load_manifest
 
 PROMPTS = [f"prompt {number}" for number in range(8)]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
-from trtspec.checkpoint import hub
+from trtspec.checkpoints import hub
 from trtspec.cli.verbose import verbose
+from trtspec.core.errors import CheckpointError, DeployError
 from trtspec.deploy.journal import DeploymentJournal
-from trtspec.errors import CheckpointError, DeployError
 from trtspec.kernels.toolchain import _output
 
 TOKEN = "hf_" + "a1B2" * 8

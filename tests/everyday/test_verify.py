@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from trtspec.artifacts.manifest import load_manifest
-from trtspec.artifacts.read_before import verify_changed
-from trtspec.generation.request import Result, Stats
-from trtspec.graph.digest import DigestCache
-from trtspec.hashing import file_sha256
-from trtspec.measure import parity
-from trtspec.paths import cache_dir
+from trtspec.bench import parity
+from trtspec.core.hashing import file_sha256
+from trtspec.core.paths import cache_dir
+from trtspec.engine.generation.request import Result, Stats
+from trtspec.store.digest import DigestCache
+from trtspec.store.manifest import load_manifest
+from trtspec.store.verified_cache import verify_changed
 
 TOKENS = ("--max-tokens", 8)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, ROOT, SHELLS, Block, blocks_of, run_block
+from tests._support.pages import PAGES, ROOT, SHELLS, Block, blocks_of, run_block
 
 pytestmark = [pytest.mark.integration]
 

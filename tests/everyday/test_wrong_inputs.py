@@ -24,9 +24,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.confined import as_anybody, limited, mounted
+from tests._support.confined import as_anybody, limited, mounted
 from trtspec.cli.app import main
-from trtspec.recipe.remedies import SAY_IT_THEMSELVES
+from trtspec.recipe.hints import SAY_IT_THEMSELVES
 from trtspec.recipe.validate import recipe_keys
 
 pytestmark = pytest.mark.slow  # many commands from start to end

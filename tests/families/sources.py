@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny import convert
-from trtspec.errors import CheckpointError
+from tests._support.tiny import convert
+from trtspec.core.errors import CheckpointError
 
 
 def edit(root: Path, **values: Any) -> None:

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests._support.tiny import convert, make_model
 from tests.families.sources import edit, rewrite
-from tests.tiny import convert, make_model
-from trtspec.checkpoint.model_config import RopeScaling
-from trtspec.checkpoint.source import load_source
-from trtspec.checkpoint.trtllm import load_checkpoint
+from trtspec.checkpoints.model_config import RopeScaling
+from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.trtllm import load_checkpoint
 from trtspec.families.phi3 import FAMILY as PHI3
 
 Tensors = dict[str, Tensor]

@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests._support.tiny import FAMILY_SHAPES, convert, make_model
 from tests.families.sources import edit, refused, rewrite
-from tests.tiny import FAMILY_SHAPES, convert, make_model
-from trtspec.checkpoint.rules import Matched, match
-from trtspec.checkpoint.source import Source, load_source
-from trtspec.checkpoint.trtllm import load_checkpoint
-from trtspec.errors import CheckpointError
-from trtspec.families.base import Family, family_of
-from trtspec.registry import discover
+from trtspec.checkpoints.family import Family, family_of
+from trtspec.checkpoints.rules import Matched, match
+from trtspec.checkpoints.source import Source, load_source
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.core.errors import CheckpointError
+from trtspec.core.registry import discover
 
 FAMILIES: dict[str, Family] = discover("trtspec.families", "FAMILY")
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests._support.tiny import LLAMA3_ROPE, convert, make_llama
 from tests.families.sources import edit, refused, rewrite
-from tests.tiny import LLAMA3_ROPE, convert, make_llama
-from trtspec.checkpoint.trtllm import load_checkpoint
-from trtspec.errors import CheckpointError
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.core.errors import CheckpointError
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import forked
-from tests.tiny import convert, make_llama
-from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.errors import UnknownArchitecture
-from trtspec.models.source_model import load_model
+from tests._support import forked
+from tests._support.tiny import convert, make_llama
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.checkpoints.source_model import load_model
+from trtspec.core.errors import UnknownArchitecture
 
 pytestmark = pytest.mark.slow  # an interpreter that finds another package
 
@@ -35,10 +35,10 @@ NAMES = {
 CONVERT = """
 import sys
 from pathlib import Path
-from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.errors import UnknownArchitecture
-from trtspec.models.source_model import load_model
-from trtspec.steps.convert import convert_checkpoint
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.core.errors import UnknownArchitecture
+from trtspec.checkpoints.source_model import load_model
+from trtspec.backends.steps.convert import convert_checkpoint
 convert_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), mapping=ParallelMapping(2, 2))
 """
 
@@ -121,7 +121,7 @@ def test_without_it_the_architecture_is_unknown(toy: Path) -> None:
 VERSION = """
 import sys
 from pathlib import Path
-from trtspec.models.source_model import load_model
+from trtspec.checkpoints.source_model import load_model
 print(load_model(Path(sys.argv[1]), "auto").family_version)
 """
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trtspec.checkpoint.model_config import ConfigReader
-from trtspec.checkpoint.rope import read_rotary
-from trtspec.errors import CheckpointError, UnsupportedModel
+from trtspec.checkpoints.model_config import ConfigReader
+from trtspec.checkpoints.rope import read_rotary
+from trtspec.core.errors import CheckpointError, UnsupportedModel
 from trtspec.families.gemma3 import FAMILY as GEMMA3
 from trtspec.families.mixtral import FAMILY as MIXTRAL
 from trtspec.families.phi3 import FAMILY as PHI3
@@ -93,7 +93,7 @@ SIZES = {
 def test_defaults_are_those_of_each_config_class() -> None:
     from transformers import AutoConfig
 
-    from trtspec.registry import discover
+    from trtspec.core.registry import discover
 
     for name, family in discover("trtspec.families", "FAMILY").items():
         theirs = AutoConfig.for_model({"gemma3": "gemma3_text"}.get(name, name))

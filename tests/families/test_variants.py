@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests._support.tiny import convert, reference_model
 from tests.families.variants import POSITIONS, Variant, variants
-from tests.tiny import convert, reference_model
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.errors import CheckpointError
-from trtspec.generation.request import Request
-from trtspec.torch_engine.engine import Engine
-from trtspec.torch_engine.settings import EngineSettings
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.engine import Engine
+from trtspec.engine.generation.request import Request
+from trtspec.engine.settings import EngineSettings
 
 COUNT = int(os.environ.get("TRTSPEC_VARIANTS", "40"))
 WITH_ENDS = os.environ.get("TRTSPEC_VARIANTS_END_IDS", "") == "1"
@@ -67,7 +67,7 @@ def end_ids_of(source: Path) -> tuple[int, ...]:
     """Return the ids that end a text by the source's files, as an artifact has them."""
     if not WITH_ENDS:
         return ()
-    from tests.tiny import make_tokenizer
+    from tests._support.tiny import make_tokenizer
 
     make_tokenizer(source)
     return tuple(Tokenizer(source).end_ids)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny import FAMILY_SHAPES, make_model
+from tests._support.tiny import FAMILY_SHAPES, make_model
 
 Tensors = dict[str, torch.Tensor]
 Config = dict[str, Any]

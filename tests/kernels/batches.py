@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from trtspec.kernels.exact import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch
-from trtspec.kernels.exact.batch import Batch
+from trtspec.kernels.bit_exact import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch
+from trtspec.kernels.bit_exact.batch import Batch
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 ChainRule = Callable[[ChainBatch], ExactChainResult]

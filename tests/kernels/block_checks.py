@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from tests.kernels.batches import HALF, HALVES, INF, LAST, NAN, ChainRule, one_chain, said
-from trtspec.kernels.exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, DraftKind
+from trtspec.kernels.bit_exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, DraftKind
 
 EIGHTH = 2**29
 FIFTH = 858993460  # the first uniform beyond it

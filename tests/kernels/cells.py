@@ -26,7 +26,7 @@ from tests.kernels.distribution import (
     text_distribution,
 )
 from trtspec.kernels import reference
-from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, TreeBatch
+from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch
 from trtspec.kernels.verify_result import VerifyResult
 
 Ask = Callable[[list["Cell"]], list[VerifyResult]]

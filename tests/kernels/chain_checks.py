@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tests.kernels.batches import HALF, HALVES, INF, LAST, NAN, QUARTER, ChainRule, one_chain, said, sampled_at
-from trtspec.kernels.exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, ChainBatch, DraftKind, uniform_bits
+from trtspec.kernels.bit_exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, ChainBatch, DraftKind, uniform_bits
 
 
 def check_draws_at_every_edge(verify: ChainRule) -> None:

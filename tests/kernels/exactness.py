@@ -2,7 +2,7 @@
 """What every implementation of plugins/README.md is held to: numpy, C++ and CUDA run the same checks.
 
 A check takes the implementation and raises AssertionError. Those that say what the ids are do so by hand, or by the
-reference and torch, which know nothing of `trtspec.kernels.exact`.
+reference and torch, which know nothing of `trtspec.kernels.bit_exact`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.kernels.cells import (
     check_chain_distribution,
     check_tree_distribution,
 )
-from trtspec.kernels import block
-from trtspec.kernels.exact import Mode
+from trtspec.kernels import block_verify
+from trtspec.kernels.bit_exact import Mode
 
 CHAIN_CHECKS: dict[str, Callable[[ChainRule], None]] = {
     **{f"distribution, {name}": partial(check_chain_distribution, setting) for name, setting in CHAIN_SETTINGS.items()},
@@ -77,8 +77,10 @@ BLOCK_CHECKS: dict[str, Callable[[ChainRule], None]] = {
     **{name: CHAIN_CHECKS[name] for name in ALIKE},
     "by hand": block_checks.check_a_block_by_hand,
     "where a chain ends early": block_checks.check_where_a_chain_ends_early,
-    "torch, sampled": partial(random_checks.check_torch_says_the_same_of_chains, True, rule=block.verify_block),
-    "torch, deterministic": partial(random_checks.check_torch_says_the_same_of_chains, False, rule=block.verify_block),
+    "torch, sampled": partial(random_checks.check_torch_says_the_same_of_chains, True, rule=block_verify.verify_block),
+    "torch, deterministic": partial(
+        random_checks.check_torch_says_the_same_of_chains, False, rule=block_verify.verify_block
+    ),
 }
 
 TREE_CHECKS: dict[str, Callable[[TreeRule], None]] = {

@@ -12,8 +12,8 @@ import torch
 
 from tests.kernels.batches import NAN, ChainRule, TreeRule, pick, said
 from trtspec.kernels import chain, reference, tree
-from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, TreeBatch, uniform_bits
-from trtspec.kernels.exact.batch import Batch
+from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch, uniform_bits
+from trtspec.kernels.bit_exact.batch import Batch
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.verify_result import VerifyResult
 

@@ -25,7 +25,7 @@ from tests.kernels.scenarios import (
     verify_block,
     verify_chain,
 )
-from trtspec.kernels import block, reference_block
+from trtspec.kernels import block_verify, reference_block
 from trtspec.kernels.verifier import TorchVerifier
 from trtspec.kernels.verify_result import VerifyResult
 
@@ -60,7 +60,7 @@ def test_a_block_of_one_token_is_accepted_as_a_token_is() -> None:
 @pytest.mark.parametrize("zeros", [False, True])
 def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, zeros: bool) -> None:
     corners = Corners.of(boxes_of(BLOCKS[name], 0, zeros))
-    assert by_torch(block.verify_block, corners) == corners.results
+    assert by_torch(block_verify.verify_block, corners) == corners.results
 
 
 def by_torch(rule: Callable[..., list[VerifyResult]], corners: Corners) -> list[VerifyResult]:
@@ -245,7 +245,7 @@ WRONG_IN_TORCH = {
 
 @pytest.mark.parametrize("name", WRONG_IN_TORCH)
 def test_a_wrong_rule_in_torch_is_caught(name: str) -> None:
-    wrong = changed(block, *WRONG_IN_TORCH[name])
+    wrong = changed(block_verify, *WRONG_IN_TORCH[name])
     corners = Corners.of(boxes_of(LONG, 0, False))
     if name == "no limit for what is drafted":
         batches = [Batch(seed, torch.float64, True) for seed in range(8)]

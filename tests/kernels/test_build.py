@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.durability import synced  # noqa: F401
-from trtspec.errors import StepError, StepTimeout, TrtspecError
+from tests._support.durability import synced  # noqa: F401
+from trtspec.core.errors import StepError, StepTimeout, TrtspecError
+from trtspec.core.paths import plugins_dir
 from trtspec.kernels import build, toolchain
 from trtspec.kernels.build import (
     LIBRARY,
@@ -27,7 +28,6 @@ from trtspec.kernels.build import (
     plan_library,
 )
 from trtspec.kernels.toolchain import Toolchain, architecture_of, code_flags, probe_toolchain
-from trtspec.paths import plugins_dir
 
 MANIFEST = (
     "name: {name}\nsummary: Says a number\nsources: {{host: [cpu.cpp], cuda: [kernel.cu]}}\narchitectures: [sm_80]\n"

@@ -14,10 +14,10 @@ import pytest
 
 from tests.kernels import random_checks
 from tests.kernels.exactness import BLOCK_CHECKS, CHAIN_CHECKS, TREE_CHECKS
-from trtspec.kernels import exact
-from trtspec.kernels.exact import ChainBatch, ExactChainResult, chain, compact_kv, fixed_point, kv_moves, tree
-from trtspec.kernels.exact.batch import DraftRow
-from trtspec.kernels.exact.fixed_point import EXP2_COEFFICIENTS, ONE, Row, RowSampling, fma32, read_row, weights_of
+from trtspec.kernels import bit_exact
+from trtspec.kernels.bit_exact import ChainBatch, ExactChainResult, chain, compact_kv, fixed_point, kv_moves, tree
+from trtspec.kernels.bit_exact.batch import DraftRow
+from trtspec.kernels.bit_exact.fixed_point import EXP2_COEFFICIENTS, ONE, Row, RowSampling, fma32, read_row, weights_of
 
 HEADER = Path(__file__).parents[2] / "plugins/common/exp2_coefficients.h"
 
@@ -34,29 +34,29 @@ def remembered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             known[key].weights.flags.writeable = False
         return known[key]
 
-    monkeypatch.setattr("trtspec.kernels.exact.batch.read_row", read)
+    monkeypatch.setattr("trtspec.kernels.bit_exact.batch.read_row", read)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHAIN_CHECKS)
 def test_chains(name: str) -> None:
-    CHAIN_CHECKS[name](exact.verify_chain)
+    CHAIN_CHECKS[name](bit_exact.verify_chain)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCK_CHECKS)
 def test_blocks(name: str) -> None:
-    BLOCK_CHECKS[name](exact.verify_block)
+    BLOCK_CHECKS[name](bit_exact.verify_block)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TREE_CHECKS)
 def test_trees(name: str) -> None:
-    TREE_CHECKS[name](exact.verify_tree)
+    TREE_CHECKS[name](bit_exact.verify_tree)
 
 
 def test_a_tree_of_one_branch_is_a_chain() -> None:
-    random_checks.check_a_tree_of_one_branch_is_a_chain(exact.verify_tree, exact.verify_chain)
+    random_checks.check_a_tree_of_one_branch_is_a_chain(bit_exact.verify_tree, bit_exact.verify_chain)
 
 
 # -- what the checks are worth -----------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def laundering(logits: np.ndarray, sampling: RowSampling) -> Row:
 
 def by_place_in_the_batch(batch: ChainBatch) -> ExactChainResult:
     places = np.arange(len(batch.tokens), dtype=np.uint32)[:, None]
-    return exact.verify_chain(replace(batch, uniforms=batch.uniforms ^ places << np.uint32(29)))
+    return bit_exact.verify_chain(replace(batch, uniforms=batch.uniforms ^ places << np.uint32(29)))
 
 
 RIGHT_TEST, RIGHT_REJECT, RIGHT_TRUNCATE = chain._test, tree._Left.reject, fixed_point.truncate
@@ -119,11 +119,11 @@ WRONG_PARTS = [
     (chain, "draw", in_half_precision, CHAIN_CHECKS, "distribution, sampled, truncated"),
     (chain, "draw", in_half_precision, CHAIN_CHECKS, "vocabulary of 32000"),
     (fixed_point, "truncate", keeping_equals, CHAIN_CHECKS, "ties"),
-    ("trtspec.kernels.exact.batch", "read_row", laundering, CHAIN_CHECKS, "ill rows"),
+    ("trtspec.kernels.bit_exact.batch", "read_row", laundering, CHAIN_CHECKS, "ill rows"),
     (tree._Left, "reject", against_the_first_target, TREE_CHECKS, "distribution, sampled, told by probabilities"),
     (tree._Left, "reject", with_replacement, TREE_CHECKS, "distribution, sampled, told by logits"),
     (tree._Left, "reject", with_replacement, TREE_CHECKS, "siblings at every edge"),
-    ("trtspec.kernels.exact.batch", "read_row", laundering, TREE_CHECKS, "ill rows"),
+    ("trtspec.kernels.bit_exact.batch", "read_row", laundering, TREE_CHECKS, "ill rows"),
 ]
 
 
@@ -137,7 +137,7 @@ def test_a_wrong_part_is_caught(
     else:
         monkeypatch.setattr(where, part, wrong)
     with pytest.raises(AssertionError):
-        checks[name](exact.verify_chain if checks is CHAIN_CHECKS else exact.verify_tree)
+        checks[name](bit_exact.verify_chain if checks is CHAIN_CHECKS else bit_exact.verify_tree)
 
 
 def test_uniforms_that_hang_on_the_place_in_the_batch_are_caught() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.kernels import ops
 from trtspec.kernels.bindings import KernelLibrary, load_library
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtspec import hashing
-from trtspec.checkpoint.growing import GrowingDigests
-from trtspec.checkpoint.safetensors import lay_out
-from trtspec.hashing import Hashlib, files_sha256, hash_with
+from trtspec.checkpoints.safetensors import lay_out
+from trtspec.checkpoints.streaming_digest import GrowingDigests
+from trtspec.core import hashing
+from trtspec.core.hashing import Hashlib, files_sha256, hash_with
 from trtspec.kernels import sha256
+from trtspec.kernels.autoload import WORTH_BYTES
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.build import HOST_PLUGINS
-from trtspec.kernels.host import WORTH_BYTES
 from trtspec.kernels.sha256 import CompiledSha256, choose_hashing, run_self_test
 
 UNSUPPORTED = "trtspec_sha256_blocks needs x86's SHA extensions"
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_read_ends_it(used: CompiledSha256, tmp_path: Path
 def test_ranks_are_hashed_while_they_grow(
     used: CompiledSha256, tmp_path: Path, files: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtspec.checkpoint.growing.STRETCH_BYTES", 1001)
+    monkeypatch.setattr("trtspec.checkpoints.streaming_digest.STRETCH_BYTES", 1001)
     layout = lay_out([(name, "U8", (4000 + 77 * number,)) for number, name in enumerate("abc")])
     paths = [tmp_path / str(number) for number in range(files)]
     for path in paths:
@@ -130,7 +130,7 @@ def test_what_hashes(code: CompiledSha256, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _unsupported(*_: object) -> None:
-    from trtspec.errors import TrtspecError
+    from trtspec.core.errors import TrtspecError
 
     raise TrtspecError("sha256: this processor lacks the instructions")
 

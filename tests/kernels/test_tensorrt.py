@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtspec.errors import TrtspecError
-from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, verify_chain
+from trtspec.core.errors import TrtspecError
+from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, verify_chain
 from trtspec.kernels.tensorrt import ChainLayer, PlanTensor, TreeLayer, build_plan
 
 LIBRARY = Path(__file__).parents[2] / "build" / "plugins" / "libtrtspec_tensorrt.so"

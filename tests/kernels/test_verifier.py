@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.kernels import test_chain, test_tree
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.tree import Tree, Typical
 from trtspec.kernels.verifier import CompiledVerifier, TorchVerifier, choose_verifier, libraries_of

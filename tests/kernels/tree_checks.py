@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.kernels.batches import HALF, HALVES, INF, LAST, NAN, QUARTER, TreeRule, one_tree, said
 from trtspec.kernels import reference
-from trtspec.kernels.exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, DraftKind, Mode
+from trtspec.kernels.bit_exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, DraftKind, Mode
 
 
 def check_tree_of_deterministic_tokens(verify: TreeRule) -> None:

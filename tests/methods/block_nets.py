@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.tiny import SHAPE
+from tests._support.tiny import SHAPE
 
 MASK, BLOCK, RANK, OUTPUTS = 5, 8, 4, (0, 1)  # OUTPUTS: layers of the target whose outputs are read
 KEYS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",

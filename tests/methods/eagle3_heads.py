@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.tiny import SHAPE, convert
-from trtspec.models.source_head import load_head
+from tests._support.tiny import SHAPE, convert
+from trtspec.methods.source_head import load_head
 
 Tensors = dict[str, Tensor]
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -53,7 +53,7 @@ def random_head(
     aux: Sequence[int] = (0, 1), *, drafted: int = 40, seed: int = 3, scale: float = 0.3, bias: bool = False,
     qk_norm: bool = False, own_embedding: bool = False, target: dict[str, Any] | None = None, **flags: bool,
 ) -> Eagle3Tensors:  # fmt: skip
-    """Return a random head for a target of tests.tiny.SHAPE, changed by `target`, that drafts so many of its ids."""
+    """Return a random head for a target of `tiny.SHAPE`, changed by `target`, with a draft vocabulary."""
     shape = {**SHAPE, "head_dim": 8, "intermediate_size": 40, **(target or {})}
     hidden, vocab, inter, size = (shape[key] for key in ("hidden_size", "vocab_size", "intermediate_size", "head_dim"))
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]

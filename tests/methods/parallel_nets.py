@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests._support.tiny import SHAPE, convert
 from tests.methods.block_nets import save_net
 from tests.methods.eagle3_heads import aux_states, random_head
-from tests.tiny import SHAPE, convert
-from trtspec.models.source_head import load_head
+from trtspec.methods.source_head import load_head
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 RANK = 5
@@ -87,7 +87,7 @@ class Random:
 
 
 def shape_of(target: dict[str, Any] | None, layers: int) -> dict[str, Any]:
-    """Return the keys of a net's layers, for a target of tests.tiny.SHAPE changed by `target`."""
+    """Return the keys of a net's layers, for a target of tests._support.tiny.SHAPE changed by `target`."""
     keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "max_position_embeddings")
     shape = {**SHAPE, **(target or {})}
     sizes = {"head_dim": 8, "intermediate_size": 40, "num_hidden_layers": layers, "rms_norm_eps": 1e-5}

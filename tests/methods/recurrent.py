@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.tiny import SHAPE, convert
-from trtspec.models.source_head import load_head
+from tests._support.tiny import SHAPE, convert
+from trtspec.methods.source_head import load_head
 
 Tensors = dict[str, Tensor]
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests._support.tiny import SHAPE, make_llama
 from tests.conftest import Run
 from tests.methods.block_nets import (
     BLOCK,
@@ -22,13 +23,12 @@ from tests.methods.block_nets import (
     save_net,
     speculators,
 )
-from tests.tiny import SHAPE, make_llama
-from trtspec.checkpoint.source import load_source
-from trtspec.errors import CheckpointError
+from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.source_model import load_model
+from trtspec.core.errors import CheckpointError
 from trtspec.methods.base import find_method, methods
-from trtspec.methods.block_net import read_block_net
-from trtspec.models.source_head import SourceHead, load_head
-from trtspec.models.source_model import load_model
+from trtspec.methods.dflash.net import read_block_net
+from trtspec.methods.source_head import SourceHead, load_head
 
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
 CASES = [("dflash", *DFLASH[name]) for name in DFLASH] + [("dspark", *DSPARK[name]) for name in DSPARK]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic_core import PydanticCustomError
 
-from tests.configs import model_config
+from tests._support.configs import model_config
 from trtspec.kernels.tree import Tree
-from trtspec.methods.choices import (
+from trtspec.methods.tree_choices import (
     EAGLE_CHOICES,
     MEDUSA_CHOICES,
     MOST_NODES,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.configs import model_config
-from trtspec.checkpoint.model_config import RopeScaling
-from trtspec.methods.fit import check_layer, check_sizes
+from tests._support.configs import model_config
+from trtspec.checkpoints.model_config import RopeScaling
+from trtspec.methods.head_checks import check_layer, check_sizes
 
 STRETCHED = RopeScaling("linear", 4.0)
 

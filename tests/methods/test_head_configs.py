@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests._support.tiny import make_llama
 from tests.families.sources import edit
 from tests.methods import eagle3_heads, eagle_heads
-from tests.tiny import make_llama
-from trtspec.diagnostics import Diagnostic
-from trtspec.methods.fit import own_layers
-from trtspec.models.source_head import SourceHead, load_head
-from trtspec.models.source_model import load_model
+from trtspec.checkpoints.source_model import load_model
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.methods.head_checks import own_layers
+from trtspec.methods.source_head import SourceHead, load_head
 
 LAYERS = 7
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trtspec.backends.tensorrt_llm.modes import MODES
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.methods.base import DraftShape
 from trtspec.methods.lookahead import METHOD, LookaheadOptions
 

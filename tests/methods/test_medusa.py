@@ -14,20 +14,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.check.finding import problems_of
+from tests._support.manifests import read_manifest, write_manifest
+from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
+from tests.checkpoints.quant import modelopt
 from tests.conftest import Run
-from tests.dialects.medusa_nets import by_vllms_names
-from tests.manifests import read_manifest, write_manifest
+from tests.methods.draft_formats.medusa_nets import by_vllms_names
 from tests.methods.heads import HIDDEN, VOCAB, Tensors, convert_with, random_heads, save_heads
-from tests.quant import modelopt
-from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
-from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.errors import CheckpointError, TrtspecError
+from tests.planning.check.finding import problems_of
+from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.checkpoints.source_model import load_model
+from trtspec.core.errors import CheckpointError, TrtspecError
 from trtspec.methods.base import DraftShape, find_method
-from trtspec.methods.choices import MEDUSA_CHOICES
-from trtspec.models.source_head import SourceHead, load_head
-from trtspec.models.source_model import load_model
-from trtspec.quant.scheme import Scheme
+from trtspec.methods.source_head import SourceHead, load_head
+from trtspec.methods.tree_choices import MEDUSA_CHOICES
 
 METHOD = find_method("medusa")
 

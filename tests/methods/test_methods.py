@@ -6,10 +6,10 @@ import random
 import pytest
 
 from trtspec.backends.base import running
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import discover
 from trtspec.methods.base import Method
 from trtspec.methods.speedup import expected_speedup, expected_tokens
-from trtspec.registry import discover
 
 METHODS: dict[str, Method] = discover("trtspec.methods", "METHOD")
 
@@ -26,7 +26,7 @@ def test_a_method_says_what_fits_together(name: str) -> None:
         draft_shape = method.draft_shape(options, draft_len)
         assert 0 <= draft_shape.max_depth <= draft_shape.max_tokens
         assert draft_shape.max_depth == draft_len or not method.draft_lens
-    drafters = discover("trtspec.torch_engine.drafters", "DRAFTER")
+    drafters = discover("trtspec.methods", "DRAFTER", "drafter")
     assert ("embedded" in running(name)) == (name in drafters)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
-from tests.tiny import make_pair
+from tests._support import forked
+from tests._support.tiny import make_pair
 
 pytestmark = pytest.mark.integration
 

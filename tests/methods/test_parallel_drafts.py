@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests._support.tiny import SHAPE, make_llama
 from tests.conftest import Run
 from tests.methods.block_nets import layer_config, layer_tensors, save_net
-from tests.tiny import SHAPE, make_llama
-from trtspec.checkpoint.source import load_source
-from trtspec.errors import CheckpointError
+from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.source_model import load_model
+from trtspec.core.errors import CheckpointError
 from trtspec.methods.base import find_method
-from trtspec.models.source_head import SourceHead, load_head
-from trtspec.models.source_model import load_model
+from trtspec.methods.source_head import SourceHead, load_head
 
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
 AUX = "eagle_aux_hidden_state_layer_ids"

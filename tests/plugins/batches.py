@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from trtspec.kernels.bindings import columns_of
-from trtspec.kernels.exact import (
+from trtspec.kernels.bit_exact import (
     ChainBatch,
     DraftKind,
     ExactChainResult,

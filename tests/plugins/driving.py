@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.compiled import compile_once
+from tests._support.compiled import compile_once
+from trtspec.core.paths import plugins_dir
 from trtspec.kernels.build import COMMON_SOURCES, WITHOUT_CUDA, discover_plugins
 from trtspec.kernels.toolchain import CXX_FLAGS
-from trtspec.paths import plugins_dir
 
 DRIVER = Path(__file__).with_name("driver.cpp")
 

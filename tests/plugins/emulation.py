@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled import compile_once
+from tests._support.compiled import compile_once
 
 HERE = Path(__file__).parent
 PLUGINS = HERE.parents[1] / "plugins"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.plugins.tensorrt_driver import Driver, created
-from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, TreeBatch, verify_chain, verify_tree
+from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch, verify_chain, verify_tree
 
 CHAIN = "TrtspecVerifyChain"
 TREE = "TrtspecVerifyTree"

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.exact import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, TreeBatch
-from trtspec.kernels.exact.batch import Batch
+from trtspec.kernels.bit_exact import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, TreeBatch
+from trtspec.kernels.bit_exact.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.compiled import compile_once
+from tests._support.compiled import compile_once
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 SOURCES = ("tensorrt/*.cpp", "verify_*/tensorrt.cpp", "verify_*/cpu.cpp", "common/*.cpp")

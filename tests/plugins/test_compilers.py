@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.driving import compile_driver, run_compiler
+from trtspec.core.paths import plugins_dir
 from trtspec.kernels.toolchain import AVX512_FLAGS, X86_FLAGS
-from trtspec.paths import plugins_dir
 
 CPU_INFO = Path("/proc/cpuinfo")
 

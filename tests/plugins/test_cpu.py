@@ -15,7 +15,7 @@ from tests.kernels.exactness import BLOCK_CHECKS, CHAIN_CHECKS, TREE_CHECKS
 from tests.plugins.batches import DRAFTS, DTYPES, Shape, assert_equal, random_chains, random_trees
 from tests.plugins.rules import Rules
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
+from trtspec.kernels.bit_exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
 
 SMALL = [Shape(vocab, dtype, draft) for vocab, dtype, draft in product((7, 1000), DTYPES, DRAFTS)]
 LARGE = [

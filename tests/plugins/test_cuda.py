@@ -18,10 +18,10 @@ import torch
 from tests.kernels.exactness import BLOCK_CHECKS, CHAIN_CHECKS, TREE_CHECKS
 from tests.plugins.batches import DRAFTS, DTYPES, Shape, assert_equal, random_chains, random_trees
 from tests.plugins.rules import Rules
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
+from trtspec.kernels.bit_exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
 from trtspec.kernels.build import build_library, plan_library
-from trtspec.kernels.exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
 from trtspec.kernels.toolchain import architecture_of
 
 pytestmark = [
@@ -122,7 +122,7 @@ import torch
 from tests.plugins.batches import Shape, random_chains, random_trees
 from tests.plugins.rules import Rules
 from trtspec.kernels.bindings import load_library
-from trtspec.kernels.exact import Mode
+from trtspec.kernels.bit_exact import Mode
 from pathlib import Path
 
 rules = Rules(load_library(Path(sys.argv[1])), "cuda", torch.float16, padding=3)

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from tests.compiled import compile_once
+from tests._support.compiled import compile_once
 from tests.plugins.emulation import PLUGINS
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.kernels.toolchain import probe_toolchain
 
 ARCHITECTURE = "sm_90a"

@@ -14,7 +14,7 @@ from tests.plugins.batches import DRAFTS, DTYPES, Shape, assert_equal, random_ch
 from tests.plugins.emulation import HERE, PLUGINS, compile_emulated
 from tests.plugins.rules import Rules
 from trtspec.kernels.bindings import KernelLibrary, load_library
-from trtspec.kernels.exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
+from trtspec.kernels.bit_exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from tests.plugins.batches import Shape, random_chains, random_trees
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
+from trtspec.core.paths import plugins_dir
 from trtspec.kernels import abi
 from trtspec.kernels.bindings import KernelLibrary, columns_of, load_library
-from trtspec.kernels.exact import Mode
+from trtspec.kernels.bit_exact import Mode
 from trtspec.kernels.quantize import CensusStruct, QuantizeArgs
-from trtspec.paths import plugins_dir
 
 OK, BAD_STRUCT_SIZE, BAD_SIZE, BAD_DTYPE, BAD_KIND, BAD_POINTER = 0, -1, -2, -3, -4, -5
 UNTOUCHED = -77

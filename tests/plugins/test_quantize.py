@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.checkpoint.patterns import ALL16, as_torch, assert_as_torch, decisive_floats
-from trtspec.checkpoint.arithmetic import NumpyArithmetic
-from trtspec.checkpoint.cast import from_floats, to_floats
-from trtspec.errors import TrtspecError
+from tests.checkpoints.patterns import ALL16, as_torch, assert_as_torch, decisive_floats
+from trtspec.checkpoints.arithmetic import NumpyArithmetic
+from trtspec.checkpoints.cast import from_floats, to_floats
+from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
 from trtspec.kernels.quantize import (
     CAST,

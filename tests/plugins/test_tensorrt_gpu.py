@@ -11,7 +11,7 @@ import torch
 
 from tests.plugins.launches import CHAIN, check_chain, check_greedy_bfloat16_chain, check_tree
 from tests.plugins.tensorrt_driver import CudaMemory, Driver, compile_cuda_driver, created
-from trtspec.kernels.exact import DraftKind, Mode
+from trtspec.kernels.bit_exact import DraftKind, Mode
 
 pytestmark = [
     pytest.mark.gpu,

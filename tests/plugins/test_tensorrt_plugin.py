@@ -10,7 +10,7 @@ import pytest
 
 from tests.plugins.launches import check_chain, check_greedy_bfloat16_chain, check_tree
 from tests.plugins.tensorrt_driver import Driver, Plugin, compile_cuda_driver, compile_driver, created
-from trtspec.kernels.exact import DraftKind, Mode, TreeBatch
+from trtspec.kernels.bit_exact import DraftKind, Mode, TreeBatch
 from trtspec.kernels.tensorrt import ChainLayer, TreeLayer, VerifyLayer
 
 CHAIN = "TrtspecVerifyChain"

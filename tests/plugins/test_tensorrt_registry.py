@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 PRELUDE = """
 import ctypes, sys
 import {runtime} as trt
-from trtspec.kernels.exact import DraftKind, Mode
+from trtspec.kernels.bit_exact import DraftKind, Mode
 from trtspec.kernels.tensorrt import ChainLayer, TreeLayer, create_plugin
 
 library = sys.argv[1]

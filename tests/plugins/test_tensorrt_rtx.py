@@ -17,7 +17,7 @@ import pytest
 
 from tests.engines import engine_python
 from tests.plugins.tensorrt_driver import compile_driver
-from trtspec.kernels.exact import DraftKind, Mode
+from trtspec.kernels.bit_exact import DraftKind, Mode
 from trtspec.kernels.tensorrt import ChainLayer, TreeLayer, VerifyLayer
 
 CHAIN = ChainLayer(vocab=5000, columns=5008, draft_len=5)

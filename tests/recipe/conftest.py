@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.diagnostics import RecipeError
+from trtspec.core.diagnostics import RecipeError
 from trtspec.recipe.load import load_matrix
 
 HEAD = "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./t}\n"

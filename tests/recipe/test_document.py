@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtspec.diagnostics import Diagnostic, RecipeError
-from trtspec.recipe.document import RecipeText, parse_document, resolve_scalar
+from trtspec.core.diagnostics import Diagnostic, RecipeError
 from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, Node, locate, plain
+from trtspec.recipe.yaml_parser import RecipeText, parse_document, resolve_scalar
 
 SCALARS = [
     *[("true", True), ("True", True), ("FALSE", False), ("", None), ("~", None), ("null", None)],

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trtspec.errors import TrtspecError
-from trtspec.recipe.edit import edited, write_section
+from trtspec.core.errors import TrtspecError
+from trtspec.recipe.yaml_edit import edited, write_section
 
 TEXT = """\
 # head

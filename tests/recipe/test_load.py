@@ -15,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trtspec.diagnostics import Diagnostic, RecipeError
+from trtspec.core.diagnostics import Diagnostic, RecipeError
 from trtspec.recipe.load import load_matrix, load_recipe
 from trtspec.recipe.validate import recipe_keys
 

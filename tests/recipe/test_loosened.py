@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.manifests import resolved
-from trtspec.recipe.loosened import loosened
+from tests._support.manifests import resolved
 from trtspec.recipe.schema import Recipe
+from trtspec.recipe.unsafe_overrides import loosened
 
 LOOSER: list[tuple[dict[str, Any], str]] = [
     ({"gates": {"lossless": False}}, "gates.lossless is false, by default true"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtspec.diagnostics import Diagnostic, Mark, RecipeError
+from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError
 from trtspec.recipe.load import load_matrix, load_recipe
 from trtspec.recipe.matrix import Matrix
 from trtspec.recipe.tree import Node, plain

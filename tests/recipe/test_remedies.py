@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from trtspec.diagnostics import Diagnostic
-from trtspec.recipe.remedies import BY_CODE, with_remedy
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.recipe.hints import BY_CODE, with_remedy
 
 
 def test_what_a_key_is_for_is_said_of_errors_and_not_of_warnings() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trtspec.diagnostics import RecipeError
+from trtspec.core.diagnostics import RecipeError
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import Engine, Quantization, Recipe, Serving, recipe_json_schema
 from trtspec.recipe.validate import recipe_keys

@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
+from tests._support.tiny import SHAPE, convert, greedy, make_model, reference_model
 from tests.methods import block_nets, eagle_heads, heads, parallel_nets, recurrent
 from tests.methods.eagle3_heads import convert_with, random_head, save_head
-from tests.tiny import SHAPE, convert, greedy, make_model, reference_model
-from trtspec.checkpoint.write import write_config, write_tensors
-from trtspec.models.source_model import load_model
-from trtspec.training.blank import Origin, find_maker
+from trtspec.checkpoints.source_model import load_model
+from trtspec.checkpoints.writer import write_config, write_tensors
 from trtspec.training.export import part_of
-from trtspec.training.lessons import Lessons
+from trtspec.training.initialization import Origin, find_maker
 from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
-from trtspec.training.student import DraftSource, Student, find_trainable
+from trtspec.training.target_cache import Lessons
 from trtspec.training.teacher import Teacher
 from trtspec.training.texts import TRAIN, Text
+from trtspec.training.trainable import DraftSource, Student, find_trainable
 
 SETTINGS = TrainSettings("kl", 0, 1e-2, 20, 600.0, 0)
 VOCAB, DRAFT_LEN = 64, 4

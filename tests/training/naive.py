@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests._support.tiny import reference_model
 from tests.methods import block_nets
 from tests.methods.eagle3_heads import formula_of, random_head
-from tests.tiny import reference_model
 from trtspec.training.losses import LOSSES
-from trtspec.training.student import STEP_WEIGHT
 from trtspec.training.texts import Text
+from trtspec.training.trainable import STEP_WEIGHT
 
 States = dict[str, Tensor]
 

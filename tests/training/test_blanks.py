@@ -11,23 +11,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tiny import convert, make_llama, make_model
+from tests._support.tiny import convert, make_llama, make_model
 from tests.training.made import DRAFT_LEN, SETTINGS, make_draft, random_texts, student_of
-from trtspec.checkpoint.source import load_source
-from trtspec.dialects.convert import convert_draft
-from trtspec.dialects.dialect import forms_of
-from trtspec.dialects.facts import READERS
-from trtspec.errors import TrtspecError
-from trtspec.models.source_head import read_head
-from trtspec.models.source_model import load_model
-from trtspec.registry import names
+from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.source_model import load_model
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import names
+from trtspec.methods.draft_formats.convert import convert_draft
+from trtspec.methods.draft_formats.dialect import forms_of
+from trtspec.methods.draft_formats.facts import READERS
+from trtspec.methods.source_head import read_head
 from trtspec.training.batches import Batch
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import batch_loss
 from trtspec.training.settings import NO_SIZES, Sizes
 from trtspec.training.texts import Text
 
-METHODS = names("trtspec.training.blanks")
+METHODS = names("trtspec.methods")
 CHAIN = {"choices": [[0] * depth for depth in range(1, DRAFT_LEN + 1)]}
 OPTIONS: dict[str, dict[str, Any]] = {"eagle": CHAIN, "medusa": CHAIN}
 TEXTS = random_texts(6)
@@ -81,7 +81,7 @@ def test_every_dialect_takes_it(method: str, tmp_path: Path) -> None:
 
 
 def test_each_method_whose_draft_is_trained_has_one_from_scratch() -> None:
-    assert names("trtspec.training.drafts") == METHODS
+    assert names("trtspec.methods") == METHODS
 
 
 @pytest.mark.parametrize("method", ["medusa", "redrafter"])

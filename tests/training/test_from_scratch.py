@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests._support.tiny import make_llama, make_tokenizer
 from tests.conftest import Run
-from tests.tiny import make_llama, make_tokenizer
 from tests.training.test_train import prompts_file
-from trtspec.dialects.convert import convert_draft
+from trtspec.methods.draft_formats.convert import convert_draft
 from trtspec.recipe.load import load_recipe
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

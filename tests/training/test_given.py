@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from tests.tiny import convert, make_llama
+from tests._support.tiny import convert, make_llama
 from tests.training.made import VOCAB, random_texts
-from trtspec.generation.request import Request, SamplingOptions
-from trtspec.torch_engine.engine import Engine
-from trtspec.torch_engine.settings import EngineSettings
-from trtspec.training.given import diagnose, foreign_answers
+from trtspec.engine.engine import Engine
+from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.settings import EngineSettings
+from trtspec.training.on_policy_check import diagnose, foreign_answers
 from trtspec.training.teacher import Teacher
 from trtspec.training.texts import Text
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from tests.training.made import SETTINGS, head_pair, model_pair, random_texts, student_of
-from trtspec.errors import TrtspecError
-from trtspec.measure.profile.acceptance import Acceptance, Counts
-from trtspec.training import loop
+from trtspec.bench.profile.acceptance import Acceptance, Counts
+from trtspec.core.errors import TrtspecError
+from trtspec.training import trainer
 from trtspec.training.batches import training_batches
-from trtspec.training.loop import Course, Training, learning_rate
 from trtspec.training.settings import TrainSettings
 from trtspec.training.texts import VALIDATION, Text
+from trtspec.training.trainer import Course, Training, learning_rate
 
 
 def training_of(root: Path, notes: Path, settings: TrainSettings, method: str = "draft_target") -> Training:
@@ -42,13 +42,13 @@ def test_it_comes_nearer_to_the_target(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 2])
-@pytest.mark.parametrize(("keep_every_s", "kept"), [(loop.KEEP_EVERY_S, 8), (0.0, 10)])
+@pytest.mark.parametrize(("keep_every_s", "kept"), [(trainer.KEEP_EVERY_S, 8), (0.0, 10)])
 def test_an_interrupted_training_ends_with_the_same_bits(
     keep_every_s: float, kept: int, lora: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes on after its last validation, or where it was a while ago."""
-    monkeypatch.setattr(loop, "VALIDATE_EVERY", 4)
-    monkeypatch.setattr(loop, "KEEP_EVERY_S", keep_every_s)
+    monkeypatch.setattr(trainer, "VALIDATE_EVERY", 4)
+    monkeypatch.setattr(trainer, "KEEP_EVERY_S", keep_every_s)
     settings = replace(SETTINGS, steps=14, lora=lora)
     whole = training_of(tmp_path / "one", tmp_path / "whole", settings).run()
     (tmp_path / "two").mkdir()
@@ -80,17 +80,17 @@ def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, 
 @pytest.mark.slow
 def test_a_full_disk_costs_the_notes_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The notes of before stay, from which the next process goes on; what is no notes at all is left out."""
-    monkeypatch.setattr(loop, "VALIDATE_EVERY", 4)
+    monkeypatch.setattr(trainer, "VALIDATE_EVERY", 4)
     settings, notes = replace(SETTINGS, steps=6), tmp_path / "notes"
     training_of(tmp_path / "one", notes, replace(SETTINGS, steps=4)).run()
-    kept = (notes / loop.STATE).read_bytes()
+    kept = (notes / trainer.STATE).read_bytes()
     second = training_of(tmp_path / "two", notes, settings)
     with file_size_limit(len(kept) // 2):
         second.run()
     assert second.course.step == 6
-    assert [path.name for path in notes.iterdir()] == [loop.STATE]
-    assert (notes / loop.STATE).read_bytes() == kept
-    (notes / loop.STATE).write_bytes(kept[:999])
+    assert [path.name for path in notes.iterdir()] == [trainer.STATE]
+    assert (notes / trainer.STATE).read_bytes() == kept
+    (notes / trainer.STATE).write_bytes(kept[:999])
     assert training_of(tmp_path / "three", notes, settings).course.step == 0
 
 
@@ -126,10 +126,10 @@ def test_spent_time_counts_in_the_next_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_stops_where_nothing_is_gained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "VALIDATE_EVERY", 1)
+    monkeypatch.setattr(trainer, "VALIDATE_EVERY", 1)
     training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, steps=500, learning_rate=1e-12))
     trained = training.run()
-    assert training.course.step == loop.PATIENCE
+    assert training.course.step == trainer.PATIENCE
     assert training.course.best == 0
     assert all(torch.equal(tensor, training._best[name]) for name, tensor in trained.items())
 
@@ -150,7 +150,7 @@ def test_what_costs_the_kept_prompts_too_much_is_not_the_best(tmp_path: Path, mo
     said: list[str] = []
     for new, kept in ((20, 40), (60, 40), (50, 40), (90, 38)):
         found = Acceptance(tuple(Counts(10, 60, each) for each in [new] * 3 + [kept] * 3), ("",) * 6)
-        monkeypatch.setattr(loop, "acceptance", lambda *_, found=found: found)
+        monkeypatch.setattr(trainer, "acceptance", lambda *_, found=found: found)
         training._validate(said.append)
     assert training.course.scores == [3.0, 7.0, 6.0, 0.0]
     assert training.course.best == 1
@@ -160,8 +160,8 @@ def test_what_costs_the_kept_prompts_too_much_is_not_the_best(tmp_path: Path, mo
 def test_the_rate_rises_and_falls() -> None:
     rates = [learning_rate(SETTINGS, 32, share / 100) for share in range(101)]
     assert max(rates) == pytest.approx(SETTINGS.learning_rate)
-    assert rates.index(max(rates)) == 100 * loop.WARM_UP
-    assert rates[-1] == pytest.approx(loop.LAST_SHARE * SETTINGS.learning_rate)
+    assert rates.index(max(rates)) == 100 * trainer.WARM_UP
+    assert rates[-1] == pytest.approx(trainer.LAST_SHARE * SETTINGS.learning_rate)
     wide, narrow = (learning_rate(replace(SETTINGS, learning_rate=0.0), width, 0.05) for width in (512, 64))
     assert wide == pytest.approx(narrow / 8)
 

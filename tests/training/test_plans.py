@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.tiny import make_llama, make_tokenizer
+from tests._support.tiny import make_llama, make_tokenizer
 from tests.training.made import SETTINGS
 from tests.training.test_blanks import METHODS, make
 from tests.training.test_train import prompts_file
 from trtspec.cli.progress import build_bars
-from trtspec.planner.predict import step_cost
-from trtspec.training.plans import Asked, answers_of, load_asked
-from trtspec.training.runs import plan_of
+from trtspec.planning.prediction.predict import step_cost
+from trtspec.training.plan import Asked, answers_of, load_asked
+from trtspec.training.progress import plan_of
 
 VOCAB = 262
 TREE = {"choices": [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]}

@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
+from tests._support.tiny import convert
 from tests.conftest import Run
-from tests.tiny import convert
-from trtspec.generation.request import Request, SamplingOptions
-from trtspec.torch_engine.engine import Engine
-from trtspec.torch_engine.settings import EngineSettings
+from trtspec.engine.engine import Engine
+from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.settings import EngineSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

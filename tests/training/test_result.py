@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trtspec import swap
-from trtspec.errors import TrtspecError
+from trtspec.core import atomic_dir
+from trtspec.core.errors import TrtspecError
 from trtspec.training.result import Result, check_place, publish
 from trtspec.training.train_draft import RECORD
 
@@ -52,7 +52,7 @@ def test_a_killed_publication_loses_no_draft(
     exchanges: bool,
 ) -> None:
     if not exchanges:
-        monkeypatch.setattr(swap, "exchange", lambda one, other: False)
+        monkeypatch.setattr(atomic_dir, "exchange", lambda one, other: False)
     old, new = make("old"), make("new")
     publish(old)
     died = die_at(point, lambda: publish(new))
@@ -65,8 +65,8 @@ def test_a_killed_publication_loses_no_draft(
 def test_what_another_process_left_between_two_names_comes_back(make: Callable[[str], Result]) -> None:
     old = make("old")
     publish(old)
-    old.out.rename(swap.sibling(old.out, "old"))
-    with swap.locked(old.out):
+    old.out.rename(atomic_dir.sibling(old.out, "old"))
+    with atomic_dir.locked(old.out):
         assert contents(old.out) == ("old", "old")
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtspec.errors import TrtspecError
-from trtspec.prompts.prompt import Prompt
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.prompts.prompt import Prompt
 from trtspec.training.split import ALIKE, BEGINNING, documents_of, leaked, sides_of
 from trtspec.training.texts import HELD_OUT, TRAIN, VALIDATION
 

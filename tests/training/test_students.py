@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.dialects.medusa_nets import by_vllms_names
+from tests._support.tiny import FAMILY_SHAPES, reference_model
+from tests.methods.draft_formats.medusa_nets import by_vllms_names
 from tests.methods.eagle3_heads import aux_states, formula_of, random_head
 from tests.methods.heads import save_heads
-from tests.tiny import FAMILY_SHAPES, reference_model
 from tests.training.made import (
     BLOCKS,
     FRESH,
@@ -30,18 +30,18 @@ from tests.training.made import (
     texts_of,
 )
 from tests.training.naive import NAIVE, naive_loss
-from trtspec.errors import CheckpointError
-from trtspec.measure.profile.acceptance import count_steps
-from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.torch_engine.replay import replay
-from trtspec.torch_engine.settings import EngineSettings
-from trtspec.torch_engine.speculator import Speculator
+from trtspec.bench.profile.acceptance import count_steps
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.replay import replay
+from trtspec.engine.settings import EngineSettings
+from trtspec.engine.speculator import Speculator
 from trtspec.training.batches import Batch
-from trtspec.training.lessons import Lessons
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import acceptance, batch_loss
-from trtspec.training.student import Student
+from trtspec.training.target_cache import Lessons
 from trtspec.training.texts import TRAIN, Text
+from trtspec.training.trainable import Student
 
 CPU = torch.device("cpu")
 DENSE = sorted(set(FAMILY_SHAPES) - {"mixtral"})
@@ -240,7 +240,7 @@ def test_lessons_that_are_kept_are_those_that_are_not(
     texts = random_texts(9)
     batch = Batch.of([texts[7], texts[2], texts[4]], CPU)
     _, kept = student_of(method, target, source, texts)
-    monkeypatch.setattr("trtspec.training.lessons.MOST_BYTES", 0)
+    monkeypatch.setattr("trtspec.training.target_cache.MOST_BYTES", 0)
     _, anew = student_of(method, target, source, texts)
     for _ in range(2):
         logits, features = kept.of(batch)

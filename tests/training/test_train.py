@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import forked
+from tests._support import forked
+from tests._support.tiny import make_llama, make_tokenizer
 from tests.conftest import Run
-from tests.tiny import make_llama, make_tokenizer
 from trtspec.recipe.load import load_recipe
 
 pytestmark = pytest.mark.integration

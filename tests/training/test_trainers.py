@@ -14,15 +14,15 @@ import pytest
 import torch
 import yaml
 
+from tests._support.tiny import greedy, reference_model
 from tests.conftest import Run
-from tests.dialects.nets import NETS, changed, contents, make_target
-from tests.tiny import greedy, reference_model
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.dialects.convert import convert_draft
-from trtspec.paths import recipes_dir
-from trtspec.registry import discover
+from tests.methods.draft_formats.nets import NETS, changed, contents, make_target
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.paths import recipes_dir
+from trtspec.core.registry import discover
+from trtspec.methods.draft_formats.convert import convert_draft
+from trtspec.training.external.base import ATTRIBUTE, PACKAGE, Job
 from trtspec.training.settings import TrainSettings
-from trtspec.training.trainer import ATTRIBUTE, PACKAGE, Job
 
 pytestmark = pytest.mark.integration
 

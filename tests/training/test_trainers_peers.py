@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.dialects.nets import contents
+from tests.methods.draft_formats.nets import contents
 from tests.training.test_trainers import (  # noqa: F401 - fixtures
     TRAINERS,
     asked,

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from trtspec.measure.profile.acceptance import Counts, change_of
+from trtspec.bench.profile.acceptance import Counts, change_of
 from trtspec.training.texts import HELD_OUT, Text
 from trtspec.training.verdict import Verdict
 

@@ -12,16 +12,16 @@ from safetensors.torch import load_file
 
 from tests.methods.eagle3_heads import convert_with
 from tests.training.made import SETTINGS, head_pair, random_texts, student_of
-from trtspec.checkpoint.source import load_source
-from trtspec.methods.fit import check_ids
+from trtspec.checkpoints.source import load_source
+from trtspec.methods.eagle3.training import Eagle3Student
+from trtspec.methods.head_checks import check_ids
 from trtspec.training.batches import Batch
-from trtspec.training.drafts.eagle3 import Eagle3Student
 from trtspec.training.export import write_checkpoint
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import batch_loss
-from trtspec.training.student import DraftSource
 from trtspec.training.texts import TRAIN, Text
-from trtspec.training.vocabulary import chosen_ids, moved_rows
+from trtspec.training.trainable import DraftSource
+from trtspec.training.vocab_pruning.vocabulary import chosen_ids, moved_rows
 
 
 def answered(*tokens: int) -> Text:

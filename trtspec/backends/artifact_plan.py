@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtspec.diagnostics import Diagnostic
-    from trtspec.graph.step import Step
+    from trtspec.core.diagnostics import Diagnostic
+    from trtspec.store.step import Step
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.common.migration import Migrate
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.diagnostics import Diagnostic
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.doctor_check import Probe
+from trtspec.core.registry import discover_all, find
 from trtspec.methods.base import DraftShape
-from trtspec.probe import Probe
-from trtspec.registry import discover_all, find
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
-    from trtspec.graph.files import FileReader
+    from trtspec.store.files import FileReader
 
 PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from trtspec.backends.base import ATTRIBUTE, PACKAGE, Backend, backends, find_backend
 from trtspec.backends.context import Choice
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
+from trtspec.core.processes import installed_version
+from trtspec.core.registry import discover
 from trtspec.recipe.schema import Engine
-from trtspec.registry import discover
-from trtspec.system import installed_version
 
 AUTO = "auto"
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.source import Source
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.quant.quant_config import QuantFormat
+from trtspec.checkpoints.source import Source
+from trtspec.checkpoints.source_model import SourceModel, scheme_wanted
 from trtspec.methods.base import DraftHead, DraftShape, Method, Options
-from trtspec.models.source_head import SourceHead
-from trtspec.models.source_model import SourceModel, scheme_wanted
-from trtspec.quant.quant_config import QuantFormat
+from trtspec.methods.source_head import SourceHead
 from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import ModelSource, Recipe
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trtspec.artifacts.manifest import Manifest
-from trtspec.errors import DeployError
-from trtspec.files import copy_tree
-from trtspec.ports import LOOPBACK
-from trtspec.triton.emission import CONFIG
-from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, Server, server_command
+from trtspec.core.errors import DeployError
+from trtspec.core.files import copy_tree
+from trtspec.core.ports import LOOPBACK
+from trtspec.serving.triton.repository_writer import CONFIG
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, Ports, Server, server_command
+from trtspec.store.manifest import Manifest
 
 
 @dataclass(frozen=True)

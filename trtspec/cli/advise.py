@@ -11,12 +11,12 @@ import typer
 
 from trtspec.cli import completing
 from trtspec.cli.options import Json, Set
-from trtspec.prompts.prompt import KINDS
+from trtspec.engine.prompts.prompt import KINDS
 
 if TYPE_CHECKING:
-    from trtspec.advising.advice import Advice
-    from trtspec.advising.questions import Answer
-    from trtspec.advising.rules import Rule
+    from trtspec.report.advisor.evaluate import Advice
+    from trtspec.report.advisor.questions import Answer
+    from trtspec.report.advisor.rules import Rule
 
 Work = Enum("Work", {kind.replace("-", "_"): kind for kind in KINDS}, type=str)  # type: ignore[misc]
 
@@ -83,12 +83,12 @@ def advise(
 
     Example: trtspec advise --concurrency 4 --output-tokens 300 --draft head
     """
-    from trtspec.advising.advice import advise as advise_on
-    from trtspec.advising.measured import measured_answers, scrape
-    from trtspec.advising.questions import Answer
-    from trtspec.advising.scraped import Queried
     from trtspec.cli.render import print_json
-    from trtspec.monitoring.prometheus import Prometheus
+    from trtspec.report.advisor.evaluate import advise as advise_on
+    from trtspec.report.advisor.metric_facts import measured_answers, scrape
+    from trtspec.report.advisor.prometheus_values import Queried
+    from trtspec.report.advisor.questions import Answer
+    from trtspec.report.monitoring.prometheus import Prometheus
 
     given = {
         "concurrency": concurrency,
@@ -120,9 +120,9 @@ def advise(
 
 
 def _planned(recipe: Path, overrides: list[str], told: dict[str, Answer]) -> tuple[dict[str, Answer], list[str]]:
-    from trtspec.advising.questions import Answer
-    from trtspec.advising.recipe import recipe_answers
     from trtspec.recipe.load import load_recipe
+    from trtspec.report.advisor.questions import Answer
+    from trtspec.report.advisor.recipe import recipe_answers
 
     found, notes = recipe_answers(load_recipe(recipe, overrides), told)
     return {"recipe": Answer(str(recipe), "told"), **found}, notes

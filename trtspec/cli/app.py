@@ -27,8 +27,8 @@ from trtspec import __version__, cli
 from trtspec.cli import completing
 from trtspec.cli.helping import Command, Group
 from trtspec.cli.streams import OutputError, guarded_streams
-from trtspec.errors import TrtspecError, describe_refusal, exhaustion, remedy_of
-from trtspec.registry import discover
+from trtspec.core.errors import TrtspecError, describe_refusal, exhaustion, remedy_of
+from trtspec.core.registry import discover
 
 VERBOSE = {"-v", "--verbose"}
 INTERRUPTED = 130
@@ -155,7 +155,7 @@ def _run(arguments: Sequence[str]) -> int | None:
             raise
         raise TrtspecError(refused, hint=remedy_of(error) or REFUSED_HINT) from error
     except ModuleNotFoundError as error:
-        from trtspec.doctor import install_hint
+        from trtspec.planning.doctor import install_hint
 
         package = (error.name or "").partition(".")[0]
         hint = install_hint(package)
@@ -179,7 +179,7 @@ def _show_exhausted(error: TrtspecError, *, as_json: bool) -> None:
 
 def _show_usage_error(error: TyperException, *, as_json: bool) -> None:
     if error.message:  # typer lets pydantic convert values
-        from trtspec.diagnostics import plain_words
+        from trtspec.core.diagnostics import plain_words
 
         error.message = plain_words(error.message)
     if as_json:

@@ -35,9 +35,9 @@ def baseline(
 
     Example: trtspec baseline build/quickstart -o baseline.json
     """
+    from trtspec.bench.saved_documents import keep_document
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
-    from trtspec.measure.documents import keep_document
 
     with counter() as on_progress:
         root, document = _measure(what, prompts, max_tokens, runs, on_progress)
@@ -52,9 +52,9 @@ def baseline(
 
 
 def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progress: Any) -> tuple[Path, dict[str, Any]]:
-    from trtspec.measure import baseline as measuring
-    from trtspec.measure.artifact import artifact_prompts, open_artifact, read_artifact
-    from trtspec.measure.report import PROCESS, SERVER
+    from trtspec.bench import baseline as measuring
+    from trtspec.bench.artifact import artifact_prompts, open_artifact, read_artifact
+    from trtspec.bench.verification_report import PROCESS, SERVER
 
     if "://" not in what and (Path(what).exists() or "/" in what):
         root = Path(what)
@@ -70,10 +70,10 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
 
 def _served(name: str) -> tuple[Any, Path]:
     """Return a deployment's client and artifact; raises DeployError where that was built again since."""
-    from trtspec.artifacts.manifest import manifest_sha256
+    from trtspec.core.errors import DeployError
     from trtspec.deploy.base import address_of
-    from trtspec.errors import DeployError
-    from trtspec.triton.client import Client
+    from trtspec.serving.triton.client import Client
+    from trtspec.store.manifest import manifest_sha256
 
     url, document = address_of(name)
     if not document:
@@ -87,8 +87,8 @@ def _served(name: str) -> tuple[Any, Path]:
 def _write(out: Path, document: dict[str, Any]) -> None:
     import json
 
-    from trtspec.errors import TrtspecError
-    from trtspec.files import replace_file
+    from trtspec.core.errors import TrtspecError
+    from trtspec.core.files import replace_file
 
     try:
         replace_file(out, json.dumps(document, indent=1).encode() + b"\n")

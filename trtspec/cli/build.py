@@ -11,7 +11,7 @@ import typer
 from trtspec.cli.options import Cell, Json, Recipe, Set
 
 if TYPE_CHECKING:
-    from trtspec.pipeline import Built
+    from trtspec.planning.pipeline import Built
 
 
 def build(
@@ -27,9 +27,9 @@ def build(
     """
     from trtspec.cli.progress import build_bars
     from trtspec.cli.render import one_or_many, print_json, say, show_diagnostics
-    from trtspec.errors import TrtspecError
-    from trtspec.pipeline import artifact_place, open_store, run_build
-    from trtspec.preflight import check_builds, plan_to_run
+    from trtspec.core.errors import TrtspecError
+    from trtspec.planning.pipeline import artifact_place, open_store, run_build
+    from trtspec.planning.prebuild import check_builds, plan_to_run
     from trtspec.recipe.load import load_matrix
 
     recipes = load_matrix(recipe, set_ or (), cell or ())

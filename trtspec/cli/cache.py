@@ -10,8 +10,8 @@ import typer
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from trtspec.graph.prune import Limits, Removed
-    from trtspec.graph.store import Store
+    from trtspec.store.prune import Limits, Removed
+    from trtspec.store.store import Store
 
 
 def cache(
@@ -33,8 +33,8 @@ def cache(
     """
     from trtspec.cli.progress import counter
     from trtspec.cli.render import print_json
-    from trtspec.errors import DigestMismatch
-    from trtspec.pipeline import open_store
+    from trtspec.core.errors import DigestMismatch
+    from trtspec.planning.pipeline import open_store
 
     limits, store = _limits(clear, prune, older_than, max_size, dry_run), open_store()
     with counter():  # which says that it is at work: every file of a store may be read
@@ -52,8 +52,8 @@ def cache(
 def _limits(clear: bool, prune: bool, older_than: str | None, max_size: str | None, dry_run: bool) -> Limits | None:
     """Return what is to be kept, None where nothing is to be thrown away."""
     from trtspec.cli.quantities import parse_bytes, parse_seconds
-    from trtspec.errors import TrtspecError
-    from trtspec.graph.prune import Limits
+    from trtspec.core.errors import TrtspecError
+    from trtspec.store.prune import Limits
 
     age = parse_seconds(older_than, "--older-than") if older_than is not None else None
     size = parse_bytes(max_size, "--max-size") if max_size is not None else None
@@ -72,7 +72,7 @@ def _limits(clear: bool, prune: bool, older_than: str | None, max_size: str | No
 def _remove(store: Store, limits: Limits, clear: bool, dry_run: bool) -> Removed:
     from datetime import datetime, timezone
 
-    from trtspec.graph.prune import beyond, clear_rest, remove, uses_of
+    from trtspec.store.prune import beyond, clear_rest, remove, uses_of
 
     chosen = beyond(uses_of(store), limits, datetime.now(timezone.utc))
     removed = remove(store, chosen, dry_run=dry_run)
@@ -81,7 +81,7 @@ def _remove(store: Store, limits: Limits, clear: bool, dry_run: bool) -> Removed
 
 def describe(store: Store, removed: Removed | None, problems: list[str], dry_run: bool) -> dict[str, Any]:
     """Return the document of `cache --json`; a recipe's bytes are those of all its entries, shared ones too."""
-    from trtspec.graph.prune import Removed, by_recipe, uses_of
+    from trtspec.store.prune import Removed, by_recipe, uses_of
 
     uses, gone = uses_of(store), removed or Removed()
     entries = [
@@ -116,7 +116,7 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
     """Show what lies there, for whom, and what was removed or found wrong where somebody asked for that."""
     from trtspec.cli.layout import counted
     from trtspec.cli.render import say, show_table
-    from trtspec.disk import amount
+    from trtspec.store.disk_space import amount
 
     entries, recipes = document["entries"], document["recipes"]
     rows = [
@@ -138,7 +138,7 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
 
 def _show_removed(document: dict[str, Any]) -> None:
     from trtspec.cli.render import say
-    from trtspec.disk import amount
+    from trtspec.store.disk_space import amount
 
     would = "would be " if document["dry_run"] else ""
     linked = document["linked_bytes"]

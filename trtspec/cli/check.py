@@ -12,8 +12,8 @@ import typer
 from trtspec.cli.options import Cell, Json, Recipes, Set
 
 if TYPE_CHECKING:
-    from trtspec.checkpoint.generation_config import EndIds
-    from trtspec.diagnostics import Diagnostic
+    from trtspec.checkpoints.generation_config import EndIds
+    from trtspec.core.diagnostics import Diagnostic
 
 
 class Checked(NamedTuple):
@@ -48,8 +48,8 @@ def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = Fa
 
 
 def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[Checked]:
-    from trtspec.check.recipe import check_recipe
-    from trtspec.diagnostics import RecipeError
+    from trtspec.core.diagnostics import RecipeError
+    from trtspec.planning.check.recipe import check_recipe
     from trtspec.recipe.files import name_of
     from trtspec.recipe.load import load_matrix
 

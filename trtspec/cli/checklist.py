@@ -12,7 +12,7 @@ import typer
 from trtspec.cli.options import Artifact, Json
 
 if TYPE_CHECKING:
-    from trtspec.checklist.row import Row
+    from trtspec.report.readiness.row import Row
 
 COLOURS = {"done": "green", "missing": "red", "not needed": "dim"}
 
@@ -35,11 +35,11 @@ def checklist(
 
     Example: trtspec checklist build/quickstart --with profile.json
     """
-    from trtspec.checklist.checklist import check, document_of, missing_of
-    from trtspec.checklist.facts import gather
     from trtspec.cli.render import print_json
-    from trtspec.errors import GateNotMet
-    from trtspec.monitoring.prometheus import Prometheus
+    from trtspec.core.errors import GateNotMet
+    from trtspec.report.monitoring.prometheus import Prometheus
+    from trtspec.report.readiness.checklist import check, document_of, missing_of
+    from trtspec.report.readiness.facts import gather
 
     facts = gather(artifact, with_ or (), Prometheus(prometheus) if prometheus else None)
     rows = check(facts)
@@ -52,9 +52,9 @@ def checklist(
 
 def show(rows: Sequence[Row], artifact: str) -> None:
     """Show the rows, the commands of what is missing, and how much that is."""
-    from trtspec.checklist.checklist import missing_of
     from trtspec.cli.layout import counted
     from trtspec.cli.render import say, say_command, show_table
+    from trtspec.report.readiness.checklist import missing_of
 
     show_table("", ("", "state", "evidence"), [(row.name, row.state, row.evidence) for row in rows])
     open_ = missing_of(rows)

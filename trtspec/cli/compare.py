@@ -14,7 +14,7 @@ from trtspec.cli import completing
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from trtspec.compare.difference import Comparison, Place
+    from trtspec.planning.compare.difference import Comparison, Place
 
 THEY_DIFFER = 2
 WIDEST = 60
@@ -37,8 +37,8 @@ def compare(
     Example: trtspec compare recipes/quickstart.yaml recipes/quickstart-ngram.yaml
     """
     from trtspec.cli.render import print_json
-    from trtspec.compare.difference import compare as compare_sides
-    from trtspec.compare.sides import read_side
+    from trtspec.planning.compare.difference import compare as compare_sides
+    from trtspec.planning.compare.inputs import read_side
 
     places: dict[Path, dict[str, str]] = {}
     comparison = compare_sides(*(read_side(path, partial(_plan_of, places)) for path in (a, b)))
@@ -54,9 +54,9 @@ def compare(
 def _plan_of(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]:
     """Return a recipe's plan, and note where its models lie: a plan has their names alone."""
     from trtspec.cli.plan import describe
-    from trtspec.paths import is_below, recipes_dir
-    from trtspec.pipeline import open_store, plan_build
-    from trtspec.proposal.choice import relative_model
+    from trtspec.core.paths import is_below, recipes_dir
+    from trtspec.planning.init.recipe_text import relative_model
+    from trtspec.planning.pipeline import open_store, plan_build
     from trtspec.recipe.load import load_recipe
 
     build = plan_build(load_recipe(recipe))
@@ -96,7 +96,7 @@ def show(comparison: Comparison, *, everything: bool) -> None:
 
 def _cell(place: Place, value: Any) -> str:
     """Return a value as people read it."""
-    from trtspec.disk import amount
+    from trtspec.store.disk_space import amount
 
     if value is None:
         return "-"
@@ -132,7 +132,7 @@ def _change(place: Place, why: dict[str, str]) -> str:
 
 def _show_effects(effects: dict[str, Any]) -> None:
     from trtspec.cli.render import say
-    from trtspec.disk import amount
+    from trtspec.store.disk_space import amount
 
     if build := effects["build"]:
         sizes = {verb: build[f"left_{verb}_bytes"] for verb in ("read", "write")}

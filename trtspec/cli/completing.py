@@ -21,7 +21,7 @@ Callback = Callable[[str], Offers]
 def _quietly(offer: Callback) -> Callback:
     @wraps(offer)
     def offered(incomplete: str) -> Offers:
-        from trtspec.errors import TrtspecError
+        from trtspec.core.errors import TrtspecError
 
         try:
             return offer(incomplete)
@@ -34,7 +34,7 @@ def _quietly(offer: Callback) -> Callback:
 @_quietly
 def recipes(incomplete: str) -> Offers:
     """Return the recipes that come with trtspec, and those that lie where the path leads."""
-    from trtspec.paths import recipes_dir
+    from trtspec.core.paths import recipes_dir
 
     shipped = [(_from_here(path), "comes with trtspec") for path in sorted(recipes_dir().glob("*.yaml"))]
     folder = Path(incomplete or ".") if incomplete.endswith("/") else Path(incomplete).parent
@@ -59,7 +59,7 @@ def metrics(incomplete: str) -> Offers:
 @_quietly
 def dialects(incomplete: str) -> Offers:
     """Return the formats that drafts are written in."""
-    from trtspec.dialects.dialect import dialects as known
+    from trtspec.methods.draft_formats.dialect import dialects as known
 
     return [(name, dialect.title) for name, dialect in known().items()]
 
@@ -67,15 +67,15 @@ def dialects(incomplete: str) -> Offers:
 @_quietly
 def trainers(incomplete: str) -> Offers:
     """Return the projects whose trainers can be given work."""
-    from trtspec.registry import names
+    from trtspec.core.registry import names
 
-    return [(name, "") for name in names("trtspec.training.trainers")]
+    return [(name, "") for name in names("trtspec.training.external.trainers")]
 
 
 @_quietly
 def overrides(incomplete: str) -> Offers:
     """Return keys of recipes up to their `=`, and behind it the values that are known; of a last key both."""
-    from trtspec.completion import override_keys, values_of
+    from trtspec.planning.completion import override_keys, values_of
 
     if key := os.environ.get(KEY):
         return list(values_of(key).items())

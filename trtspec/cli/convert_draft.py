@@ -46,7 +46,7 @@ def convert_draft(
     """
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json, say
-    from trtspec.dialects.convert import convert_draft as convert
+    from trtspec.methods.draft_formats.convert import convert_draft as convert
 
     with counter() as on_progress:
         converted = convert(source, to, out, target, frozenset(drop or ()), on_progress)

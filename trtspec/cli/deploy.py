@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, ManifestDigest, SkipGate, Undecided
-from trtspec.ports import LOOPBACK
+from trtspec.core.ports import LOOPBACK
 
 if TYPE_CHECKING:
-    from trtspec.measure.report import LeftOut
+    from trtspec.bench.verification_report import LeftOut
 
 ROOT = "it runs as root, and so will the server and the models in it; a user of its own is safer (--systemd)"
 ROOT_NOTE = "warned-of-root"  # in the cache: the warning comes once on a machine
@@ -90,15 +90,15 @@ def deploy(
 
     Example: trtspec deploy build/quickstart --detach
     """
-    from trtspec.artifacts.manifest import parse_expected
+    from trtspec.bench.gates import check_gate_names
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
     from trtspec.cli.verify import left_out_lines
+    from trtspec.core.errors import DeployError
     from trtspec.deploy.base import deploy as serve
     from trtspec.deploy.base import render as write
     from trtspec.deploy.options import DeployOptions
-    from trtspec.errors import DeployError
-    from trtspec.measure.gates import check_gate_names
+    from trtspec.store.manifest import parse_expected
 
     settings = settings_of(option or (), image)
     ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
@@ -184,7 +184,7 @@ def deploy(
 
 def exposures(host: str, openai_host: str) -> list[str]:
     """Return what a server and its entry for OpenAI's clients expose at their addresses; DeployError for no address."""
-    from trtspec.deploy.address import exposure, gateway_exposure
+    from trtspec.deploy.network import exposure, gateway_exposure
 
     has_keys = bool(os.environ.get(KEYS))
     found = [exposure(host)]
@@ -198,7 +198,7 @@ def exposures(host: str, openai_host: str) -> list[str]:
 
 def is_first_time(note: str) -> bool:
     """Return whether something was not noted in the cache of this machine before, and note it."""
-    from trtspec.paths import cache_dir
+    from trtspec.core.paths import cache_dir
 
     path = cache_dir() / note
     try:
@@ -230,7 +230,7 @@ def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Seque
 
 def settings_of(given: Sequence[str], image: str | None) -> dict[str, str]:
     """Return the target's settings by name; DeployError for one without a value, or given twice."""
-    from trtspec.errors import DeployError
+    from trtspec.core.errors import DeployError
 
     pairs = [each.partition("=") for each in (*given, *([f"image={image}"] if image else []))]
     settings = {key: value for key, _, value in pairs}
@@ -241,7 +241,7 @@ def settings_of(given: Sequence[str], image: str | None) -> dict[str, str]:
 
 def shadow_of(share: str | None) -> int | None:
     """Return a percent as a number, None for none; DeployError for what is none."""
-    from trtspec.errors import DeployError
+    from trtspec.core.errors import DeployError
 
     if share is None:
         return None
@@ -253,7 +253,7 @@ def shadow_of(share: str | None) -> int | None:
 
 def shares_of(canary: str | None) -> tuple[int, ...]:
     """Return percents as numbers, () for none; DeployError for what are none, or do not grow."""
-    from trtspec.errors import DeployError
+    from trtspec.core.errors import DeployError
 
     words = canary.split(",") if canary else []
     shares = [int(digits) for word in words if (digits := word.strip().removesuffix("%")).isdecimal()]

@@ -10,7 +10,7 @@ import typer
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from trtspec.probe import Probe
+    from trtspec.core.doctor_check import Probe
 
 
 def doctor(json: Json = False) -> None:
@@ -21,7 +21,7 @@ def doctor(json: Json = False) -> None:
     from dataclasses import asdict
 
     from trtspec.cli.render import print_json
-    from trtspec.doctor import probe_machine
+    from trtspec.planning.doctor import probe_machine
 
     findings = probe_machine()
     fine = all(finding.ok for finding in findings)

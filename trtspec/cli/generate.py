@@ -13,7 +13,7 @@ import typer
 from trtspec.cli.options import AllowCode, Artifact, Json
 
 if TYPE_CHECKING:
-    from trtspec.measure.generate import Generated
+    from trtspec.bench.generate import Generated
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # not the ends of lines and tabs that a text has
 
@@ -42,11 +42,11 @@ def generate(
 
     Example: trtspec generate build/quickstart -p '[{"id": 612, "name": "ada",'
     """
+    from trtspec.bench.generate import generate_many, generate_one
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
-    from trtspec.errors import TrtspecError
-    from trtspec.generation.request import SamplingOptions
-    from trtspec.measure.generate import generate_many, generate_one
+    from trtspec.core.errors import TrtspecError
+    from trtspec.engine.generation.request import SamplingOptions
 
     if (prompt is None) == (prompts is None):
         raise TrtspecError("say what to go on with: either --prompt TEXT or --prompts FILE")

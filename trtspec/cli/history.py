@@ -26,7 +26,7 @@ def history(name: Name, json: Json = False) -> None:
 def _row(entry: dict[str, Any]) -> list[str]:
     from datetime import datetime
 
-    from trtspec.diagnostics import printable
+    from trtspec.core.diagnostics import printable
 
     time = f"{datetime.fromisoformat(entry['time']).astimezone():%Y-%m-%d %H:%M:%S}"
     artifact = str(entry.get("artifact", "")).rstrip("/").rpartition("/")[2]

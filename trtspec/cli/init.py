@@ -11,7 +11,7 @@ import typer
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from trtspec.proposal.make import Made
+    from trtspec.planning.init.write import Made
 
 Checkpoint = typer.Argument(metavar="TARGET", help="The model to serve: a directory or a hub id.", show_default=False)
 Drafting = typer.Argument(metavar="DRAFT", help="What drafts: a model, or a head of any kind.", show_default=False)
@@ -35,7 +35,7 @@ def init(
     Example: trtspec init recipes/models/quickstart-target recipes/models/quickstart-draft -o /tmp/mine.yaml --force
     """
     from trtspec.cli.render import print_json
-    from trtspec.proposal.make import Wishes, make_recipe
+    from trtspec.planning.init.write import Wishes, make_recipe
 
     made = make_recipe(Wishes(target, draft, name, gpu, method, backend), out, force=force)
     if json:

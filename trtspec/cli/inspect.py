@@ -32,10 +32,10 @@ def inspect(
 
     Example: trtspec inspect recipes/models/quickstart-target --tensor 2 --weights fp8
     """
-    from trtspec.checkpoint.sharding import ParallelMapping
+    from trtspec.checkpoints.quant.scheme import Scheme
+    from trtspec.checkpoints.sharding import ParallelMapping
     from trtspec.cli.render import print_json, show_table
-    from trtspec.inspection import inspect_model
-    from trtspec.quant.scheme import Scheme
+    from trtspec.planning.inspection import inspect_model
 
     document = {
         "format_version": 1,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.errors import GateNotMet
+from trtspec.core.errors import GateNotMet
 
 if TYPE_CHECKING:
-    from trtspec.load.comparison import Compared, Gate
+    from trtspec.bench.load.comparison import Compared, Gate
 
 
 def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, json: bool) -> int:
@@ -25,8 +25,8 @@ def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, js
 
 def comparison_document(a: Path, b: Path, least: float | None, *, absolutely: bool) -> dict[str, Any]:
     """Return the document of a comparison; raises TrtspecError where the two cannot be compared."""
-    from trtspec.load.comparison import CONFIDENCE, FORMAT_VERSION, KIND, Gate, compare
-    from trtspec.load.saved import read_saved
+    from trtspec.bench.load.comparison import CONFIDENCE, FORMAT_VERSION, KIND, Gate, compare
+    from trtspec.bench.load.schema import read_saved
 
     found = compare(read_saved(a), read_saved(b), absolutely=absolutely)
     gate = Gate(least, tuple(each.ratio for each in found)) if least is not None else None
@@ -46,8 +46,8 @@ def comparison_document(a: Path, b: Path, least: float | None, *, absolutely: bo
 
 def load_gate(document: dict[str, Any], least: float) -> Gate:
     """Return the gate of one run: the least speed-up of each load that has a baseline, as surely as of two runs."""
-    from trtspec.load.comparison import Gate, confidence_for
-    from trtspec.load.intervals import ratio_of_rounds
+    from trtspec.bench.load.comparison import Gate, confidence_for
+    from trtspec.bench.load.intervals import ratio_of_rounds
 
     points = document["points"]
     found, unfit = [point["speedups"] for point in points if point["speedups"]], [point["unfit"] for point in points]
@@ -56,7 +56,7 @@ def load_gate(document: dict[str, Any], least: float) -> Gate:
 
 
 def _remarks(found: Sequence[Compared]) -> list[str]:
-    from trtspec.load.comparison import SPEEDUP
+    from trtspec.bench.load.comparison import SPEEDUP
 
     remarks = [
         f"the target alone is {each.baseline.value:.2f} times as fast in B: machine, engine or load were not the same"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from trtspec.cli.load_options import LoadAsked
 from trtspec.cli.quantities import parse_seconds
-from trtspec.errors import DeployError, GateNotMet, TrtspecError
+from trtspec.core.errors import DeployError, GateNotMet, TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.load.load import Load
-    from trtspec.load.run import Plan, Server
-    from trtspec.load.sweep import Effort
-    from trtspec.load.workload import Workload
+    from trtspec.bench.load.arrival import Load
+    from trtspec.bench.load.runner import Plan, Server
+    from trtspec.bench.load.sweep import Effort
+    from trtspec.bench.load.workload import Workload
 
 RANDOM_PROMPTS = 64
 MOST = 4096  # requests at once
@@ -26,12 +26,12 @@ def bench_load(
     what: str, asked: LoadAsked, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, *, json: bool
 ) -> int:
     """Measure, show what was found, and return the exit code."""
+    from trtspec.bench.evidence import evidence, of_artifact, of_load
+    from trtspec.bench.saved_documents import keep_document
+    from trtspec.bench.verdict import verdict_of
     from trtspec.cli.load_compare import load_gate
     from trtspec.cli.load_view import show_gate, show_load
     from trtspec.cli.render import note, print_json, say
-    from trtspec.measure.documents import keep_document
-    from trtspec.measure.evidence import evidence, of_artifact, of_load
-    from trtspec.measure.verdict import verdict_of
 
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
     verdict = verdict_of(evidence(of_artifact(root), of_load(document["points"])))
@@ -57,9 +57,9 @@ def load_document(
     what: str, asked: LoadAsked, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
 ) -> tuple[dict[str, Any], Path | None]:
     """Measure, and return the document and what is served; raises TrtspecError for options that do not go together."""
+    from trtspec.bench.load.slo import parse_slo
+    from trtspec.bench.overlap import overlap
     from trtspec.cli.render import note
-    from trtspec.load.slo import parse_slo
-    from trtspec.measure.overlap import overlap
 
     served, deployed = server_of(what, asked.api, asked.model or "", asked.key_env)
     root = Path(deployed["artifact"]) if deployed else None
@@ -77,10 +77,10 @@ def load_document(
 
 
 def _measured(plan: Plan, asked: LoadAsked, slo: Any) -> dict[str, Any]:
+    from trtspec.bench.load.document import document_of
+    from trtspec.bench.load.runner import measure
+    from trtspec.bench.load.sample_log import samples_file
     from trtspec.cli.progress import counter
-    from trtspec.load.document import document_of
-    from trtspec.load.run import measure
-    from trtspec.load.samples import samples_file
 
     with samples_file(asked.samples) as samples, counter() as on_progress:
         swept = measure(plan, samples, on_progress)
@@ -90,7 +90,7 @@ def _measured(plan: Plan, asked: LoadAsked, slo: Any) -> dict[str, Any]:
 def _plan(
     served: Server, other: Server | None, asked: LoadAsked, workload: Workload, runs: int, root: Path | None
 ) -> Plan:
-    from trtspec.load.run import DRIVER, TIMEOUT_S, Plan
+    from trtspec.bench.load.runner import DRIVER, TIMEOUT_S, Plan
 
     timeout_s = parse_seconds(asked.timeout, "--timeout") if asked.timeout else TIMEOUT_S
     driver, tokenizer = asked.driver or DRIVER, _tokenizer(asked, root)
@@ -99,7 +99,7 @@ def _plan(
 
 
 def _tokenizer(asked: LoadAsked, root: Path | None) -> Path | None:
-    from trtspec.artifacts.paths import TOKENIZER
+    from trtspec.store.artifact_paths import TOKENIZER
 
     return asked.tokenizer or (root / TOKENIZER if root else None)
 
@@ -111,9 +111,9 @@ def _deployment(status: dict[str, Any]) -> dict[str, Any] | None:
 
 def server_of(what: str, api: str | None, model: str, key_env: str | None) -> tuple[Server, dict[str, Any]]:
     """Return the server that an address or a deployment's name leads to, and the deployment's status."""
+    from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON
+    from trtspec.bench.load.runner import Server
     from trtspec.deploy.base import address_of
-    from trtspec.load.run import Server
-    from trtspec.load.servers import AUTO, KEY_VARIABLE, TRITON
 
     if "://" not in what and (Path(what).exists() or "/" in what):
         raise TrtspecError("a load is for a server, and this is an artifact", where=what, hint=f"trtspec deploy {what}")
@@ -127,9 +127,9 @@ def server_of(what: str, api: str | None, model: str, key_env: str | None) -> tu
 
 
 def _workload(root: Path | None, asked: LoadAsked, prompts: Path | None, max_tokens: int) -> Workload:
-    from trtspec.load.api import Wanted
-    from trtspec.load.workload import Workload
-    from trtspec.measure.artifact import artifact_prompts
+    from trtspec.bench.artifact import artifact_prompts
+    from trtspec.bench.load.api import Wanted
+    from trtspec.bench.load.workload import Workload
 
     seed = asked.seed or 0
     wanted = Wanted(asked.output_tokens or max_tokens, asked.temperature or 0.0, seed, bool(asked.output_tokens))
@@ -138,7 +138,7 @@ def _workload(root: Path | None, asked: LoadAsked, prompts: Path | None, max_tok
         return Workload(artifact_prompts(root, prompts), wanted, source, seed)
     if prompts:
         raise TrtspecError("--input-tokens draws random prompts, and --prompts names real ones", hint="give one")
-    from trtspec.load.random_prompts import random_prompts
+    from trtspec.bench.load.random_prompts import random_prompts
 
     tokenizer = _tokenizer(asked, root)
     if tokenizer is None:
@@ -147,8 +147,8 @@ def _workload(root: Path | None, asked: LoadAsked, prompts: Path | None, max_tok
 
 
 def _loads(asked: LoadAsked) -> list[Load]:
-    from trtspec.load.loads.closed import Closed
-    from trtspec.load.loads.poisson import Poisson
+    from trtspec.bench.load.arrivals.closed import Closed
+    from trtspec.bench.load.arrivals.poisson import Poisson
 
     closed: list[Load] = [Closed(int(number)) for number in _numbers(asked.concurrency, "--concurrency", whole=True)]
     return closed + [Poisson(number) for number in _numbers(asked.rate, "--rate", whole=False)]
@@ -166,7 +166,7 @@ def _numbers(text: str | None, option: str, *, whole: bool) -> list[float]:
 
 
 def _effort(asked: LoadAsked, runs: int) -> Effort:
-    from trtspec.load.sweep import Effort
+    from trtspec.bench.load.sweep import Effort
 
     usual = Effort()
     most = asked.max_rounds or max(runs, usual.most_rounds)

@@ -23,8 +23,8 @@ def logs(
     Example: trtspec logs quickstart --lines 20
     """
     from trtspec.cli.render import note, print_json, show_foreign
+    from trtspec.core.errors import TrtspecError
     from trtspec.deploy.log import follow_log, last_lines, log_of, read_log
-    from trtspec.errors import TrtspecError
 
     if json and follow:
         raise TrtspecError("--json is one document, and --follow has no end", hint="leave one of them out")

@@ -43,7 +43,7 @@ def metrics(
     Example: trtspec metrics rules > trtspec-rules.yaml
     """
     from trtspec.cli.render import print_json
-    from trtspec.errors import TrtspecError
+    from trtspec.core.errors import TrtspecError
 
     if what not in [each.value for each in What]:
         show_metrics(what, name, json)
@@ -63,10 +63,10 @@ def metrics(
 def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
     """Print what a deployment's metrics are now, those of its entry for OpenAI's clients too."""
     from trtspec.cli.render import print_json
+    from trtspec.core.errors import TrtspecError
+    from trtspec.core.prometheus_text import parse_metrics
     from trtspec.deploy.journal import DeploymentJournal, deployment_names
-    from trtspec.errors import TrtspecError
-    from trtspec.exposition import parse_metrics
-    from trtspec.monitoring.fetch import fetch
+    from trtspec.report.monitoring.fetch import fetch
 
     known = [each.value for each in What]
     if deployment not in deployment_names():
@@ -90,23 +90,23 @@ def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
 
 def _document(what: What, name: str | None) -> dict[str, Any]:
     if what is What.dashboard:
-        from trtspec.monitoring.dashboard import dashboard
+        from trtspec.report.monitoring.dashboard import dashboard
 
         return dashboard()
     if what is What.rules:
-        from trtspec.monitoring.rules import rules
+        from trtspec.report.monitoring.rules import rules
 
         return rules()
-    from trtspec.monitoring.scrape import scrape_config
+    from trtspec.report.monitoring.scrape import scrape_config
 
     return scrape_config(_endpoints(name))
 
 
 def _endpoints(name: str | None) -> dict[str, str]:
     """Return where the metrics of a deployment are, or of all that run."""
+    from trtspec.core.errors import TrtspecError
     from trtspec.deploy.base import deployments
     from trtspec.deploy.journal import DeploymentJournal
-    from trtspec.errors import TrtspecError
 
     if name is not None:
         return {name: DeploymentJournal(name).known().endpoints["metrics"]}
@@ -118,7 +118,7 @@ def _endpoints(name: str | None) -> dict[str, str]:
 
 def _text(what: What, found: dict[str, Any]) -> str:
     if what is What.rules:
-        from trtspec.monitoring.rules import rules_text
+        from trtspec.report.monitoring.rules import rules_text
 
         return rules_text()
     import yaml

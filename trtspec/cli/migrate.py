@@ -37,9 +37,9 @@ def migrate(
     from dataclasses import asdict
 
     from trtspec.cli.render import FORMAT_VERSION, print_json, say, show_table
-    from trtspec.errors import TrtspecError
-    from trtspec.migration import migrate as migrated
-    from trtspec.paths import PACKAGE, is_below
+    from trtspec.core.errors import TrtspecError
+    from trtspec.core.paths import PACKAGE, is_below
+    from trtspec.planning.migration import migrate as migrated
     from trtspec.recipe.load import load_recipe
 
     if not (to or backend):
@@ -75,7 +75,7 @@ def migrate(
 
 def default_output(loaded: LoadedRecipe, to: str) -> Path:
     """Return where the new recipe goes: beside the old one, and here if that is not a file of the user's."""
-    from trtspec.paths import is_below, recipes_dir
+    from trtspec.core.paths import is_below, recipes_dir
 
     if loaded.path.is_file() and not is_below(loaded.path, recipes_dir()):
         return loaded.path.with_name(f"{loaded.path.stem}-{to}.yaml")
@@ -100,7 +100,7 @@ def _relative(path: str, directory: Path) -> str:
 
 
 def _write(out: Path, text: str) -> None:
-    from trtspec.errors import TrtspecError
+    from trtspec.core.errors import TrtspecError
 
     try:
         out.write_text(text, encoding="utf-8")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.measure.bench import Comparison, OnProgress
-    from trtspec.measure.report import Verification
+    from trtspec.bench.bench import Comparison, OnProgress
+    from trtspec.bench.verification_report import Verification
 
 
 def bench_one_at_a_time(
@@ -22,12 +22,12 @@ def bench_one_at_a_time(
     gates: bool, json: bool,
 ) -> None:  # fmt: skip
     """Measure, show what was found, keep it, and raise Exit for gates that do not hold."""
+    from trtspec.bench.evidence import evidence, of_artifact, of_comparison
+    from trtspec.bench.saved_documents import keep_document
+    from trtspec.bench.verdict import verdict_of
     from trtspec.cli.one_at_a_time_view import show_comparison
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json, say
-    from trtspec.measure.documents import keep_document
-    from trtspec.measure.evidence import evidence, of_artifact, of_comparison
-    from trtspec.measure.verdict import verdict_of
 
     url, status = _find(what)
     other = _find(baseline)[0] if baseline else None
@@ -84,11 +84,11 @@ def _find(what: str) -> tuple[str, dict[str, Any]]:
 def _judge(
     what: str, url: str, document: dict[str, Any], measuring: _Measuring, skip: Sequence[str]
 ) -> tuple[Comparison, Verification]:
+    from trtspec.bench.artifact import artifact_prompts
+    from trtspec.bench.gates import check_gate_names
+    from trtspec.bench.run_gates import Load, bench_gates
     from trtspec.cli.render import note
-    from trtspec.measure.artifact import artifact_prompts
-    from trtspec.measure.gates import check_gate_names
-    from trtspec.measure.gating import Load, bench_gates
-    from trtspec.triton.client import Client
+    from trtspec.serving.triton.client import Client
 
     if url and not document:
         raise TrtspecError("an address does not lead to the gates", where=what, hint="give the deployment's name")
@@ -107,8 +107,8 @@ def _judge(
 
 def _warnings(root: Path | None, prompts: Path | None) -> list[str]:
     """Return what is wrong with the prompts, of an artifact that is known."""
-    from trtspec.measure.artifact import artifact_prompts
-    from trtspec.measure.overlap import overlap
+    from trtspec.bench.artifact import artifact_prompts
+    from trtspec.bench.overlap import overlap
 
     shared = overlap(root, (prompt.text for prompt in artifact_prompts(root, prompts))) if root else None
     return [shared.warning] if shared else []
@@ -116,7 +116,7 @@ def _warnings(root: Path | None, prompts: Path | None) -> list[str]:
 
 def _of(root: Path) -> dict[str, Any]:
     """Return what tells which artifact was measured."""
-    from trtspec.artifacts.manifest import load_manifest, manifest_sha256
+    from trtspec.store.manifest import load_manifest, manifest_sha256
 
     return {"name": load_manifest(root).recipe.name, "manifest": manifest_sha256(root)}
 
@@ -136,10 +136,10 @@ def _end(found: Verification, what: str, *, quietly: bool) -> None:
 
 
 def _measure_server(url: str, root: Path | None, measuring: _Measuring) -> Comparison:
-    from trtspec.artifacts.manifest import load_manifest
-    from trtspec.measure.artifact import artifact_prompts
-    from trtspec.measure.bench import measure_server
-    from trtspec.triton.client import Client
+    from trtspec.bench.artifact import artifact_prompts
+    from trtspec.bench.bench import measure_server
+    from trtspec.serving.triton.client import Client
+    from trtspec.store.manifest import load_manifest
 
     texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
     acceptance = load_manifest(root).recipe.speculation.acceptance if root else "unknown"
@@ -150,8 +150,8 @@ def _measure_server(url: str, root: Path | None, measuring: _Measuring) -> Compa
 
 
 def _measure_artifact(root: Path, measuring: _Measuring) -> Comparison:
-    from trtspec.measure.artifact import artifact_prompts, open_artifact
-    from trtspec.measure.bench import measure_engine
+    from trtspec.bench.artifact import artifact_prompts, open_artifact
+    from trtspec.bench.bench import measure_engine
 
     texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
     with open_artifact(root) as artifact:

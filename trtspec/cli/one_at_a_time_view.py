@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trtspec.cli.render import say, say_command, show_table
 
 if TYPE_CHECKING:
-    from trtspec.measure.bench import Comparison
+    from trtspec.bench.bench import Comparison
 
 
 def show_comparison(comparison: Comparison, what: str) -> None:

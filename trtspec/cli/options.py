@@ -100,7 +100,7 @@ Baseline = Annotated[
 
 def allow_code(digests: Sequence[str]) -> None:
     """Allow code by its digests in this process and in those that it starts; TrtspecError for what is no digest."""
-    from trtspec.backends.code import ALLOW, allowed_digests
+    from trtspec.backends.code_policy import ALLOW, allowed_digests
 
     if digests:
         os.environ[ALLOW] = ",".join([*digests, os.environ.get(ALLOW, "")])
@@ -109,8 +109,8 @@ def allow_code(digests: Sequence[str]) -> None:
 
 def set_undecided(policy: str | None) -> None:
     """Set the policy for undecided gates in this process and those that it starts; TrtspecError for an unknown one."""
-    from trtspec.errors import TrtspecError
-    from trtspec.measure.report import FAIL, PASS, POLICY
+    from trtspec.bench.verification_report import FAIL, PASS, POLICY
+    from trtspec.core.errors import TrtspecError
 
     if policy is None:
         return

@@ -14,8 +14,8 @@ import typer
 from trtspec.cli.options import Cell, Json, Recipe, Set
 
 if TYPE_CHECKING:
-    from trtspec.graph.store import Store
-    from trtspec.pipeline import Build
+    from trtspec.planning.pipeline import Build
+    from trtspec.store.store import Store
 
 THERE_IS_WORK = 2
 
@@ -37,7 +37,7 @@ def plan(
     Example: trtspec plan recipes/quickstart.yaml
     """
     from trtspec.cli.render import one_or_many, print_json, show_diagnostics
-    from trtspec.pipeline import open_store, plan_build
+    from trtspec.planning.pipeline import open_store, plan_build
     from trtspec.recipe.load import load_matrix
 
     store = open_store()
@@ -56,7 +56,7 @@ def plan(
 
 def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict[str, Any]:
     """Return the document of `plan --json`."""
-    from trtspec.pipeline import artifact_place
+    from trtspec.planning.pipeline import artifact_place
 
     unread = "" if build.is_read else "; its source was never read, so the key is not final"
     statuses = build.status(store)
@@ -103,7 +103,7 @@ def show(document: dict[str, Any], build: Build) -> None:
     """Show the plan to people."""
     from trtspec.cli.predicted import show_predicted
     from trtspec.cli.render import say, say_command, show_table
-    from trtspec.disk import amount
+    from trtspec.store.disk_space import amount
 
     backend = document["backend"]
     version = f" {build.recipe.engine.version}" if build.recipe.engine.version else ""

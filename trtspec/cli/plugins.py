@@ -73,11 +73,11 @@ def _show_built(document: dict[str, Any]) -> None:
 def _test(architectures: tuple[str, ...]) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from trtspec.checkpoints.quant import selftest
     from trtspec.kernels import sha256
     from trtspec.kernels.bindings import load_library
     from trtspec.kernels.build import build_library, plan_library
     from trtspec.kernels.selftest import run_self_test
-    from trtspec.quant import selftest
 
     library = load_library(build_library(plan_library(architectures=architectures)))
     verification = run_self_test(library, "cuda" if architectures else "cpu")

@@ -20,11 +20,11 @@ from trtspec.cli.recommended import (
     Write,
     write_recommendation,
 )
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.measure.profile.document import Profile
-    from trtspec.profiling.asked import Asked, Screen, Servers
+    from trtspec.bench.profile.document import Profile
+    from trtspec.bench.profile.options import Asked, Screen, Servers
 
 
 def profile(
@@ -66,12 +66,12 @@ def profile(
 
     Example: trtspec profile recipes/quickstart.yaml --samples 8 --methods draft_target,ngram
     """
+    from trtspec.bench.profile.metadata import keep
+    from trtspec.bench.profile.options import Asked, Limits, Screen
     from trtspec.cli.profiled import show
     from trtspec.cli.progress import build_bars, counter
     from trtspec.cli.render import print_json
-    from trtspec.profiling.about import keep
-    from trtspec.profiling.asked import Asked, Limits, Screen
-    from trtspec.recipe.edit import check_editable
+    from trtspec.recipe.yaml_edit import check_editable
 
     servers = _servers(server, baseline, api, model, key_env)
     if servers and (drafts is not None or methods is not None):
@@ -94,8 +94,8 @@ def profile(
 def _servers(
     server: list[str] | None, baseline: str | None, api: str | None, model: str | None, key_env: str | None
 ) -> Servers | None:
+    from trtspec.bench.profile.options import Servers
     from trtspec.cli.loading import server_of
-    from trtspec.profiling.asked import Servers
 
     if not server:
         if baseline or api or model or key_env:
@@ -109,10 +109,10 @@ def _servers(
 
 def _run(asked: Asked, servers: Servers | None, screen: Screen) -> Profile:
     if servers:
-        from trtspec.profiling import served
+        from trtspec.bench.profile import server_profile as served
 
         return served.run(asked, servers, screen)
-    from trtspec.profiling import profile
+    from trtspec.bench.profile import run as profile
 
     return profile.run(asked, screen)
 

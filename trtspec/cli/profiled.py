@@ -10,12 +10,12 @@ from trtspec.cli.recommended import show_recommendation, show_verdict
 from trtspec.cli.render import note, show_chart, show_table
 
 if TYPE_CHECKING:
-    from trtspec.measure.profile.document import Profile, Server
+    from trtspec.bench.profile.document import Profile, Server
 
 
 def show(found: Profile) -> None:
     """Print what was measured, by method and by kind of prompt, and what follows from it."""
-    from trtspec.measure.profile.recommend import verdict
+    from trtspec.bench.profile.recommend import verdict
 
     show_verdict(found.recommendation)
     batch = found.recommendation.batch

@@ -17,8 +17,8 @@ from trtspec.cli.render import console, is_terminal, note
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task, TaskID
 
-    from trtspec.graph.executor import Status
-    from trtspec.graph.step import Step
+    from trtspec.store.executor import Status
+    from trtspec.store.step import Step
 
 PERIOD_S = 30.0
 

@@ -30,9 +30,9 @@ def prompts(
     Example: trtspec prompts kinds --tokenizer recipes/models/quickstart-target
     """
     from trtspec.cli.render import print_json
-    from trtspec.errors import TrtspecError
-    from trtspec.prompts.load import read_prompts
-    from trtspec.prompts.summary import list_own, summarize
+    from trtspec.core.errors import TrtspecError
+    from trtspec.engine.prompts.load import read_prompts
+    from trtspec.engine.prompts.summary import list_own, summarize
 
     if (file is None) is not shipped:
         raise TrtspecError("say what to look at: either FILE or --list")

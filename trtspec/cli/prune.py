@@ -11,8 +11,8 @@ import typer
 from trtspec.cli.options import Json, Recipe, Set
 
 if TYPE_CHECKING:
-    from trtspec.measure.layers import PrunedDraft
-    from trtspec.training.reduce import Reduced
+    from trtspec.bench.layer_search.layers import PrunedDraft
+    from trtspec.training.vocab_pruning.reduce import Reduced
 
 
 def prune(
@@ -44,13 +44,13 @@ def prune(
 
     Example: trtspec prune recipes/quickstart.yaml --layers 3 --out drafts/pruned
     """
-    from trtspec.checkpoint.write import check_new
+    from trtspec.bench.layer_search.layers import search_layers
+    from trtspec.bench.layer_search.search import SkipLimits
+    from trtspec.checkpoints.writer import check_new
     from trtspec.cli.progress import counter
     from trtspec.cli.pruned import built_alone, write_pruned
     from trtspec.cli.render import print_json
-    from trtspec.errors import TrtspecError
-    from trtspec.measure.layers import search_layers
-    from trtspec.measure.skips import SkipLimits
+    from trtspec.core.errors import TrtspecError
 
     check_new(out)  # before minutes of search
     if vocab and layers:
@@ -94,11 +94,11 @@ def _reduce(
     recipe: Path, overrides: list[str], prompts: Path | None, vocab: int, max_tokens: int, seed: int, out: Path
 ) -> Reduced:
     from trtspec.cli.progress import build_bars
-    from trtspec.errors import TrtspecError
+    from trtspec.core.errors import TrtspecError
     from trtspec.recipe.load import load_recipe
-    from trtspec.training.plans import Asked
-    from trtspec.training.reduce import reduce
+    from trtspec.training.plan import Asked
     from trtspec.training.settings import TrainSettings
+    from trtspec.training.vocab_pruning.reduce import reduce
 
     own = load_recipe(recipe, overrides).recipe.gates.prompts
     if prompts is None and own is None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtspec.methods.swift import Skip
-    from trtspec.pipeline import Build
+    from trtspec.methods.layer_skips import Skip
+    from trtspec.planning.pipeline import Build
 
 
 @contextmanager
@@ -21,9 +21,9 @@ def built_alone(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Pat
 
     from trtspec.cli.progress import build_bars
     from trtspec.cli.render import show_diagnostics
-    from trtspec.paths import cache_dir
-    from trtspec.pipeline import open_store, plan_build, run_build
-    from trtspec.preflight import prepare_sources
+    from trtspec.core.paths import cache_dir
+    from trtspec.planning.pipeline import open_store, plan_build, run_build
+    from trtspec.planning.prebuild import prepare_sources
     from trtspec.recipe.load import load_recipe
     from trtspec.recipe.schema import Speculation
 
@@ -41,11 +41,11 @@ def built_alone(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Pat
 
 def write_pruned(build: Build, skip: Skip, out: Path) -> None:
     """Write the build's target without some sublayers as a checkpoint, and say what that is."""
+    from trtspec.bench.layer_search.search import draft_cost
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note
-    from trtspec.measure.skips import draft_cost
-    from trtspec.methods.swift import Skip
-    from trtspec.models.prune import prune_checkpoint
+    from trtspec.methods.layer_pruning import prune_checkpoint
+    from trtspec.methods.layer_skips import Skip
 
     model = build.context.target
     if model is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 
 PREFIXES = " KMGT"
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

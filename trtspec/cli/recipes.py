@@ -14,7 +14,7 @@ def recipes(json: Json = False) -> None:
     Example: trtspec recipes
     """
     from trtspec.cli.render import print_json, show_table
-    from trtspec.paths import recipes_dir
+    from trtspec.core.paths import recipes_dir
     from trtspec.recipe.load import load_matrix
 
     found = [

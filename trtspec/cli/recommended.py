@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from trtspec.measure.profile.recommend import Recommendation
+    from trtspec.bench.profile.recommend import Recommendation
 
 Samples = Annotated[int, typer.Option(help="Prompts at most, drawn by --seed.", min=1)]
 MaxTokens = Annotated[int, typer.Option(help="New tokens a prompt.", min=2)]
@@ -21,8 +21,8 @@ Write = Annotated[bool, typer.Option("--write", help="Put what is recommended in
 
 def show_verdict(found: Recommendation) -> None:
     """Print the verdict, which comes before everything else."""
+    from trtspec.bench.verdict import verdict_of
     from trtspec.cli.render import say
-    from trtspec.measure.verdict import verdict_of
 
     verdict = verdict_of(found.proposal)
     say(verdict.text, verdict.style)
@@ -45,7 +45,7 @@ def show_recommendation(found: Recommendation, switches_off: str = "") -> None:
 def write_recommendation(recipe: Path, found: Recommendation, was: str = "") -> None:
     """Put the section into the recipe, and say so; `was` is what the recipe drafted with, "" for nothing."""
     from trtspec.cli.render import note
-    from trtspec.recipe.edit import write_section
+    from trtspec.recipe.yaml_edit import write_section
 
     written = write_section(recipe, "speculation", found.speculation)
     if written and found.candidate is None:

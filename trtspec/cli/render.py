@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from trtspec.cli.chart import Marks, chart
 from trtspec.cli.layout import counted, fitted_table, folded, folded_command, plain_table
-from trtspec.diagnostics import Diagnostic, RecipeError, printable, render_diagnostic
-from trtspec.errors import TrtspecError
+from trtspec.core.diagnostics import Diagnostic, RecipeError, printable, render_diagnostic
+from trtspec.core.errors import TrtspecError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -44,12 +44,12 @@ def report(
     from dataclasses import asdict
 
     from trtspec.cli.render import note, print_json
-    from trtspec.errors import TrtspecError
-    from trtspec.reporting.documents import gather
-    from trtspec.reporting.jobs import render_annotations, render_junit, render_markdown
-    from trtspec.reporting.judged import standing, verdict
-    from trtspec.reporting.page import render_page
-    from trtspec.reporting.sections import sections
+    from trtspec.core.errors import TrtspecError
+    from trtspec.report.documents import gather
+    from trtspec.report.jobs import render_annotations, render_junit, render_markdown
+    from trtspec.report.judged import standing, verdict
+    from trtspec.report.page import render_page
+    from trtspec.report.sections import sections
 
     if json and out is None:
         raise TrtspecError("--json says what was written", hint="name the file: -o FILE")
@@ -85,8 +85,8 @@ def report(
 
 
 def _write(out: Path, text: str) -> None:
-    from trtspec.errors import TrtspecError
-    from trtspec.files import replace_file
+    from trtspec.core.errors import TrtspecError
+    from trtspec.core.files import replace_file
 
     try:
         replace_file(out, text.encode())

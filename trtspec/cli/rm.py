@@ -32,8 +32,8 @@ def rm(
     Example: trtspec rm quickstart
     """
     from trtspec.cli.render import note, print_json, say
+    from trtspec.core.errors import DeployError
     from trtspec.deploy.base import deployments, remove
-    from trtspec.errors import DeployError
 
     if bool(names) == all_stopped:
         hint = "trtspec rm NAME..., or trtspec rm --all-stopped; `trtspec ps` lists the deployments"

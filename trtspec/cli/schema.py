@@ -12,7 +12,7 @@ def schema(json: Json = False) -> None:
     Example: trtspec schema > trtspec-recipe.schema.json
     """
     from trtspec.cli.render import print_json
-    from trtspec.completion import editor_schema
+    from trtspec.planning.completion import editor_schema
 
     schema = editor_schema()
     print_json({"format_version": 1, "schema": schema} if json else schema)

@@ -26,8 +26,8 @@ def status(
     """
     from trtspec.cli.ps import ps
     from trtspec.cli.render import print_json
+    from trtspec.core.errors import DeployError
     from trtspec.deploy.base import status as ask
-    from trtspec.errors import DeployError
 
     if name is None:
         if watch:
@@ -63,7 +63,7 @@ def follow(name: str, as_json: bool) -> None:
 
 def standing(document: dict[str, Any]) -> str:
     """Return where a deployment stands, and its rollout, in a line."""
-    from trtspec.diagnostics import printable
+    from trtspec.core.diagnostics import printable
 
     line = f"revision {document.get('revision', 0)} of {document['name']} is {document['state']}"
     if rollout := document.get("rollout"):
@@ -77,7 +77,7 @@ def standing(document: dict[str, Any]) -> str:
 def show(document: dict[str, Any], style: str) -> None:
     """Show the state, what a request got, why it was restarted, and why a dead one died."""
     from trtspec.cli.render import say
-    from trtspec.diagnostics import printable
+    from trtspec.core.diagnostics import printable
 
     cause = f": {printable(document['cause'])}" if document.get("cause") else ""
     say(f"{document['name']} is {document['state']}{cause}", style)
@@ -98,8 +98,8 @@ def show(document: dict[str, Any], style: str) -> None:
 def show_end_of_log(document: dict[str, Any]) -> None:
     """Show the last lines of a log that report problems; a shutdown that follows a death reports none."""
     from trtspec.cli.render import say
-    from trtspec.deploy.death import telling_lines
-    from trtspec.diagnostics import printable
+    from trtspec.core.diagnostics import printable
+    from trtspec.deploy.exit_cause import telling_lines
 
     whole = "" if document.get("cause") else document["log"]
     if lines := (telling_lines(document["log"]) or whole).splitlines():

@@ -11,9 +11,9 @@ import typer
 from trtspec.cli.options import Json, Recipe, Set
 
 if TYPE_CHECKING:
-    from trtspec.measure.skips import SkipLimits
-    from trtspec.measure.swift import Found
-    from trtspec.pipeline import Build
+    from trtspec.bench.layer_search.search import SkipLimits
+    from trtspec.bench.layer_search.sublayers import Found
+    from trtspec.planning.pipeline import Build
 
 
 def swift(
@@ -35,9 +35,9 @@ def swift(
 
     Example: trtspec swift recipes/quickstart.yaml
     """
+    from trtspec.bench.layer_search.search import SkipLimits
     from trtspec.cli.pruned import write_pruned
     from trtspec.cli.render import print_json
-    from trtspec.measure.skips import SkipLimits
 
     limits = SkipLimits(max_skip, iterations, 60 * minutes, layers)
     build, found = _search(recipe, set_ or [], samples, max_tokens, limits, seed)
@@ -53,9 +53,9 @@ def _search(
     recipe: Path, overrides: list[str], samples: int, max_tokens: int, limits: SkipLimits, seed: int
 ) -> tuple[Build, Found]:
     """Build the recipe's target alone, for as long as it is searched."""
+    from trtspec.bench.layer_search.sublayers import search_artifact
     from trtspec.cli.progress import counter
     from trtspec.cli.pruned import built_alone
-    from trtspec.measure.swift import search_artifact
 
     with built_alone(recipe, overrides) as (build, root), counter() as on_progress:
         found = search_artifact(

@@ -13,7 +13,7 @@ from trtspec.cli.options import Json, Recipe, Set
 from trtspec.training.settings import Loss, Sizes, TrainSettings
 
 if TYPE_CHECKING:
-    from trtspec.training.job_record import JobRecord
+    from trtspec.training.external.job_record import JobRecord
     from trtspec.training.result import Result
 
 FILE = "FILE"
@@ -73,15 +73,15 @@ def train(
 
     Example: trtspec train recipes/quickstart.yaml --prompts kinds --minutes 10
     """
+    from trtspec.bench.saved_documents import keep_of_target
     from trtspec.cli.progress import build_bars
     from trtspec.cli.render import note, print_json
-    from trtspec.errors import GateNotMet, TrtspecError
-    from trtspec.measure.documents import keep_of_target
-    from trtspec.recipe.edit import check_editable, write_section
-    from trtspec.training.job import write_job
-    from trtspec.training.plans import Asked, section_with
+    from trtspec.core.errors import GateNotMet, TrtspecError
+    from trtspec.recipe.yaml_edit import check_editable, write_section
+    from trtspec.training.external.job import write_job
+    from trtspec.training.external.take import take_result
+    from trtspec.training.plan import Asked, section_with
     from trtspec.training.run import run
-    from trtspec.training.take import take_result
 
     if trainer and (result or write):
         message = "--trainer trains nothing: --result and --write do not go with it"

@@ -19,7 +19,7 @@ from trtspec.cli.recommended import (
 )
 
 if TYPE_CHECKING:
-    from trtspec.measure.profile.tuning import Tuning
+    from trtspec.bench.profile.tuning import Tuning
 
 
 def tune(
@@ -41,12 +41,12 @@ def tune(
 
     Example: trtspec tune recipes/quickstart.yaml --samples 16
     """
+    from trtspec.bench.profile.metadata import keep
+    from trtspec.bench.profile.options import Asked, Limits, Screen
+    from trtspec.bench.profile.tune import run
     from trtspec.cli.progress import build_bars, counter
     from trtspec.cli.render import print_json
-    from trtspec.profiling.about import keep
-    from trtspec.profiling.asked import Asked, Limits, Screen
-    from trtspec.profiling.tune import run
-    from trtspec.recipe.edit import check_editable
+    from trtspec.recipe.yaml_edit import check_editable
 
     if write:
         check_editable(recipe)  # before minutes of measuring

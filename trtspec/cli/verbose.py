@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trtspec.cli.render import note
-from trtspec.diagnostics import blot_tokens, printable
+from trtspec.core.diagnostics import blot_tokens, printable
 
 PACKAGE = logging.getLogger("trtspec")
 

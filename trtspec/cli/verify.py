@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtspec.bench.speedup import MAX_RUNS
 from trtspec.cli.options import AllowCode, Artifact, Json, ManifestDigest, Prompts, SkipGate, Undecided
-from trtspec.measure.speedup import MAX_RUNS
 
 if TYPE_CHECKING:
-    from trtspec.measure.report import Check, LeftOut, Verification
+    from trtspec.bench.verification_report import Check, LeftOut, Verification
 
 
 def verify(
@@ -38,13 +38,13 @@ def verify(
 
     Example: trtspec verify build/quickstart
     """
-    from trtspec.artifacts.manifest import parse_expected
+    from trtspec.bench.gates import check_gate_names
+    from trtspec.bench.verification_report import REPORT
+    from trtspec.bench.verify import verify_artifact
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json, say
-    from trtspec.hashing import file_sha256
-    from trtspec.measure.gates import check_gate_names
-    from trtspec.measure.report import REPORT
-    from trtspec.measure.verify import verify_artifact
+    from trtspec.core.hashing import file_sha256
+    from trtspec.store.manifest import parse_expected
 
     with counter() as on_progress:
         verification = verify_artifact(

@@ -10,21 +10,21 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtspec.artifacts.manifest import load_manifest, manifest_sha256
-from trtspec.artifacts.paths import REPOSITORY
+from trtspec.bench.gates import on_request
+from trtspec.bench.run_gates import deploy_estimate_s, deploy_load, ensure_served_gates
+from trtspec.bench.verification_report import LeftOut
+from trtspec.bench.verify import OnMeasure, OnProgress, ensure_gates
+from trtspec.core.errors import DeployError, TrtspecError, describe_refusal, remedy_of
+from trtspec.core.paths import state_dir
+from trtspec.core.ports import LOOPBACK
+from trtspec.core.registry import find
 from trtspec.deploy.containers import Workload, workload_of
 from trtspec.deploy.journal import OVER, STARTING, STATE_FILE, DeploymentJournal, Record, deployment_names, status_of
 from trtspec.deploy.options import DeployOptions, OnEvent
-from trtspec.deploy.rendered import Rendered, write_rendered
-from trtspec.errors import DeployError, TrtspecError, describe_refusal, remedy_of
-from trtspec.measure.gates import on_request
-from trtspec.measure.gating import deploy_estimate_s, deploy_load, ensure_served_gates
-from trtspec.measure.report import LeftOut
-from trtspec.measure.verify import OnMeasure, OnProgress, ensure_gates
-from trtspec.paths import state_dir
-from trtspec.ports import LOOPBACK
-from trtspec.registry import find
-from trtspec.triton.client import Client
+from trtspec.deploy.rendering import Rendered, write_rendered
+from trtspec.serving.triton.client import Client
+from trtspec.store.artifact_paths import REPOSITORY
+from trtspec.store.manifest import load_manifest, manifest_sha256
 
 
 class Deployment(Protocol):
@@ -332,7 +332,7 @@ def target_of(name: str) -> Target:
 
 def find_target(name: str) -> Target:
     """Return a target by name; an unknown name is an error that lists the known ones."""
-    target: Target = find("trtspec.deploy", "TARGET", name, "deploy target")
+    target: Target = find("trtspec.deploy.targets", "TARGET", name, "deploy target")
     return target
 
 

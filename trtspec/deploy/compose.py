@@ -18,7 +18,7 @@ from trtspec.deploy.containers import (
     Workload,
     dockerfile,
 )
-from trtspec.deploy.rendered import Rendered, as_yaml
+from trtspec.deploy.rendering import Rendered, as_yaml
 
 FILE = "compose.yaml"
 VARIABLE = "TRTSPEC_ARTIFACT"

@@ -15,13 +15,13 @@ from functools import cached_property
 from typing import Any
 
 from trtspec import __version__
-from trtspec.artifacts.manifest import Manifest
-from trtspec.artifacts.paths import CHECKPOINTS, ENGINES
 from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
+from trtspec.core.errors import DeployError
 from trtspec.deploy.options import DEFAULT_PORTS
-from trtspec.errors import DeployError
 from trtspec.recipe.schema import IMAGE
+from trtspec.store.artifact_paths import CHECKPOINTS, ENGINES
+from trtspec.store.manifest import Manifest
 
 ARTIFACT, STATE, TMP, SHM = "/artifact", "/state", "/tmp", "/dev/shm"
 USER = 1000  # of Triton's images: triton-server
@@ -137,7 +137,7 @@ class Workload:
 
     def probe(self, within_s: int) -> list[str]:
         """Return the argv that asks the live server for a text, and ends with 1 where none comes in time."""
-        return ["python3", "-m", "trtspec.deploy.probe", self.name, f"--within={within_s}"]
+        return ["python3", "-m", "trtspec.deploy.health.request", self.name, f"--within={within_s}"]
 
 
 def workload_of(

@@ -27,15 +27,15 @@ from typing import IO, Any
 
 from filelock import Timeout
 
-from trtspec.deploy.address import reachable
-from trtspec.deploy.lost import fields_of, supervisor_of, supervisors
-from trtspec.errors import DeployError
-from trtspec.files import file_lock, private_directory, read_bounded, read_typed, replace_file, unreadable
-from trtspec.paths import state_dir
-from trtspec.ports import LOOPBACK
-from trtspec.registry import did_you_mean
-from trtspec.system import is_alive
-from trtspec.triton.server import EXIT_TIMEOUT_S, Ports
+from trtspec.core.errors import DeployError
+from trtspec.core.files import file_lock, private_directory, read_bounded, read_typed, replace_file, unreadable
+from trtspec.core.paths import state_dir
+from trtspec.core.ports import LOOPBACK
+from trtspec.core.processes import is_alive
+from trtspec.core.registry import did_you_mean
+from trtspec.deploy.network import reachable
+from trtspec.deploy.recovery import fields_of, supervisor_of, supervisors
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, Ports
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Record:
     began, in seconds of the epoch. `restarts` counts how often the server was started again, `reason` says why it last
     was, `beside` what last went wrong with what runs beside it; `drain_s` are the seconds that open requests get at its
     end; `openai` is the port of OpenAI's clients; `revision` counts the artifacts of this name; `front` says that the
-    HTTP ports are those of a front (`trtspec.front`). What an earlier version did not note is "", 0 or false.
+    HTTP ports are those of a front (`trtspec.serving.front`). What an earlier version did not note is "", 0 or false.
     """
 
     name: str

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from trtspec.core.errors import DeployError
 from trtspec.deploy.base import target_of
 from trtspec.deploy.journal import DeploymentJournal
-from trtspec.errors import DeployError
 
 PIECE_BYTES = 64 << 10
 POLL_S = 0.2

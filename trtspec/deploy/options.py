@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from trtspec.ports import LOOPBACK
+from trtspec.core.ports import LOOPBACK
 
 OnEvent: TypeAlias = Callable[[str, str], None]  # (state, what happened): for people, as it happens
 BeforeLive: TypeAlias = Callable[[str], None]  # gets the http address of a server that answered; raises to refuse it

@@ -14,17 +14,17 @@ from contextlib import contextmanager, suppress
 
 from filelock import FileLock, Timeout
 
-from trtspec.deploy.address import check_own
-from trtspec.deploy.children import Child
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.files import private_directory, read_bounded, replace_file
+from trtspec.core.paths import state_dir
+from trtspec.core.ports import by_owner, free_ports, listening_sockets, refused_bind, sockets_of
+from trtspec.core.processes import is_alive, start_time
 from trtspec.deploy.journal import RUNNING, STARTING, DeploymentJournal, Record, deployment_names
+from trtspec.deploy.network import check_own
 from trtspec.deploy.options import DEFAULT_PORTS, PORTS, DeployOptions
-from trtspec.deploy.rollout import under_way
-from trtspec.errors import DeployError, TrtspecError
-from trtspec.files import private_directory, read_bounded, replace_file
-from trtspec.paths import state_dir
-from trtspec.ports import by_owner, free_ports, listening_sockets, refused_bind, sockets_of
-from trtspec.system import is_alive, start_time
-from trtspec.triton.server import Ports
+from trtspec.deploy.process_specs import Child
+from trtspec.deploy.rollout.state import under_way
+from trtspec.serving.triton.server import Ports
 
 RESERVATION, LOCK = "ports.json", ".ports.lock"
 MAX_RESERVATION_BYTES = 1 << 16

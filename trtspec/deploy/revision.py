@@ -18,24 +18,24 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtspec.artifacts.manifest import Manifest, load_manifest
-from trtspec.artifacts.paths import MANIFEST
 from trtspec.backends.base import find_backend
-from trtspec.deploy.children import Child, write_children
+from trtspec.core.errors import DigestMismatch
+from trtspec.core.files import private_directory
+from trtspec.core.hashing import file_sha256
+from trtspec.core.http_hosts import VARIABLE, allowed_hosts
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.stage import check_repository, put_in_place, stage_repository, stand_in_for
+from trtspec.deploy.process_specs import Child, write_children
+from trtspec.deploy.staging import check_repository, put_in_place, stage_repository, stand_in_for
 from trtspec.deploy.token import PLACEHOLDER
-from trtspec.errors import DigestMismatch
-from trtspec.files import private_directory
-from trtspec.front.command import FRONT_SOCKET, front_command
-from trtspec.hashing import file_sha256
-from trtspec.http_hosts import VARIABLE, allowed_hosts
-from trtspec.triton.client import UNIX
-from trtspec.triton.closing import closing_options
-from trtspec.triton.departed import VARIABLE as DEPARTED_VARIABLE
-from trtspec.triton.names import DEPARTURES
-from trtspec.triton.names import SOCKETS as SOCKET_NAMES
-from trtspec.triton.server import Ports, find_server
+from trtspec.serving.front.command import FRONT_SOCKET, front_command
+from trtspec.serving.triton.client import UNIX
+from trtspec.serving.triton.disconnects import VARIABLE as DEPARTED_VARIABLE
+from trtspec.serving.triton.hardening import closing_options
+from trtspec.serving.triton.names import DEPARTURES
+from trtspec.serving.triton.names import SOCKETS as SOCKET_NAMES
+from trtspec.serving.triton.server import Ports, find_server
+from trtspec.store.artifact_paths import MANIFEST
+from trtspec.store.manifest import Manifest, load_manifest
 
 log = logging.getLogger(__name__)
 

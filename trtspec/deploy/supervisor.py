@@ -19,16 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from trtspec.deploy.beside import Beside
-from trtspec.deploy.children import Child, read_children
-from trtspec.deploy.death import note_of_signal
+from trtspec.core.processes import is_alive
+from trtspec.deploy.exit_cause import note_of_signal
+from trtspec.deploy.health.policy import Restarts
 from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.judge import Restarts
-from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper
+from trtspec.deploy.process_specs import Child, read_children
 from trtspec.deploy.revision import place_of
-from trtspec.deploy.roller import Roller
-from trtspec.deploy.rollout import under_way
-from trtspec.system import is_alive
+from trtspec.deploy.rollout.controller import Roller
+from trtspec.deploy.rollout.state import under_way
+from trtspec.deploy.server_process import LOOK_EVERY_S, Keeper
+from trtspec.deploy.sidecar import Beside
 
 
 @dataclass
@@ -184,7 +184,7 @@ def say(what: str) -> None:
 def main() -> None:
     """Supervise a deployment: of this name, from this revision, with this shared memory, begun by this command.
 
-    The last argument, the deployment's directory, is for whoever looks for the process (`trtspec.deploy.lost`).
+    The last argument, the deployment's directory, is for whoever looks for the process (`trtspec.deploy.recovery`).
     """
     name, revision, shm_prefix, pid, started, _ = sys.argv[1:]
     journal = DeploymentJournal(name)

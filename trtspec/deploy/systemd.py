@@ -13,8 +13,8 @@ from ipaddress import IPv4Address
 from itertools import islice
 from pathlib import Path
 
-from trtspec.artifacts.paths import MANIFEST
-from trtspec.triton.server import EXIT_TIMEOUT_S
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S
+from trtspec.store.artifact_paths import MANIFEST
 
 PRIVATE = (Path("/tmp"), Path("/var/tmp"))
 MOVE = "move it to a directory such as /opt or /srv"

@@ -6,8 +6,8 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from trtspec.errors import DeployError
-from trtspec.files import private_file, read_bounded
+from trtspec.core.errors import DeployError
+from trtspec.core.files import private_file, read_bounded
 
 FILE = "token"
 TOKEN_BYTES = 32

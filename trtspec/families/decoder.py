@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rope import depends_on_positions, read_rotary, refuse_share
-from trtspec.checkpoint.rules import LinearLayer, Rule, Skip, SourceTensor, Split, Stage, of_rows
-from trtspec.checkpoint.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, MOST_LAYERS
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.rope import depends_on_positions, read_rotary, refuse_share
+from trtspec.checkpoints.rules import LinearLayer, Rule, Skip, SourceTensor, Split, Stage, of_rows
+from trtspec.checkpoints.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, MOST_LAYERS
 
 OLD_LENGTH = "max_sequence_length"
 # What configs of draft heads leave to transformers' LlamaConfig, 5.23.

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rope import PARAMETERS, SCALING, SHARE, Rotary, differing, read_rotary, refuse_share
-from trtspec.checkpoint.trtllm import LAYER_KINDS
-from trtspec.families.base import Family
+from trtspec.checkpoints.family import Family
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.rope import PARAMETERS, SCALING, SHARE, Rotary, differing, read_rotary, refuse_share
+from trtspec.checkpoints.trtllm import LAYER_KINDS
 from trtspec.families.decoder import decoder_skips
 from trtspec.families.gemma2 import LOGIT_CAP, cap, read_gemma, rules
 

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.trtllm import MOST_LAYERS
-from trtspec.families.base import Family
+from trtspec.checkpoints.family import Family
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.trtllm import MOST_LAYERS
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
 MOST_EXPERTS = 32_768  # in all layers together

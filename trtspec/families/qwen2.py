@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.trtllm import MOST_LAYERS, read_full_layers
-from trtspec.families.base import Family
+from trtspec.checkpoints.family import Family
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.trtllm import MOST_LAYERS, read_full_layers
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
 # The defaults of transformers' Qwen2Config, 5.23.

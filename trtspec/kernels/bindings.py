@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled kernels of plugins/, called by pointer on numpy arrays or torch tensors.
 
-Arguments and results are described in plugins/README.md; `trtspec.kernels.exact` implements the same in numpy. All
+Arguments and results are described in plugins/README.md; `trtspec.kernels.bit_exact` implements the same in numpy. All
 arrays of a call and its results are on one device.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.kernels.abi import ABI_VERSION, NO_DEVICE_CODE, ChainArgs, CompactArgs, TreeArgs
 from trtspec.kernels.arrays import Array, Call, address_of
 

@@ -24,13 +24,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trtspec.errors import StepError, StepTimeout, TrtspecError
-from trtspec.files import file_lock, in_threads, sync
-from trtspec.graph.digest import digest_of
-from trtspec.graph.sealed import load_sealed, seal
+from trtspec.core.errors import StepError, StepTimeout, TrtspecError
+from trtspec.core.files import file_lock, in_threads, sync
+from trtspec.core.paths import cache_dir, plugins_dir
+from trtspec.core.registry import did_you_mean
 from trtspec.kernels.toolchain import FLAGS, Toolchain, probe_toolchain
-from trtspec.paths import cache_dir, plugins_dir
-from trtspec.registry import did_you_mean
+from trtspec.store.checksummed_json import load_sealed, seal
+from trtspec.store.digest import digest_of
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class BuiltLibrary:
 
 def discover_plugins() -> dict[str, Plugin]:
     """Return {name: plugin} over the folders that have a plugin.yaml."""
-    from trtspec.own_data import read_own
+    from trtspec.core.package_data import read_own
 
     found = {}
     for path in sorted(plugins_dir().glob(f"*/{MANIFEST}")):

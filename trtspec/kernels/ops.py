@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
 
 _HOW = (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary
 
 FORMATS = {"F32": 1, "F16": 2, "BF16": 3, "F8_E4M3": 4}

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from trtspec.errors import TrtspecError
-from trtspec.kernels import exact
+from trtspec.core.errors import TrtspecError
+from trtspec.kernels import bit_exact
 from trtspec.kernels.arrays import Array
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, TreeBatch
+from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch
 
 REQUESTS, ROWS = 4, 6
 VOCABS = (7, 1000, 32000)
 DTYPES = (np.float32, np.float16)
 SEED = 20230601
-CHAIN_RULES = {"verify_chain": exact.verify_chain, "verify_block": exact.verify_block}
+CHAIN_RULES = {"verify_chain": bit_exact.verify_chain, "verify_block": bit_exact.verify_block}
 
 Arrays = dict[str, Any]
 
@@ -50,7 +50,7 @@ def run_self_test(library: KernelLibrary, device: str = "cpu") -> Iterator[Check
         for mode in Mode if "verify_tree" in library.kernels else ():
             trees = _trees(vocab, dtype, mode)
             tree = library.verify_tree(**place(vars(trees)))
-            yield _compare(f"verify_tree, {mode.name.lower()}, {batch}", tree, exact.verify_tree(trees))
+            yield _compare(f"verify_tree, {mode.name.lower()}, {batch}", tree, bit_exact.verify_tree(trees))
     if "compact_kv" in library.kernels:
         yield _compact(library, place)
 
@@ -60,7 +60,7 @@ def _compact(library: KernelLibrary, place: Callable[[Arrays], Arrays]) -> Check
     cache = rng.normal(size=(1, REQUESTS, 3 * ROWS, 16)).astype(np.float32)
     path = np.array([[1, 3, 5, -1, -1, -1], [2, 4, -1, -1, -1, -1], [5, -1, -1, -1, -1, -1], [-1] * 6], dtype=np.int32)
     start = np.arange(REQUESTS, dtype=np.int32)
-    expected = exact.compact_kv(cache[0], exact.kv_moves(path, start))
+    expected = bit_exact.compact_kv(cache[0], bit_exact.kv_moves(path, start))
     arrays = place({"cache": cache, "path": path, "path_len": (path >= 0).sum(1).astype(np.int32), "start": start})
     library.compact_kv(**arrays)
     same = np.array_equal(_to_numpy(arrays["cache"])[0], expected)

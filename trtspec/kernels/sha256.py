@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from trtspec.errors import TrtspecError
-from trtspec.hashing import Hashing, Hashlib
+from trtspec.core.errors import TrtspecError
+from trtspec.core.hashing import Hashing, Hashlib
+from trtspec.kernels.autoload import host_library
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.host import host_library
 from trtspec.kernels.selftest import Check
 
 log = logging.getLogger(__name__)

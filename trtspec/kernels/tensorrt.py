@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal
 
-from trtspec.errors import TrtspecError
-from trtspec.kernels.exact import DraftKind, Mode
+from trtspec.core.errors import TrtspecError
+from trtspec.kernels.bit_exact import DraftKind, Mode
 
 PLUGIN_VERSION = "1"
 DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32"}

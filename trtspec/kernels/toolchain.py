@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field, replace
 
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Speculation methods, one module or folder each: options, checks, head conversion, drafter and training."""

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Rule, Skip
-from trtspec.checkpoint.source import Source
-from trtspec.diagnostics import Diagnostic, plain_words
-from trtspec.errors import TrtspecError
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.rules import Rule, Skip
+from trtspec.checkpoints.source import Source
+from trtspec.core.diagnostics import Diagnostic, plain_words
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import discover, discover_all, find, version_of
 from trtspec.recipe.schema import StrictModel
-from trtspec.registry import discover, discover_all, find, version_of
 
 PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
 

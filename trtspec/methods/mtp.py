@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtspec.checkpoint.source import Source
+from trtspec.checkpoints.source import Source
 from trtspec.methods.base import Method, Suggestion
 
 # The keys of config.json for the number of layers; vllm-project/vllm:vllm/config/speculative.py@v0.24.0.

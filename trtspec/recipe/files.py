@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.diagnostics import Diagnostic, Mark, stop
-from trtspec.paths import recipes_dir
-from trtspec.recipe.document import CONTROL, LINE_BREAK, RecipeText, parse_document
+from trtspec.core.diagnostics import Diagnostic, Mark, stop
+from trtspec.core.paths import recipes_dir
+from trtspec.core.registry import did_you_mean
 from trtspec.recipe.tree import Node, locate, merge, put, without
-from trtspec.registry import did_you_mean
+from trtspec.recipe.yaml_parser import CONTROL, LINE_BREAK, RecipeText, parse_document
 
 MAX_BYTES = 1 << 20
 MAX_EXTENDS = 8

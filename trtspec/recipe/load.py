@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtspec.diagnostics import Diagnostic, Mark, RecipeError, in_order, stop
-from trtspec.recipe.document import RecipeText, parse_document
+from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError, in_order, stop
 from trtspec.recipe.files import anchor_paths, find_recipe, name_of, read_recipe
+from trtspec.recipe.hints import with_remedy
 from trtspec.recipe.matrix import choose_cells, expand_matrix
-from trtspec.recipe.remedies import with_remedy
 from trtspec.recipe.schema import Recipe
 from trtspec.recipe.tree import Node, put, split_path
 from trtspec.recipe.validate import mark_of, validate_recipe
+from trtspec.recipe.yaml_parser import RecipeText, parse_document
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 from itertools import chain, islice, product
 
-from trtspec.diagnostics import Diagnostic
-from trtspec.errors import TrtspecError
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import did_you_mean
 from trtspec.recipe.tree import Node, locate, plain, put, same, split_path, walk, without
-from trtspec.registry import did_you_mean
 
 MAX_COMBINATIONS = 256
 MAX_EXPANDED_NODES = 200_000

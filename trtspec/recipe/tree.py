@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.diagnostics import Mark
+from trtspec.core.diagnostics import Mark
 
 MAX_DEPTH = 32
 MAX_NODES = 20_000

@@ -14,10 +14,10 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, plain_words, position, written
+from trtspec.core.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, plain_words, position, written
+from trtspec.core.registry import did_you_mean
 from trtspec.recipe.schema import FORMAT, IDENTIFIER, SAYS, Recipe
 from trtspec.recipe.tree import Node, locate, plain, put, without
-from trtspec.registry import did_you_mean
 
 EXPECTED = {
     "bool_type": "true or false",

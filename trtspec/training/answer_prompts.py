@@ -11,17 +11,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from trtspec.errors import TrtspecError
-from trtspec.generation.request import Request, SamplingOptions
-from trtspec.graph.files import Files
-from trtspec.graph.step import Inputs, Progress, Step, notes_of
-from trtspec.steps.convert import ConvertCheckpoint
-from trtspec.torch_engine.settings import EngineSettings
+from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.settings import EngineSettings
+from trtspec.store.files import Files
+from trtspec.store.step import Inputs, Progress, Step, notes_of
 from trtspec.training.split_prompts import SplitPrompts
 from trtspec.training.texts import TEXTS, TRAIN, Text, read_texts, write_texts
 
 if TYPE_CHECKING:
-    from trtspec.torch_engine.engine import Engine
+    from trtspec.engine.engine import Engine
 
 DIAGNOSED = 16  # foreign answers that are held against the target's own
 HINT = "leave the answers out: the target gives its own"
@@ -75,7 +75,7 @@ class AnswerPrompts(Step):
     def _check(self, given: Sequence[Text], target: Path) -> None:
         if not given:
             return
-        from trtspec.training.given import diagnose, foreign_answers
+        from trtspec.training.on_policy_check import diagnose, foreign_answers
         from trtspec.training.teacher import Teacher
 
         foreign = foreign_answers(given, Teacher(target, given))
@@ -125,7 +125,7 @@ def _check_said(tokens: set[int]) -> None:
 @contextmanager
 def _open(target: Path, settings: str, tokenizer: Path) -> Iterator[Engine]:
     """Load the target alone into the torch engine, for as long as the block runs."""
-    from trtspec.torch_engine.engine import Engine
+    from trtspec.engine.engine import Engine
 
     engine = Engine.load(target, None, EngineSettings.from_json(settings), tokenizer)
     try:

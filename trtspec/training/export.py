@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtspec.checkpoint.safetensors import TensorInfo, lay_out
-from trtspec.checkpoint.source import INDEX, Source
-from trtspec.checkpoint.write import Part
-from trtspec.files import sync
-from trtspec.torch_engine.model.tensors import TORCH_DTYPES
+from trtspec.checkpoints.safetensors import TensorInfo, lay_out
+from trtspec.checkpoints.source import INDEX, Source
+from trtspec.checkpoints.writer import Part
+from trtspec.core.files import sync
+from trtspec.engine.model.tensors import TORCH_DTYPES
 
 _WHOLE = {torch.int64: "I64", torch.bool: "BOOL"}
 

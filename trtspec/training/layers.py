@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.torch_engine.calibration.layer_pass import mix, rotate, rotation
-from trtspec.torch_engine.model.layers import ACTIVATIONS
-from trtspec.torch_engine.model.rope import under_windows
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.engine.calibration.layer_pass import mix, rotate, rotation
+from trtspec.engine.model.layers import ACTIVATIONS
+from trtspec.engine.model.rope import under_windows
 
 View: TypeAlias = Mapping[str, Tensor]  # tensors by their names in a converted checkpoint
 

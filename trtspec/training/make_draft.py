@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.checkpoint.write import write_config, write_tensors
-from trtspec.graph.files import Files
-from trtspec.graph.step import Inputs, Progress, Step
-from trtspec.models.source_model import load_model
+from trtspec.checkpoints.source_model import load_model
+from trtspec.checkpoints.writer import write_config, write_tensors
+from trtspec.store.files import Files
+from trtspec.store.step import Inputs, Progress, Step
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.settings import Sizes
 from trtspec.training.texts import TEXTS, TRAIN, read_texts
@@ -42,8 +42,8 @@ class MakeDraft(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Make it; raises TrtspecError for sizes that do not go with the target."""
-        from trtspec.training.blank import Origin, find_maker  # torch, which planning does without
         from trtspec.training.export import part_of
+        from trtspec.training.initialization import Origin, find_maker  # torch, which planning does without
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side == TRAIN]
         with self.target.unchanged():

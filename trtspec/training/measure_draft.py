@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.errors import TrtspecError
-from trtspec.graph.step import Inputs, Progress, Step
-from trtspec.measure.profile.acceptance import Counts
-from trtspec.measure.profile.candidate import Texts
-from trtspec.measure.profile.on_engine import replayed
-from trtspec.steps.convert import ConvertCheckpoint
-from trtspec.torch_engine.settings import EngineSettings
+from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.bench.profile.acceptance import Counts
+from trtspec.bench.profile.candidate import Texts
+from trtspec.bench.profile.engine_profiler import replayed
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.settings import EngineSettings
+from trtspec.store.step import Inputs, Progress, Step
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.texts import HELD_OUT, TEXTS, Text, read_texts
 
@@ -44,7 +44,7 @@ class MeasureDraft(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Measure; raises TrtspecError where the target's answers judge nothing."""
-        from trtspec.torch_engine.speculator import Speculator
+        from trtspec.engine.speculator import Speculator
 
         texts = held_out_of(inputs[self.texts])
         if not texts:

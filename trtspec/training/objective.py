@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from trtspec.measure.profile.acceptance import Acceptance, count_steps
-from trtspec.torch_engine.replay import Proposed
+from trtspec.bench.profile.acceptance import Acceptance, count_steps
+from trtspec.engine.replay import Proposed
 from trtspec.training.batches import Batch, in_order
 from trtspec.training.layers import View
-from trtspec.training.lessons import Lessons
 from trtspec.training.losses import surprise
-from trtspec.training.student import STEP_WEIGHT, Student
+from trtspec.training.target_cache import Lessons
 from trtspec.training.texts import Text
+from trtspec.training.trainable import STEP_WEIGHT, Student
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 

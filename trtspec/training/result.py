@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtspec.errors import TrtspecError
-from trtspec.files import copy_tree, sync, sync_directories
-from trtspec.measure.overlap import DIGESTS, RECORD
-from trtspec.swap import clean_up, locked, put_in_place, sibling
+from trtspec.bench.overlap import DIGESTS, RECORD
+from trtspec.core.atomic_dir import clean_up, locked, put_in_place, sibling
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import copy_tree, sync, sync_directories
 from trtspec.training.verdict import Verdict, side_of
 
 FORMAT_VERSION, KIND = 1, "train"

@@ -14,20 +14,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from trtspec.errors import TrtspecError
-from trtspec.measure.overlap import RECORD, digest_of
-from trtspec.measure.profile.acceptance import Counts
-from trtspec.measure.target import planned_sha256
+from trtspec.bench.overlap import RECORD, digest_of
+from trtspec.bench.profile.acceptance import Counts
+from trtspec.bench.target_fingerprint import planned_sha256
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import names
 from trtspec.methods.base import find_method
-from trtspec.pipeline import Build
-from trtspec.planner.predict import step_cost
+from trtspec.planning.pipeline import Build
+from trtspec.planning.prediction.predict import step_cost
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import Speculation
-from trtspec.registry import names
 from trtspec.training.answer_prompts import AnswerPrompts
+from trtspec.training.external.take_draft import TakeDraft
 from trtspec.training.make_draft import MakeDraft
 from trtspec.training.measure_draft import held_out_of, read_counts
-from trtspec.training.plans import (
+from trtspec.training.plan import (
     Asked,
     answers_of,
     build_with,
@@ -37,10 +38,9 @@ from trtspec.training.plans import (
     measure_draft,
     train_here,
 )
+from trtspec.training.progress import Watching, outputs_of, plan_of
 from trtspec.training.result import Result, check_place, publish
-from trtspec.training.runs import Watching, outputs_of, plan_of
 from trtspec.training.split_prompts import left_out_of
-from trtspec.training.take_draft import TakeDraft
 from trtspec.training.texts import HELD_OUT, TEXTS, Text, read_texts
 from trtspec.training.train_draft import TrainDraft
 from trtspec.training.verdict import Verdict
@@ -50,7 +50,7 @@ Training = Callable[[Asked, Build, AnswerPrompts], TrainDraft | TakeDraft]
 
 def run(asked: Asked, watching: Watching) -> Result:
     """Train the recipe's draft, and publish it where it is better; raises TrtspecError for what cannot be done."""
-    loaded = load_for_training(asked, names("trtspec.training.drafts"))
+    loaded = load_for_training(asked, names("trtspec.methods", "training"))
     if loaded.recipe.speculation.draft is None:
         return _from_scratch(asked, loaded, watching)
     check_no_sizes(asked)
@@ -117,7 +117,7 @@ def _check_makes(asked: Asked, loaded: LoadedRecipe) -> None:
     if asked.settings.lora:
         message = "--lora leaves a draft's weights as they are, and those of one from scratch are random"
         raise TrtspecError(message, where=str(asked.recipe), hint="leave it out, or name a draft")
-    from trtspec.training.blank import find_maker  # torch, which a recipe's check does without
+    from trtspec.training.initialization import find_maker  # torch, which a recipe's check does without
 
     find_maker(loaded.recipe.speculation.method, asked.sizes)
 

@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from trtspec.errors import TrtspecError
-from trtspec.prompts.prompt import Prompt
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.prompts.prompt import Prompt
 from trtspec.training.texts import HELD_OUT, TRAIN, VALIDATION
 
 ALIKE = 128  # characters with which two prompts of one document begin

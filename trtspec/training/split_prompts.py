@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.errors import TrtspecError
-from trtspec.graph.files import Files
-from trtspec.graph.step import Inputs, Progress, Step
-from trtspec.prompts.load import load_prompts
-from trtspec.prompts.prompt import Prompt
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.prompts.load import load_prompts
+from trtspec.engine.prompts.prompt import Prompt
+from trtspec.store.files import Files
+from trtspec.store.step import Inputs, Progress, Step
 from trtspec.training.split import leaked, sides_of
 from trtspec.training.texts import HELD_OUT, TEXTS, TRAIN, Text, write_texts
 

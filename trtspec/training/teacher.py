@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trtspec.checkpoint.trtllm import load_checkpoint
-from trtspec.torch_engine.device import choose_device, compute_dtype
-from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.engine.device import choose_device, compute_dtype
+from trtspec.engine.model.decoder import Decoder
 from trtspec.training.batches import rows_of
 from trtspec.training.texts import Text
 

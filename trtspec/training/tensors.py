@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from trtspec.checkpoint.rules import Rule, SourceTensor
-from trtspec.checkpoint.source import Source
-from trtspec.errors import CheckpointError
-from trtspec.torch_engine.model.tensors import map_tensor
+from trtspec.checkpoints.rules import Rule, SourceTensor
+from trtspec.checkpoints.source import Source
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.model.tensors import map_tensor
 
 TRAINABLE = ("BF16", "F16", "F32")
 DOWN, UP = "lora_down", "lora_up"

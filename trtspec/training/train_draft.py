@@ -10,11 +10,11 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar
 
-from trtspec.errors import TrtspecError
-from trtspec.graph.files import Files
-from trtspec.graph.step import Inputs, Progress, Step, notes_of
-from trtspec.measure.overlap import RECORD
-from trtspec.steps.convert import ConvertCheckpoint
+from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.bench.overlap import RECORD
+from trtspec.core.errors import TrtspecError
+from trtspec.store.files import Files
+from trtspec.store.step import Inputs, Progress, Step, notes_of
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.measure_draft import judges
 from trtspec.training.settings import TrainSettings
@@ -46,10 +46,10 @@ class TrainDraft(Step):
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Train; raises TrtspecError for a draft that cannot be trained, and for answers that teach nothing."""
         from trtspec.training.export import write_checkpoint
-        from trtspec.training.lessons import Lessons
-        from trtspec.training.loop import Training
-        from trtspec.training.student import DraftSource, find_trainable  # torch, which planning does without
+        from trtspec.training.target_cache import Lessons
         from trtspec.training.teacher import Teacher
+        from trtspec.training.trainable import DraftSource, find_trainable  # torch, which planning does without
+        from trtspec.training.trainer import Training
 
         answered = read_texts(inputs[self.texts] / TEXTS)
         check_judges(answered)

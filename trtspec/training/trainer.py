@@ -1,108 +1,206 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of another project's trainer: what it trains of what, what it is given, and where its result lies.
+"""The loop: steps of AdamW until the budget is spent or the validation prompts gain no more; it can be interrupted.
 
-A module of `trainers/` joins by defining it as `TRAINER`. What runs on a GPU machine is that project's own code; it is
-given its configuration (`run.yaml`, by a model of its schema), its data, and the commands.
+What it needs to go on is noted in one file. The best weights by acceptance on the validation prompts are what
+it returns, those of the draft as it came among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
 
-from pydantic import Field
+import torch
 
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.recipe.schema import StrictModel
-from trtspec.registry import find
+from trtspec.bench.profile.acceptance import Acceptance
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.resume_state import load_notes, save_notes
+from trtspec.training.batches import STEP_ROWS, Batch, training_batches
+from trtspec.training.losses import LOSSES
+from trtspec.training.objective import acceptance, batch_loss
 from trtspec.training.settings import TrainSettings
+from trtspec.training.target_cache import Lessons
 from trtspec.training.texts import Text
+from trtspec.training.trainable import Student
+from trtspec.training.verdict import MOST_LOSS
 
-PACKAGE, ATTRIBUTE = "trtspec.training.trainers", "TRAINER"
-CONFIG, DRAFT, EXPORTED = "run.yaml", "draft", "exported"  # in a job's directory
-EPOCHS, LEARNING_RATE = 3, 1e-4  # a draft that is adapted needs less of both than one from scratch
+VALIDATE_EVERY, PATIENCE = 50, 10
+KEEP_EVERY_S = 180.0  # where fifty steps take longer: what is kept is four times the draft in 32 bits
+WARM_UP, LAST_SHARE = 0.05, 0.05  # of the budget; of the highest learning rate
+RATE_TIMES_WIDTH, LORA_TIMES, SCRATCH_TIMES = 0.2, 5.0, 4.0
+CLIP = 1.0
+STATE = "training.pt"
 
-Count = Annotated[int, Field(ge=1, le=1 << 24)]
-Rate = Annotated[float, Field(gt=0, le=1)]
-Name = Annotated[str, Field(min_length=1, max_length=4096)]
-OneOfOurs = Annotated[str, Field(pattern="^(eagle3|peagle|dflash|dspark)$")]  # what several call these kinds
-
-
-class Config(StrictModel):
-    """A trainer's configuration, or a section of it: what we write of its schema, within bounds."""
+Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What a trainer calls a kind of draft, and the dialect in which it reads and exports it."""
+@dataclass
+class Course:
+    """How far a training is: steps done, seconds spent, and mean accepted lengths on the validation prompts.
 
-    name: str
-    dialect: str
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be trained: a draft of `kind` for `target`, which is a directory or a hub id.
-
-    `draft` is config.json in the trainer's dialect. `captured` are the target's layers whose hidden states the draft
-    reads, counted by their inputs, of `layers`. `longest` is the longest row, in tokens. `maps` tells whether the draft
-    has a vocabulary of its own.
+    `scores` are those of the new traffic, 0 where the prompts that are to be kept had lost more than the gate allows;
+    `kept` are those of these.
     """
 
-    kind: Kind
-    target: str
-    layers: int
-    captured: tuple[int, ...]
-    draft: Mapping[str, Any]
-    draft_len: int
-    longest: int
-    maps: bool
-    settings: TrainSettings
+    step: int = 0
+    seconds: float = 0.0
+    scores: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
 
     @property
-    def steps(self) -> int | None:
-        """Return after how many steps it ends, None for no limit but the epochs."""
-        return self.settings.steps or None
+    def best(self) -> int:
+        """Return the number of the best validation, the first of equal ones."""
+        return self.scores.index(max(self.scores))
 
     @property
-    def learning_rate(self) -> float:
-        """Return the highest learning rate."""
-        return self.settings.learning_rate or LEARNING_RATE
+    def is_stale(self) -> bool:
+        """Return whether the last validations brought nothing."""
+        return len(self.scores) - 1 - self.best >= PATIENCE
 
 
-Further = Callable[[Job, Path, Sequence[Text], Tokenizer], int]
+class Training:
+    """One draft's training; `notes` is where it keeps what the next process goes on with."""
+
+    def __init__(
+        self,
+        student: Student,
+        lessons: Lessons,
+        texts: Sequence[Text],
+        validation: Sequence[Text],
+        draft_len: int,
+        settings: TrainSettings,
+        notes: Path,
+    ) -> None:
+        self.student, self.settings = student, settings
+        self._lessons, self._device = lessons, lessons.teacher.model.device
+        self._texts, self._validation, self._draft_len = texts, validation, draft_len
+        self._parameters = list(student.tensors.parameters.values())
+        self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0)
+        self._state, self.course = notes / STATE, Course()
+        self._best = student.tensors.state()
+        self._since, self._validated = time.perf_counter(), 0.0
+        self._resume()
+
+    def run(self, say: Say = lambda text: None) -> dict[str, torch.Tensor]:
+        """Train, and return the source's tensors that have changed at their best."""
+        if not self.course.scores:
+            self._validate(say)
+        rows = min(STEP_ROWS, self._lessons.teacher.rows)
+        batches = training_batches(self._texts, rows, self.settings.seed, self.course.step)
+        while max(self._progress, self._time_share) < 1.0 and not self.course.is_stale:
+            self._train(next(batches))
+            if self.course.step % VALIDATE_EVERY == 0:
+                self._validate(say)
+            elif time.perf_counter() - self._since > KEEP_EVERY_S:
+                self._keep()
+        if self.course.step % VALIDATE_EVERY:
+            self._validate(say)
+        self.student.tensors.load_state(self._best)
+        return self.student.tensors.trained()
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds spent, in all processes."""
+        return self.course.seconds + time.perf_counter() - self._since
+
+    @property
+    def _progress(self) -> float:
+        """Return the share of the budget that is spent, of time where no number of steps is asked for.
+
+        What follows from a number of steps is the same however often it was interrupted.
+        """
+        steps = self.settings.steps
+        return self.course.step / steps if steps else self._time_share
+
+    @property
+    def _time_share(self) -> float:
+        """Return the share of the time that is spent, with the validation that is still to come."""
+        return (self.seconds + self._validated) / self.settings.seconds
+
+    def _train(self, texts: Sequence[Text]) -> None:
+        batch = Batch.of(texts, self._device)
+        loss = batch_loss(self.student, self.student.tensors.view(), batch, self._lessons, LOSSES[self.settings.loss])
+        self._check_learns(float(loss.detach()))
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self.settings, self.student.width, self._progress)
+        self._optimizer.step()
+        self.course.step += 1
+        self.course.losses.append(float(loss.detach()))
+
+    def _check_learns(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            highest = learning_rate(self.settings, self.student.width, WARM_UP)
+            hint = f"steps are too long: try --learning-rate {highest / 10:.0e}"
+            raise TrtspecError(f"the loss is no number after {self.course.step} steps", hint=hint)
+
+    def _validate(self, say: Say) -> None:
+        """Measure, keep the weights where they are the best, and write down how far this is."""
+        began = time.perf_counter()
+        course = self.course
+        found = acceptance(self.student, self._lessons, self._validation, self._draft_len)
+        new, kept = (mean_length(found, self._validation, kept=kept) for kept in (False, True))
+        course.kept.append(kept)
+        course.scores.append(new if kept >= (1 - MOST_LOSS) * course.kept[0] else 0.0)
+        if course.best == len(course.scores) - 1:
+            self._best = self.student.tensors.state()
+        self._keep()
+        self._validated = time.perf_counter() - began
+        say(self._words())
+
+    def _words(self) -> str:
+        course, settings = self.course, self.settings
+        left = max(0.0, settings.seconds - self.seconds)
+        if settings.steps and course.step:
+            left = min(left, self.seconds / course.step * (settings.steps - course.step))
+        length = f"{course.scores[-1]:.2f} tokens a step on validation prompts, best {max(course.scores):.2f}"
+        if not course.scores[-1]:
+            length = f"the prompts to keep are at {course.kept[-1]:.2f} tokens a step, from {course.kept[0]:.2f}"
+        return f"step {course.step}, {length}, at most {left:.0f} s left"
+
+    def _keep(self) -> None:
+        now = time.perf_counter()
+        self.course.seconds, self._since = self.course.seconds + now - self._since, now
+        state = {
+            "course": vars(self.course),
+            "parameters": self.student.tensors.state(),
+            "best": self._best,
+            "optimizer": self._optimizer.state_dict(),
+        }
+        save_notes(self._state, state)
+
+    def _resume(self) -> None:
+        state = load_notes(self._state, self._device)
+        if state is None:
+            return
+        self.course = Course(**state["course"])
+        self.student.tensors.load_state(state["parameters"])
+        self._best = state["best"]
+        self._optimizer.load_state_dict(state["optimizer"])
 
 
-def nothing(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
-    """Write nothing beyond configuration and rows, and leave no row out."""
-    return 0
+def mean_length(found: Acceptance, texts: Sequence[Text], *, kept: bool) -> float:
+    """Return the mean accepted length of those of the texts that are kept, or are not; 1 without any."""
+    own = [counts for counts, text in zip(found.texts, texts, strict=True) if text.kept is kept]
+    steps = sum(counts.steps for counts in own)
+    return 1.0 + sum(counts.accepted for counts in own) / steps if steps else 1.0
 
 
-@dataclass(frozen=True)
-class Trainer:
-    """One trainer.
+def learning_rate(settings: TrainSettings, width: int, progress: float) -> float:
+    """Return the rate at a share of the budget: a linear way up, then half a cosine down.
 
-    `kinds` are by method. `families` are those of targets that the project has trained drafts for. `needs` says what
-    has to be there beforehand. `result` is where in the job's directory the trained draft lies. `config` and `commands`
-    (lines of a shell that knows $TARGET) are made of a job; `further` writes files that only this trainer needs below a
-    directory that has the draft already, and returns how many texts it had to leave out.
+    Unless the settings say, the highest falls with the draft's width, as maximal update parametrization has it for
+    matrices under Adam (arXiv:2203.03466), and is some times as high for LoRA's thin ones and for random ones.
     """
-
-    title: str
-    version: str
-    source: str
-    kinds: Mapping[str, Kind]
-    families: frozenset[str]
-    needs: str
-    result: str
-    config: Callable[[Job], Config]
-    commands: Callable[[Job], str]
-    further: Further = nothing
-
-
-def find_trainer(name: str) -> Trainer:
-    """Return a trainer by name; an unknown one is an error that lists the known ones."""
-    found: Trainer = find(PACKAGE, ATTRIBUTE, name, "trainer")
-    return found
+    times = LORA_TIMES if settings.lora else SCRATCH_TIMES if settings.from_scratch else 1.0
+    highest = settings.learning_rate or RATE_TIMES_WIDTH / width * times
+    if progress < WARM_UP:
+        return highest * max(0.01, progress / WARM_UP)
+    falling = (1 + math.cos(math.pi * min(1.0, (progress - WARM_UP) / (1 - WARM_UP)))) / 2
+    return highest * (LAST_SHARE + (1 - LAST_SHARE) * falling)

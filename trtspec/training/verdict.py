@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from trtspec.measure.profile.acceptance import Acceptance, Counts, Estimate, change_of
+from trtspec.bench.profile.acceptance import Acceptance, Counts, Estimate, change_of
 from trtspec.training.texts import Text
 
 LEAST_JUDGES = 6  # texts: of fewer, all gain by chance more often than once in 2 ** 6

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model's code is trtspec's; Triton looks for it here."""
 
-from trtspec.triton.python_models.bls_model import TritonPythonModel
+from trtspec.serving.triton.python_models.bls_model import TritonPythonModel
 
 __all__ = ["TritonPythonModel"]

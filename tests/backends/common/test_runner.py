@@ -17,9 +17,9 @@ import pytest
 
 from tests.doubles.trouble import DEAF
 from trtspec.backends.common.runner import Tool, run_tool
-from trtspec.backends.tensorrt_llm.phases import Phases, version_said
-from trtspec.errors import StepError, StepTimeout
-from trtspec.system import is_alive, start_time, wait_until
+from trtspec.backends.tensorrt_llm.build_log import Phases, version_said
+from trtspec.core.errors import StepError, StepTimeout
+from trtspec.core.processes import is_alive, start_time, wait_until
 
 PATIENCE_S = 20.0
 DEAF_FAMILY = f"""
@@ -230,7 +230,7 @@ def test_version(name: str) -> None:
 
 
 def test_the_guard_needs_nothing_of_ours() -> None:
-    from trtspec.backends.common import guard
+    from trtspec.backends.common import kill_on_parent_exit
 
-    source = Path(guard.__file__).read_text()
+    source = Path(kill_on_parent_exit.__file__).read_text()
     assert not re.search(r"^\s*(from|import) trtspec", source, re.MULTILINE)

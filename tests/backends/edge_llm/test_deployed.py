@@ -11,11 +11,11 @@ import pytest
 from tests.backends.deployed import deployed, lend_packages, listed, measured, refused
 from tests.backends.edge_llm.test_steps import install, show_gpu, tools  # noqa: F401 - a fixture
 from tests.conftest import Run
-from tests.triton.artifact import vouch
-from tests.triton.serving import DOUBLES
+from tests.serving.triton.artifact import vouch
+from tests.serving.triton.serving import DOUBLES
 from trtspec.backends.edge_llm.repository import MODEL_JSON
-from trtspec.measure.gating import DEPLOY_PROMPTS
-from trtspec.prompts.load import load_prompts
+from trtspec.bench.run_gates import DEPLOY_PROMPTS
+from trtspec.engine.prompts.load import load_prompts
 
 ANSWER = ["answer: ", "é ", "and more"]
 ON_EDGE = ("--set", "engine.backend=edge_llm", "--set", "engine.gpu=rtx5090", "--set", "engine.max_batch_size=1")

@@ -18,7 +18,7 @@ from trtspec.backends.edge_llm import BACKEND
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, quantize_arguments
 from trtspec.backends.edge_llm.model_json import model_json
 from trtspec.backends.edge_llm.versions import releases
-from trtspec.gpus import GPUS, SeenGpu
+from trtspec.core.gpus import GPUS, SeenGpu
 from trtspec.recipe.schema import Quantization
 
 TREE = {"top_k": 4, "nodes": 12}

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
+from tests._support.shapes import make_checkpoints
 from tests.backends.contexts import SHAPES
 from tests.backends.edge_llm.cases import LATE, METHODS, case
 from tests.backends.edge_llm.real import MODULES
 from tests.conftest import Run
 from tests.engines import make_forking
-from tests.shapes import make_checkpoints
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, quantize_arguments
 from trtspec.backends.edge_llm.model_json import model_json
 from trtspec.backends.edge_llm.versions import releases
-from trtspec.paths import recipes_dir
+from trtspec.core.paths import recipes_dir
+from trtspec.core.processes import wait_until
 from trtspec.recipe.schema import Quantization
-from trtspec.system import wait_until
 
 pytestmark = [pytest.mark.edge_llm, pytest.mark.slow]
 

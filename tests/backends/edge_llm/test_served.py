@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.triton.artifact import make_tokenizer
-from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
-from trtspec.backends.edge_llm.loading import load
+from tests.serving.triton.artifact import make_tokenizer
+from tests.serving.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
+from trtspec.backends.edge_llm.engine_loader import load
 from trtspec.backends.edge_llm.repository import EmitEdgeRepository
-from trtspec.errors import TrtspecError
-from trtspec.triton.config import load_config
+from trtspec.core.errors import TrtspecError
+from trtspec.serving.triton.config import load_config
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "edge_llm"
 ANSWERS = {"hello": ["one ", "two ", "three"], "broken": ["a", "ERROR"]}

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from tests.conftest import Run
-from trtspec.artifacts.manifest import load_manifest
 from trtspec.backends.edge_llm import toolchain
-from trtspec.backends.edge_llm.outputs import check_engines
+from trtspec.backends.edge_llm.prepare import PLAIN_TEMPLATE
 from trtspec.backends.edge_llm.serve import check_machine
-from trtspec.backends.edge_llm.stage import PLAIN_TEMPLATE
-from trtspec.errors import DeployError, StepError
-from trtspec.gpus import SeenGpu
+from trtspec.backends.edge_llm.validate import check_engines
+from trtspec.core.errors import DeployError, StepError
+from trtspec.core.gpus import SeenGpu
+from trtspec.store.manifest import load_manifest
 
 # Notes its words and its environment beside it, and leaves what each command leaves.
 COMMAND = f"""#!{sys.executable}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.backends.source_contexts import FP8, facts, said, source_context
-from tests.quant.compressed import compressed_tensors
+from tests.checkpoints.quant.compressed import compressed_tensors
 from trtspec.backends.base import backends
 from trtspec.backends.choose import choose_version
 from trtspec.backends.common.trtllm_versions import version_spec_of
@@ -21,7 +21,7 @@ from trtspec.backends.llmapi import BACKEND, installed
 from trtspec.backends.llmapi.installed import validate_installed
 from trtspec.backends.llmapi.model_yaml import model_yaml
 from trtspec.backends.llmapi.speculative import is_greedy_only, speculative_config
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrt_llm_api"
 DRAFT = "../../checkpoints/draft"

@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from tests.backends.source_golden import LLMAPI, LLMAPI_CASES, emit_llmapi
-from tests.triton.fakes import load_model, make_pb_utils, model_args
-from tests.triton.test_repository import MADE
+from tests.serving.triton.fakes import load_model, make_pb_utils, model_args
+from tests.serving.triton.test_repository import MADE
 from trtspec.backends.llmapi.repository import EmitLlmApiRepository
-from trtspec.errors import TrtspecError
-from trtspec.triton.config import load_config
-from trtspec.triton.emission import ServingSettings
-from trtspec.triton.python_models.fields import OLDER
-from trtspec.triton.python_models.tensors import NEUTRAL, Settings
+from trtspec.core.errors import TrtspecError
+from trtspec.serving.triton.config import load_config
+from trtspec.serving.triton.python_models.fields import OLDER
+from trtspec.serving.triton.python_models.tensors import NEUTRAL, Settings
+from trtspec.serving.triton.repository_writer import ServingSettings
 
 
 def objects(repository: Path) -> dict[str, Any]:

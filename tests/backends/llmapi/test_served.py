@@ -18,11 +18,11 @@ import pytest
 import yaml
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
-from tests.triton.serving import DOUBLES, Served, serving
+from tests.serving.triton.serving import DOUBLES, Served, serving
 from trtspec.backends.llmapi.repository import MODEL_YAML, EmitLlmApiRepository
-from trtspec.errors import DeployError
-from trtspec.triton.client import Client
-from trtspec.triton.emission import ServingSettings
+from trtspec.core.errors import DeployError
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.repository_writer import ServingSettings
 
 pytestmark = pytest.mark.triton
 

@@ -10,14 +10,14 @@ import pytest
 
 from tests.backends.deployed import deployed, lend_packages, listed, measured, refused
 from tests.conftest import Run
-from tests.triton.artifact import vouch
-from tests.triton.serving import DOUBLES
+from tests.serving.triton.artifact import vouch
+from tests.serving.triton.serving import DOUBLES
 from trtspec.backends.sglang.repository import ENGINE_JSON
-from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.bench.run_gates import DEPLOY_PROMPTS
+from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.deploy.journal import DeploymentJournal
 from trtspec.deploy.revision import place_of
-from trtspec.measure.gating import DEPLOY_PROMPTS
-from trtspec.prompts.load import load_prompts
+from trtspec.engine.prompts.load import load_prompts
 
 ANSWER = "answer: é and more"
 ON_SGLANG = ("--set", "engine.backend=sglang", "--set", "engine.gpu=h100")

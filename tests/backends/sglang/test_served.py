@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
-from tests.triton.serving import DOUBLES, Served, serving
+from tests.serving.triton.serving import DOUBLES, Served, serving
 from trtspec.backends.sglang.repository import ENGINE_JSON, EmitSglangRepository
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.errors import DeployError
-from trtspec.triton.client import Client
-from trtspec.triton.emission import ServingSettings
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import DeployError
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.repository_writer import ServingSettings
 
 pytestmark = pytest.mark.triton
 

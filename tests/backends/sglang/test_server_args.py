@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from tests._support.shapes import make_checkpoints
 from tests.backends.sglang.cases import CASES, case, write_models
 from tests.engines import engine_python
-from tests.shapes import make_checkpoints
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
-from trtspec.check.recipe import check_recipe
-from trtspec.paths import recipes_dir
+from trtspec.core.paths import recipes_dir
+from trtspec.planning.check.recipe import check_recipe
 from trtspec.recipe.load import load_recipe
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]

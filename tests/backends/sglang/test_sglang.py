@@ -18,7 +18,7 @@ from trtspec.backends.sglang import installed
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
 from trtspec.backends.sglang.check import check
 from trtspec.backends.sglang.versions import ALGORITHMS, releases
-from trtspec.errors import DeployError
+from trtspec.core.errors import DeployError
 from trtspec.methods.base import find_method
 
 TARGET, DRAFT = "../../checkpoints/target", "../../checkpoints/draft"

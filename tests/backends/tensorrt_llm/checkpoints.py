@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from tests._support.shapes import Shape, make_checkpoint
 from tests.backends.contexts import Asked
-from tests.shapes import Shape, make_checkpoint
-from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoints.model_config import ModelConfig
 
 MODEL_TYPES = {
     "Gemma2ForCausalLM": "gemma2",

@@ -17,7 +17,7 @@ from trtspec.backends.tensorrt_llm.repository import (
     EngineServing,
     LookaheadSizes,
 )
-from trtspec.methods.choices import EAGLE_CHOICES, MEDUSA_CHOICES
+from trtspec.methods.tree_choices import EAGLE_CHOICES, MEDUSA_CHOICES
 
 ROOT = Path(__file__).with_name("golden")
 NAME = "mc_sim_7b_63"

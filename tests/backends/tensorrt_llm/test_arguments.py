@@ -12,7 +12,7 @@ from trtspec.backends.common.trtllm_versions import version_spec_of
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm import BACKEND
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
-from trtspec.errors import TrtspecError
+from trtspec.core.errors import TrtspecError
 
 
 def parsed(role: Any, case: PlanContext) -> dict[str, str]:

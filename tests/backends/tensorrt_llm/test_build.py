@@ -18,21 +18,21 @@ from typing import Any
 
 import pytest
 
+from tests._support.tiny import make_llama
 from tests.doubles.fixtures import Installation
-from tests.tiny import make_llama
+from trtspec.backends.steps.convert import ConvertCheckpoint
 from trtspec.backends.tensorrt_llm.build import REPRODUCE, TIMING_CACHE, BuildEngine, DescribeEngines
 from trtspec.backends.tensorrt_llm.toolchain import probe_toolchain
-from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.errors import StepError, StepTimeout, TrtspecError
-from trtspec.graph.digest import DigestCache
-from trtspec.graph.executor import Observer, Unobserved, execute
-from trtspec.graph.files import FileReader, Files
-from trtspec.graph.plan import Plan
-from trtspec.graph.step import Step
-from trtspec.graph.store import Store
-from trtspec.quant.scheme import Scheme
-from trtspec.steps.convert import ConvertCheckpoint
-from trtspec.system import is_alive, start_time, wait_until
+from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.core.errors import StepError, StepTimeout, TrtspecError
+from trtspec.core.processes import is_alive, start_time, wait_until
+from trtspec.store.digest import DigestCache
+from trtspec.store.executor import Observer, Unobserved, execute
+from trtspec.store.files import FileReader, Files
+from trtspec.store.plan import Plan
+from trtspec.store.step import Step
+from trtspec.store.store import Store
 
 pytestmark = pytest.mark.slow  # whole builds, by programs
 

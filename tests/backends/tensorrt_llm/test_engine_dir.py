@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from tests._support.tiny import convert, make_llama
 from tests.doubles.builder import main
 from tests.methods import eagle_heads, heads, recurrent
-from tests.tiny import convert, make_llama
 from trtspec.backends.common.trtllm_versions import version_spec_of
 from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
-from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.errors import StepError
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.core.errors import StepError
 
 ARGUMENTS = (
     "--max_batch_size", "4", "--max_input_len", "64", "--max_seq_len", "128", "--max_num_tokens", "512",

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
+from tests._support.tiny import convert, make_model, reference_model
 from tests.backends.contexts import make_context, make_pair
 from tests.methods.eagle_heads import random_head, save_head
 from tests.methods.heads import random_heads, save_heads
-from tests.tiny import convert, make_model, reference_model
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import gpu_loads, memory
-from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.checkpoint.source import load_source
-from trtspec.checkpoint.trtllm import load_checkpoint
-from trtspec.families.base import family_of
-from trtspec.models.source_head import load_head
-from trtspec.models.source_model import load_model
+from trtspec.checkpoints.family import family_of
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.source_model import load_model
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.methods.source_head import load_head
 
 GIB = 1 << 30
 ONE_RANK = ParallelMapping()

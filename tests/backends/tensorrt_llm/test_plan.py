@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository
-from trtspec.paths import recipes_dir
-from trtspec.pipeline import Build, plan_build
+from trtspec.core.paths import recipes_dir
+from trtspec.planning.pipeline import Build, plan_build
 from trtspec.recipe.load import load_recipe
-from trtspec.triton.config import load_config
+from trtspec.serving.triton.config import load_config
 
 ON_ENGINES = ("engine.backend=tensorrt_llm", "engine.gpu=h200")
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from tests.backends.tensorrt_llm.golden import REPOSITORIES, ROOT
-from tests.triton import upstream
-from tests.triton.artifact import make_tokenizer
-from tests.triton.fakes import Request, load_file, load_model, make_pb_utils, model_args
-from tests.triton.upstream import Tensor
+from tests.serving.triton import upstream
+from tests.serving.triton.artifact import make_tokenizer
+from tests.serving.triton.fakes import Request, load_file, load_model, make_pb_utils, model_args
+from tests.serving.triton.upstream import Tensor
 from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, EngineServing, relocate
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.triton.config import load_config
-from trtspec.triton.python_models.fields import OLDER
-from trtspec.triton.python_models.tensors import words_of_tensor
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.serving.triton.config import load_config
+from trtspec.serving.triton.python_models.fields import OLDER
+from trtspec.serving.triton.python_models.tensors import words_of_tensor
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrtllm" / "model.py"
 OUTSIDE = ("draft_target", "ngram")

@@ -20,16 +20,16 @@ from typing import Any
 import pytest
 
 from tests.backends.tensorrt_llm.golden import REPOSITORIES
-from tests.triton.artifact import make_tokenizer
-from tests.triton.serving import start_server
+from tests.serving.triton.artifact import make_tokenizer
+from tests.serving.triton.serving import start_server
 from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, relocate
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.errors import DeployError
-from trtspec.ports import free_ports
-from trtspec.system import start_time, stop_session
-from trtspec.triton.client import Client
-from trtspec.triton.config import load_config, render_config
-from trtspec.triton.server import (
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import DeployError
+from trtspec.core.ports import free_ports
+from trtspec.core.processes import start_time, stop_session
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.config import load_config, render_config
+from trtspec.serving.triton.server import (
     Ports,
     Server,
     find_server,

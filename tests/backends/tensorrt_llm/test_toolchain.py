@@ -13,9 +13,9 @@ import pytest
 from tests.doubles.fixtures import H200, Installation
 from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
-from trtspec.errors import StepError, TrtspecError
-from trtspec.gpus import SeenGpu, find_gpu, seen_gpus
-from trtspec.graph.digest import canonical
+from trtspec.core.errors import StepError, TrtspecError
+from trtspec.core.gpus import SeenGpu, find_gpu, seen_gpus
+from trtspec.store.digest import canonical
 
 IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"
 H100 = "NVIDIA H100 80GB HBM3, 9.0, 590.44.01, 81559"

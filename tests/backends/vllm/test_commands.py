@@ -13,8 +13,8 @@ import yaml
 from tests.backends.deployed import need_server
 from tests.conftest import Run
 from trtspec.backends.vllm.environment import VARIABLE
-from trtspec.paths import recipes_dir
-from trtspec.prompts.load import load_prompts
+from trtspec.core.paths import recipes_dir
+from trtspec.engine.prompts.load import load_prompts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.triton, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.backends.source_contexts import source_context
-from tests.triton.fakes import load_file, make_pb_utils
+from tests.serving.triton.fakes import load_file, make_pb_utils
 from trtspec.backends.vllm.model_json import model_json
 from trtspec.backends.vllm.versions import releases
 

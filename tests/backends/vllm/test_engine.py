@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests._support.shapes import make_checkpoints
 from tests.backends.source_contexts import facts, source_context
-from tests.shapes import make_checkpoints
 from trtspec.backends.vllm.model_json import model_json
-from trtspec.check.recipe import check_recipe
-from trtspec.paths import recipes_dir
+from trtspec.core.paths import recipes_dir
+from trtspec.planning.check.recipe import check_recipe
 from trtspec.recipe.load import load_recipe
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from tests.backends.source_golden import emit_vllm
-from tests.triton.fakes import make_pb_utils
+from tests.serving.triton.fakes import make_pb_utils
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.vllm.environment import VARIABLE, find_vllm, probe_vllm
 from trtspec.backends.vllm.repository import SERVING, answer_counts
 from trtspec.backends.vllm.worker import Worker
-from trtspec.deploy.stage import put_in_place, stand_in_for
-from trtspec.errors import DeployError
-from trtspec.triton.config import load_config
-from trtspec.triton.python_models.metrics import Metrics
-from trtspec.triton.server import Server
+from trtspec.core.errors import DeployError
+from trtspec.deploy.staging import put_in_place, stand_in_for
+from trtspec.serving.triton.config import load_config
+from trtspec.serving.triton.python_models.metrics import Metrics
+from trtspec.serving.triton.server import Server
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from tests.backends.source_contexts import facts, said, source_context
 from trtspec.backends.vllm import BACKEND
-from trtspec.checkpoint.safetensors import TensorInfo
-from trtspec.checkpoint.source import Source
-from trtspec.diagnostics import Diagnostic
+from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.checkpoints.source import Source
+from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.eagle3 import AUX_LAYERS
 
 MODEL = "speculation.draft.model"

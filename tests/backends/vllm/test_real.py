@@ -24,24 +24,24 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from tests._support.forked import Computing, run
+from tests._support.processes import words_of
 from tests.engines import ROOT, engine_python
-from tests.forked import Computing, run
-from tests.processes import words_of
-from tests.triton.exposed import REQUESTS, exported
+from tests.serving.triton.exposed import REQUESTS, exported
 from trtspec.backends.embedded import BACKEND as TORCH
 from trtspec.backends.vllm import BACKEND
 from trtspec.backends.vllm.environment import VARIABLE
+from trtspec.bench.artifact import engine_settings, load_manifest, open_artifact
+from trtspec.core.errors import DeployError
+from trtspec.core.processes import session_of, wait_until
 from trtspec.deploy.journal import Record
-from trtspec.deploy.local import deploy_local
 from trtspec.deploy.options import DeployOptions
-from trtspec.errors import DeployError
-from trtspec.generation.request import Request, Stats, Update
-from trtspec.measure.artifact import engine_settings, load_manifest, open_artifact
+from trtspec.deploy.targets.local import deploy_local
+from trtspec.engine.engine import Engine
+from trtspec.engine.generation.request import Request, Stats, Update
+from trtspec.engine.prompts.load import load_prompts
 from trtspec.methods.eagle3 import AUX_LAYERS
-from trtspec.prompts.load import load_prompts
-from trtspec.system import session_of, wait_until
-from trtspec.torch_engine.engine import Engine
-from trtspec.triton.client import Client
+from trtspec.serving.triton.client import Client
 
 pytestmark = [pytest.mark.vllm, pytest.mark.triton, pytest.mark.slow]
 
@@ -169,7 +169,7 @@ def read_torch(root: Path) -> Torch:
     manifest = load_manifest(root)
     exact = replace(engine_settings(root, manifest.recipe), dtype="float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trtspec.measure.artifact.engine_settings", lambda *_: exact)
+        patch.setattr("trtspec.bench.artifact.engine_settings", lambda *_: exact)
         with open_artifact(root, manifest) as artifact:
             asked = [artifact.request(prompt, LONGER) for prompt in PROMPTS]
             patch.setattr(artifact.engine, "tokenizer", None)  # which holds back parts of characters

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests.backends.source_golden import VLLM, VLLM_CASES, emit_vllm
-from tests.triton.artifact import make_tokenizer
-from tests.triton.fakes import Request, load_model, make_pb_utils, model_args
+from tests.serving.triton.artifact import make_tokenizer
+from tests.serving.triton.fakes import Request, load_model, make_pb_utils, model_args
 from trtspec.backends.vllm.files import MODEL_JSON
 from trtspec.backends.vllm.repository import relocate
-from trtspec.triton.config import load_config
+from trtspec.serving.triton.config import load_config
 
 PLAIN = {
     "max_tokens": 9,

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from tests.backends.source_golden import VLLM_CASES, emit_vllm
-from tests.triton.artifact import make_tokenizer
-from tests.triton.serving import Served, serving
+from tests.serving.triton.artifact import make_tokenizer
+from tests.serving.triton.serving import Served, serving
 from trtspec.backends.vllm.repository import relocate
-from trtspec.errors import DeployError
-from trtspec.triton.client import Client
+from trtspec.core.errors import DeployError
+from trtspec.serving.triton.client import Client
 
 pytestmark = pytest.mark.triton
 

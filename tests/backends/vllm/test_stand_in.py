@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.triton.fakes import Request, make_pb_utils
-from trtspec.system import wait_until
+from tests.serving.triton.fakes import Request, make_pb_utils
+from trtspec.core.processes import wait_until
 
 STAND_IN = "trtspec.backends.vllm.stand_in"
 CONFIG = {"output": [{"name": "text_output"}]}

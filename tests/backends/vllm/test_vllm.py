@@ -14,7 +14,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm import BACKEND
 from trtspec.backends.vllm.model_json import model_json, speculative_config
 from trtspec.backends.vllm.versions import releases
-from trtspec.registry import discover
+from trtspec.core.registry import discover
 
 DRAFT = "../../checkpoints/draft"
 TREE = {"top_k": 4, "nodes": 12}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
 from tests.conftest import Run
-from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
 
 PATH = "speculation.draft.model"
 

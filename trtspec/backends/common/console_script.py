@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trtspec.errors import TrtspecError
-from trtspec.system import ask_program
+from trtspec.core.errors import TrtspecError
+from trtspec.core.processes import ask_program
 
 MOST_SCRIPT_BYTES = 4096
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoints.model_config import ModelConfig
 
 FLOAT32 = 4
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from trtspec.backends.common import guard
-from trtspec.errors import StepError, StepTimeout
+from trtspec.backends.common import kill_on_parent_exit
+from trtspec.core.errors import StepError, StepTimeout
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,15 @@ def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
     """Run a tool under its guard, whose end within the block is the tool's own, and after it the tool's end."""
     cleanup = json.dumps(list(tool.cleanup))
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(tool.grace_s), cleanup, *tool.command],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            str(Path(kill_on_parent_exit.__file__)),
+            str(tool.grace_s),
+            cleanup,
+            *tool.command,
+        ],
         cwd=tool.cwd,
         env=tool_environment(tool.variables),
         stdin=subprocess.PIPE,
@@ -178,7 +186,7 @@ def _printable(raw: bytes) -> str:
 
 
 def _in_words(status: int) -> str:
-    if status == guard.CANNOT_START:
+    if status == kill_on_parent_exit.CANNOT_START:
         return f"exit status {status}: it cannot be started"
     if status <= 128:
         return f"exit status {status}"

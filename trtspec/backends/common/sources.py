@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.source import Source
-from trtspec.diagnostics import Diagnostic
-from trtspec.errors import CheckpointError
-from trtspec.gpus import GPUS
-from trtspec.models.outline import Outline, read_outline
-from trtspec.quant.quant_config import QuantFormat, source_format
+from trtspec.checkpoints.memory_profile import Outline, read_outline
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.quant.quant_config import QuantFormat, source_format
+from trtspec.checkpoints.source import Source
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import CheckpointError
+from trtspec.core.gpus import GPUS
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource
 

@@ -6,22 +6,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trtspec.artifacts.paths import PLUGINS, PROMPTS, TOKENIZER, checkpoint, from_model
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoint.generation_config import CONFIG
-from trtspec.graph.files import FileReader
-from trtspec.graph.step import Step
+from trtspec.backends.steps.calibrate import Calibrate
+from trtspec.backends.steps.convert import ConvertCheckpoint, HeadFiles, plan_model
+from trtspec.backends.steps.copy import CopyFiles
+from trtspec.backends.steps.map_vocabulary import ConvertOtherVocabulary
+from trtspec.backends.steps.plugin import CompilePlugins, library_of
+from trtspec.checkpoints.generation_config import CONFIG
+from trtspec.checkpoints.source_model import SourceModel, mapping_of, scheme_wanted
+from trtspec.core.paths import calibration_prompts
 from trtspec.methods.base import method_version
-from trtspec.models.source_head import SourceHead
-from trtspec.models.source_model import SourceModel, mapping_of, scheme_wanted
-from trtspec.paths import calibration_prompts
+from trtspec.methods.source_head import SourceHead
 from trtspec.recipe.resolve import ResolvedModel
-from trtspec.steps.calibrate import Calibrate
-from trtspec.steps.convert import ConvertCheckpoint, HeadFiles, plan_model
-from trtspec.steps.copy import CopyFiles
-from trtspec.steps.plugin import CompilePlugins, library_of
-from trtspec.steps.translate import ConvertOtherVocabulary
-from trtspec.triton.emission import ServingSettings
+from trtspec.serving.triton.repository_writer import ServingSettings
+from trtspec.store.artifact_paths import PLUGINS, PROMPTS, TOKENIZER, checkpoint, from_model
+from trtspec.store.files import FileReader
+from trtspec.store.step import Step
 
 
 def converted(context: PlanContext, reader: FileReader) -> dict[str, ConvertCheckpoint]:

@@ -20,7 +20,7 @@ from trtspec.backends.edge_llm.versions import releases
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
-    from trtspec.graph.files import FileReader
+    from trtspec.store.files import FileReader
 
 
 def _methods() -> Mapping[str, str]:

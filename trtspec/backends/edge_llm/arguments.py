@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtspec.artifacts.paths import checkpoint, engine
 from trtspec.backends.context import PlanContext
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.recipe.resolve import input_len_of
 from trtspec.recipe.schema import Quantization
+from trtspec.store.artifact_paths import checkpoint, engine
 
 QUANTIZE, EXPORT, BUILD = "tensorrt-edgellm-quantize", "tensorrt-edgellm-export", "tensorrt-edgellm-build"
 # Calibration reads this name's rows, and the variable says where they lie (quantization/datasets/__init__.py).

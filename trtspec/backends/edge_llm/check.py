@@ -9,11 +9,11 @@ from trtspec.backends.common.sources import check_num_tokens, check_placement, m
 from trtspec.backends.context import PlanContext
 from trtspec.backends.edge_llm.arguments import drafting_of
 from trtspec.backends.edge_llm.versions import EdgeRelease, releases
-from trtspec.diagnostics import Diagnostic
-from trtspec.gpus import GPUS
-from trtspec.methods.eagle3_head import NAME
+from trtspec.checkpoints.quant.quant_config import source_format
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.gpus import GPUS
+from trtspec.methods.eagle3.head import NAME
 from trtspec.methods.mtp import count_layers
-from trtspec.quant.quant_config import source_format
 
 METHOD, OPTIONS = "speculation.method", "speculation.options"
 PACKAGE = "NVIDIA/TensorRT-Edge-LLM"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from trtspec.backends.common.migration import Migration
 from trtspec.backends.edge_llm.versions import releases
-from trtspec.gpus import GPUS
+from trtspec.core.gpus import GPUS
 from trtspec.recipe.schema import Recipe
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.artifacts.paths import checkpoint, engine, from_model
 from trtspec.backends.context import PlanContext
 from trtspec.backends.edge_llm.arguments import Drafting, drafting_of
 from trtspec.recipe.resolve import input_len_of
+from trtspec.store.artifact_paths import checkpoint, engine, from_model
 
 PASS_METHODS = ("dflash", "dspark")  # LLM itself sets their one step
 

@@ -14,27 +14,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.paths import REPOSITORY, checkpoint, engine
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.common.sources import models_of
 from trtspec.backends.common.steps import companions
 from trtspec.backends.context import PlanContext
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, onnx, quantize_arguments
+from trtspec.backends.edge_llm.build_tool import DescribeBuild, RunEdgeTool, machine_of
 from trtspec.backends.edge_llm.model_json import model_json
+from trtspec.backends.edge_llm.prepare import StageCheckpoint, has_chat_template
 from trtspec.backends.edge_llm.repository import MODELS, EmitEdgeRepository
-from trtspec.backends.edge_llm.stage import StageCheckpoint, has_chat_template
 from trtspec.backends.edge_llm.toolchain import EdgeToolchain, probe_toolchain
-from trtspec.backends.edge_llm.tools import DescribeBuild, RunEdgeTool, machine_of
 from trtspec.backends.edge_llm.versions import releases
-from trtspec.checkpoint.source import MAX_TOKENIZER_BYTES, Source, read_json
-from trtspec.gpus import find_gpu
-from trtspec.graph.files import FileReader
-from trtspec.graph.step import Step
-from trtspec.methods.eagle3_head import NAME
-from trtspec.paths import calibration_prompts
-from trtspec.quant.quant_config import source_format
+from trtspec.backends.steps.repository import read_models
+from trtspec.checkpoints.quant.quant_config import source_format
+from trtspec.checkpoints.source import MAX_TOKENIZER_BYTES, Source, read_json
+from trtspec.core.gpus import find_gpu
+from trtspec.core.paths import calibration_prompts
+from trtspec.methods.eagle3.head import NAME
 from trtspec.recipe.schema import ModelSource
-from trtspec.steps.repository import read_models
+from trtspec.store.artifact_paths import REPOSITORY, checkpoint, engine
+from trtspec.store.files import FileReader
+from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:

@@ -8,7 +8,7 @@ from pathlib import Path
 from trtspec.backends.common.console_script import script_versions
 from trtspec.backends.edge_llm.arguments import EXPORT
 from trtspec.backends.edge_llm.toolchain import ENVIRONMENT, NAMES, command_directory
-from trtspec.probe import Probe
+from trtspec.core.doctor_check import Probe
 
 
 def probes() -> list[Probe]:

@@ -10,10 +10,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtspec.artifacts.paths import TOKENIZER, from_model
-from trtspec.steps.repository import EmitRepository
-from trtspec.triton.emission import Parameters, ServingSettings, emit_model
-from trtspec.triton.names import ENSEMBLE
+from trtspec.backends.steps.repository import EmitRepository
+from trtspec.serving.triton.names import ENSEMBLE
+from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, emit_model
+from trtspec.store.artifact_paths import TOKENIZER, from_model
 
 MODELS = Path(__file__).with_name("models")
 MODEL = "edge_llm"

@@ -7,12 +7,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from trtspec.artifacts.manifest import Manifest
-from trtspec.artifacts.paths import engine
 from trtspec.backends.edge_llm.repository import MODELS
 from trtspec.backends.serving import ServingHooks
-from trtspec.errors import DeployError
-from trtspec.gpus import find_gpu, seen_gpus
+from trtspec.core.errors import DeployError
+from trtspec.core.gpus import find_gpu, seen_gpus
+from trtspec.store.artifact_paths import engine
+from trtspec.store.manifest import Manifest
 
 
 def check_machine(artifact: Path, manifest: Manifest) -> None:

@@ -15,17 +15,17 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtspec.backends.edge_llm.answers import Answer, Asked, sampling_params
-from trtspec.backends.edge_llm.loading import load
-from trtspec.errors import TrtspecError
-from trtspec.generation.checks import check_request
-from trtspec.generation.request import Limits, Request, SamplingOptions
-from trtspec.triton.python_models import metric_families as known
-from trtspec.triton.python_models.metric_text import Text
-from trtspec.triton.python_models.metrics import Metrics
-from trtspec.triton.python_models.responses import Responder
-from trtspec.triton.python_models.shutdown import Shutdown
-from trtspec.triton.python_models.tensors import (
+from trtspec.backends.edge_llm.engine_loader import load
+from trtspec.backends.edge_llm.requests import Answer, Asked, sampling_params
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import Limits, Request, SamplingOptions
+from trtspec.engine.generation.validation import check_request
+from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models.drain import Shutdown
+from trtspec.serving.triton.python_models.metrics import Metrics
+from trtspec.serving.triton.python_models.request_metrics import Text
+from trtspec.serving.triton.python_models.responses import Responder
+from trtspec.serving.triton.python_models.tensors import (
     RequestTensors,
     Settings,
     read_sampling,

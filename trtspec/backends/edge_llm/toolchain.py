@@ -14,9 +14,9 @@ from pathlib import Path
 from trtspec.backends.common.console_script import script_versions
 from trtspec.backends.edge_llm.arguments import BUILD, EXPORT
 from trtspec.backends.edge_llm.versions import releases
-from trtspec.diagnostics import Diagnostic
-from trtspec.errors import TrtspecError
-from trtspec.gpus import find_gpu, seen_gpus
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import TrtspecError
+from trtspec.core.gpus import find_gpu, seen_gpus
 
 ENVIRONMENT = "TRTSPEC_EDGE_LLM"
 NAMES = {"edge_llm": ("tensorrt-edgellm",), "tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")}

@@ -12,17 +12,17 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.embedded.check import check
 from trtspec.backends.embedded.memory import memory
 from trtspec.backends.embedded.probes import probes
-from trtspec.registry import names
-from trtspec.torch_engine.settings import STRETCHES
+from trtspec.core.registry import names
+from trtspec.engine.settings import STRETCHES
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
-    from trtspec.graph.files import FileReader
+    from trtspec.store.files import FileReader
 
 
 def _methods() -> Mapping[str, str]:
     """Return the methods that the torch engine has a drafter for; their modules would load torch."""
-    return {name: name for name in names("trtspec.torch_engine.drafters")}
+    return {name: name for name in names("trtspec.methods", "drafter")}
 
 
 def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoint.hub_preview import bring_tokenizer
-from trtspec.checkpoint.source import Source
-from trtspec.checkpoint.token_bytes import Meaning, token_ids
-from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.diagnostics import Diagnostic, Severity
-from trtspec.errors import CheckpointError
-from trtspec.methods.block_net import kind_of, special_keys
+from trtspec.checkpoints.hub_metadata import bring_tokenizer
+from trtspec.checkpoints.source import Source
+from trtspec.checkpoints.token_bytes import Meaning, token_ids
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.diagnostics import Diagnostic, Severity
+from trtspec.core.errors import CheckpointError
+from trtspec.methods.dflash.net import kind_of, special_keys
 
 
 def check(context: PlanContext) -> Iterator[Diagnostic]:

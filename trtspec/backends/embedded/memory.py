@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from trtspec.backends.common.memory import MemoryPlan, plan_memory
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoint.translation import LONGER
-from trtspec.quant.quant_config import QuantFormat
+from trtspec.checkpoints.quant.quant_config import QuantFormat
+from trtspec.checkpoints.translation import LONGER
+from trtspec.engine.settings import EngineSettings
 from trtspec.recipe.resolve import num_tokens_of
-from trtspec.torch_engine.settings import EngineSettings
 
 
 def memory(context: PlanContext) -> list[MemoryPlan]:

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from trtspec.artifacts.paths import REPOSITORY, checkpoint
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.common.steps import companions, converted, padding_notes, serving_settings
 from trtspec.backends.context import PlanContext
 from trtspec.backends.embedded.repository import EmitTorchRepository
-from trtspec.graph.files import FileReader
-from trtspec.graph.step import Step
-from trtspec.steps.repository import read_models
-from trtspec.torch_engine.settings import EngineSettings
+from trtspec.backends.steps.repository import read_models
+from trtspec.engine.settings import EngineSettings
+from trtspec.store.artifact_paths import REPOSITORY, checkpoint
+from trtspec.store.files import FileReader
+from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtspec.probe import Probe, probe_package
+from trtspec.core.doctor_check import Probe, probe_package
 
 PACKAGES = ("torch", "transformers", "tokenizers")
 

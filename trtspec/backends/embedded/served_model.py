@@ -16,24 +16,24 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtspec.errors import EngineFailed, TrtspecError
-from trtspec.generation.model_defaults import ModelDefaults, load_model_defaults
-from trtspec.generation.request import Request, SamplingOptions, Update
-from trtspec.generation.running import RequestHandle
+from trtspec.core.errors import EngineFailed, TrtspecError
+from trtspec.engine.engine import Engine
+from trtspec.engine.generation.model_defaults import ModelDefaults, load_model_defaults
+from trtspec.engine.generation.request import Request, SamplingOptions, Update
+from trtspec.engine.generation.request_state import RequestHandle
+from trtspec.engine.settings import EngineSettings
+from trtspec.engine.warmup import warm_up
 from trtspec.kernels.verifier import libraries_of
-from trtspec.torch_engine.engine import Engine
-from trtspec.torch_engine.settings import EngineSettings
-from trtspec.torch_engine.warmup import warm_up
-from trtspec.triton.python_models import metric_families as known
-from trtspec.triton.python_models.departures import Departures
-from trtspec.triton.python_models.fields import TOKEN_NAMES
-from trtspec.triton.python_models.metric_text import Text
-from trtspec.triton.python_models.metrics import Metrics
-from trtspec.triton.python_models.nvidia import refuse_unserved
-from trtspec.triton.python_models.responses import Responder
-from trtspec.triton.python_models.score_tensors import read_edits, read_wanted_scores
-from trtspec.triton.python_models.shutdown import Shutdown
-from trtspec.triton.python_models.tensors import (
+from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models.cancellation import Departures
+from trtspec.serving.triton.python_models.drain import Shutdown
+from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
+from trtspec.serving.triton.python_models.metrics import Metrics
+from trtspec.serving.triton.python_models.nvidia_compat import refuse_unserved
+from trtspec.serving.triton.python_models.request_metrics import Text
+from trtspec.serving.triton.python_models.responses import Responder
+from trtspec.serving.triton.python_models.score_tensors import read_edits, read_wanted_scores
+from trtspec.serving.triton.python_models.tensors import (
     NEUTRAL,
     RequestTensors,
     Settings,
@@ -41,7 +41,7 @@ from trtspec.triton.python_models.tensors import (
     refuse_other_than,
     wants_stream,
 )
-from trtspec.triton.python_models.token_model import TokenReader, Unsent
+from trtspec.serving.triton.python_models.token_io import TokenReader, Unsent
 
 METRICS = known.FAMILIES
 LOOKAHEAD_SIZES = {

@@ -15,11 +15,11 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.check import check
 from trtspec.backends.llmapi.lengths import KNOBS
 from trtspec.backends.llmapi.migrate import migrate
-from trtspec.system import installed_version
+from trtspec.core.processes import installed_version
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
-    from trtspec.graph.files import FileReader
+    from trtspec.store.files import FileReader
 
 PACKAGE = "tensorrt_llm"
 
@@ -44,9 +44,9 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
 
 def _serving() -> ServingHooks:
     from trtspec.backends.common.trtllm_versions.containers import images_of
-    from trtspec.backends.llmapi.alone import alone
     from trtspec.backends.llmapi.installed import check_installed
     from trtspec.backends.llmapi.repository import MODELS
+    from trtspec.backends.llmapi.standalone import alone
     from trtspec.backends.serving import ServingHooks
 
     return ServingHooks(check_machine=check_installed, models=MODELS, images=images_of, alone=alone)

@@ -17,14 +17,14 @@ from trtspec.backends.llmapi.speculative import (
     step_tokens,
     verifies_with_logits,
 )
-from trtspec.diagnostics import Diagnostic
-from trtspec.gpus import GPUS
+from trtspec.checkpoints.quant.quant_config import source_format
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.gpus import GPUS
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.mtp import count_layers
 from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
-from trtspec.quant.quant_config import source_format
 
 METHOD, OPTIONS = "speculation.method", "speculation.options"
 LLM_ARGS = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trtspec.backends.common.trtllm_versions import version_spec_of, version_specs
 from trtspec.backends.context import PlanContext
-from trtspec.diagnostics import Diagnostic
+from trtspec.core.diagnostics import Diagnostic
 
 METHOD = "speculation.method"
 MODELS = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models"

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.manifest import Manifest
-from trtspec.errors import DeployError, TrtspecError
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.store.manifest import Manifest
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trtspec.backends.common.trtllm_versions import VersionSpec, version_spec_of, version_specs
 from trtspec.backends.context import PlanContext
-from trtspec.diagnostics import Diagnostic
+from trtspec.core.diagnostics import Diagnostic
 from trtspec.recipe.schema import ScheduledLen
 
 SCHEDULE, THRESHOLD = "speculation.schedule", "speculation.acceptance_rate_threshold"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 
-from trtspec.artifacts.paths import REPOSITORY
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.common.steps import companions, copied, gpu_record, served_path, serving_settings
 from trtspec.backends.context import PlanContext
@@ -13,9 +12,10 @@ from trtspec.backends.llmapi.installed import validate_installed
 from trtspec.backends.llmapi.model_yaml import model_yaml
 from trtspec.backends.llmapi.repository import MODELS, EmitLlmApiRepository
 from trtspec.backends.llmapi.speculative import is_greedy_only
-from trtspec.graph.files import FileReader
-from trtspec.graph.step import Step
-from trtspec.steps.repository import read_models
+from trtspec.backends.steps.repository import read_models
+from trtspec.store.artifact_paths import REPOSITORY
+from trtspec.store.files import FileReader
+from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:

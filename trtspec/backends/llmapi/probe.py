@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from trtspec.registry import did_you_mean
+from trtspec.core.registry import did_you_mean
 
 OURS = ("triton_config",)  # read by the served model, not by LLM
 

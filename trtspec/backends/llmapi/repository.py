@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from trtspec.artifacts.paths import TOKENIZER, from_model
-from trtspec.steps.repository import EmitRepository
-from trtspec.triton.emission import Parameters, ServingSettings, emit_model
-from trtspec.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.backends.steps.repository import EmitRepository
+from trtspec.serving.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.serving.triton.repository_writer import Parameters, ServingSettings, emit_model
+from trtspec.store.artifact_paths import TOKENIZER, from_model
 
 MODELS = Path(__file__).with_name("models")
 MODEL_YAML = Path(TARGET, "1", "model.yaml")

@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
-from trtspec.errors import TrtspecError
-from trtspec.generation.request import Request, Update
-from trtspec.generation.running import Progress, Running
-from trtspec.triton.python_models import metric_families as known
-from trtspec.triton.python_models.loop_model import LoopModel, located, unless_cancelled
-from trtspec.triton.python_models.tensors import Settings
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import Request, Update
+from trtspec.engine.generation.request_state import Progress, Running
+from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models.async_engine_model import LoopModel, located, unless_cancelled
+from trtspec.serving.triton.python_models.tensors import Settings
 
 DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
 

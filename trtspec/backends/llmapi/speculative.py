@@ -14,7 +14,7 @@ from trtspec.backends.llmapi.drafting import drafts_beside
 from trtspec.backends.llmapi.lengths import length_fields
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
-from trtspec.methods.fit import mask_token
+from trtspec.methods.head_checks import mask_token
 from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
 

@@ -16,7 +16,7 @@ from trtspec.backends.sglang.versions import releases
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
-    from trtspec.graph.files import FileReader
+    from trtspec.store.files import FileReader
 
 
 def _methods() -> Mapping[str, str]:
@@ -32,9 +32,9 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
 
 def _serving() -> ServingHooks:
     from trtspec.backends.serving import ServingHooks
-    from trtspec.backends.sglang.alone import alone
     from trtspec.backends.sglang.installed import check_installed
     from trtspec.backends.sglang.repository import MODELS
+    from trtspec.backends.sglang.standalone import alone
 
     return ServingHooks(
         check_machine=check_installed,

@@ -11,10 +11,10 @@ from typing import Any
 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.versions import ALGORITHMS
+from trtspec.checkpoints.quant.quant_config import source_format
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions
-from trtspec.quant.quant_config import source_format
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource, is_directory
 

@@ -9,7 +9,7 @@ from trtspec.backends.common.sources import check_num_tokens, check_online, chec
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.arguments import width_of
 from trtspec.backends.sglang.versions import ALGORITHMS, OF_NETS, releases
-from trtspec.diagnostics import Diagnostic
+from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.mtp import count_layers

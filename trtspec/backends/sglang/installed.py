@@ -7,9 +7,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from trtspec.artifacts.manifest import Manifest
-from trtspec.errors import DeployError
-from trtspec.system import installed_version
+from trtspec.core.errors import DeployError
+from trtspec.core.processes import installed_version
+from trtspec.store.manifest import Manifest
 
 PACKAGE = "sglang"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from trtspec.generation.request import Request, Update
-from trtspec.generation.running import Progress, Running
-from trtspec.triton.python_models import metric_families as known
-from trtspec.triton.python_models.loop_model import LoopModel, located, unless_cancelled
-from trtspec.triton.python_models.tensors import Settings
+from trtspec.engine.generation.request import Request, Update
+from trtspec.engine.generation.request_state import Progress, Running
+from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models.async_engine_model import LoopModel, located, unless_cancelled
+from trtspec.serving.triton.python_models.tensors import Settings
 
 COUNTS_S = 1.0  # how long an answer that ended here waits for the engine's counts
 PATH_KEYS = ("model_path", "speculative_draft_model_path", "speculative_adaptive_config")

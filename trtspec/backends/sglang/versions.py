@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from trtspec.own_data import read_own
+from trtspec.core.package_data import read_own
 
 DATA = Path(__file__).with_name("versions.yaml")
 

@@ -18,11 +18,11 @@ from trtspec.backends.tensorrt_llm.migrate import migrate
 from trtspec.backends.tensorrt_llm.modes import MODES, build_arguments
 from trtspec.backends.tensorrt_llm.probes import probes
 from trtspec.backends.tensorrt_llm.rules import check
-from trtspec.system import installed_version
+from trtspec.core.processes import installed_version
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
-    from trtspec.graph.files import FileReader
+    from trtspec.store.files import FileReader
 
 PACKAGE = "tensorrt_llm"
 

@@ -9,8 +9,8 @@ from trtspec.backends.common.trtllm_versions import Option, version_spec_of
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm import modes
 from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, uses_draft_logits
-from trtspec.diagnostics import written
-from trtspec.errors import TrtspecError
+from trtspec.core.diagnostics import written
+from trtspec.core.errors import TrtspecError
 
 
 def build_arguments(role: Role, context: PlanContext) -> list[str]:

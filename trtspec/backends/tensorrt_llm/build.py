@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.artifacts import paths
 from trtspec.backends.common.runner import Tool, run_tool
 from trtspec.backends.common.trtllm_versions import version_spec_of
 from trtspec.backends.common.trtllm_versions.containers import is_release
+from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.backends.tensorrt_llm.build_log import Phases, version_said
 from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
-from trtspec.backends.tensorrt_llm.phases import Phases, version_said
 from trtspec.backends.tensorrt_llm.placement import LAUNCH
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain
-from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
-from trtspec.errors import StepError
-from trtspec.graph.files import Files
-from trtspec.graph.step import Inputs, Progress, Step
-from trtspec.paths import cache_dir
-from trtspec.steps.convert import ConvertCheckpoint
+from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
+from trtspec.core.errors import StepError
+from trtspec.core.paths import cache_dir
+from trtspec.store import artifact_paths
+from trtspec.store.files import Files
+from trtspec.store.step import Inputs, Progress, Step
 
 TIMING_CACHE = "timing.cache"
 REPRODUCE = "reproduce.sh"
@@ -73,7 +73,7 @@ class BuildEngine(Step):
 
     def command_for(self, user: str = "") -> tuple[str, ...]:
         """Return the argv where a container's files belong to `user`, by default to us."""
-        checkpoint, engine = paths.checkpoint(self.role), paths.engine(self.role)
+        checkpoint, engine = artifact_paths.checkpoint(self.role), artifact_paths.engine(self.role)
         cache = (TIMING_CACHE,) if self.timing_cache else ()
         directories = ("--checkpoint_dir", checkpoint, "--output_dir", engine)
         started_from = ("--input_timing_cache", TIMING_CACHE) if cache else ()
@@ -116,7 +116,7 @@ class BuildEngine(Step):
         with ExitStack() as stack:
             # beside the output, where the store clears up after a build that was killed
             workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out.parent, prefix="work-")))
-            links = {paths.checkpoint(self.role): checkpoint, paths.engine(self.role): out}
+            links = {artifact_paths.checkpoint(self.role): checkpoint, artifact_paths.engine(self.role): out}
             for files in self.timing_cache:
                 stack.enter_context(files.unchanged())
                 links[TIMING_CACHE] = files.paths[0]

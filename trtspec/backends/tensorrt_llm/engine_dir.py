@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.backends.common.trtllm_versions.containers import is_release
-from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
-from trtspec.checkpoint.untrusted import shown
-from trtspec.errors import CheckpointError, StepError
+from trtspec.checkpoints.safe_json import shown
+from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
+from trtspec.core.errors import CheckpointError, StepError
 
 CONFIG = "config.json"
 VERSION, CACHE_TYPE = "version", "build_config.kv_cache_type"

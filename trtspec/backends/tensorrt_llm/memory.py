@@ -14,8 +14,8 @@ from math import ceil, prod
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, gpu_of
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.sharding import ParallelMapping, shard
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.sharding import ParallelMapping, shard
 from trtspec.methods.base import DraftHead
 
 ITEM = 2  # bytes of a number in 16 bits

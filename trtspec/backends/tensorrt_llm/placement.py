@@ -17,7 +17,7 @@ from typing import Any, Literal
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import gpu_loads
 from trtspec.backends.tensorrt_llm.specs import EngineSpec, engine_specs
-from trtspec.triton.names import ENGINE_MODELS
+from trtspec.serving.triton.names import ENGINE_MODELS
 
 LAUNCH = "launch.json"
 

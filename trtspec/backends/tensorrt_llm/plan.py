@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.paths import REPOSITORY, checkpoint, engine
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.common.steps import companions, converted, padding_notes, serving_settings
 from trtspec.backends.context import PlanContext
+from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.backends.steps.repository import read_models
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
 from trtspec.backends.tensorrt_llm.build import BuildEngine, DescribeEngines
 from trtspec.backends.tensorrt_llm.placement import EnginePlacement, plan_placement
@@ -25,12 +26,11 @@ from trtspec.backends.tensorrt_llm.repository import (
 from trtspec.backends.tensorrt_llm.sampling import is_greedy_only
 from trtspec.backends.tensorrt_llm.specs import engine_specs
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
-from trtspec.graph.files import FileReader
-from trtspec.graph.step import Step
 from trtspec.methods.lookahead import LookaheadOptions
-from trtspec.steps.convert import ConvertCheckpoint
-from trtspec.steps.repository import read_models
-from trtspec.triton.names import ENGINE_MODELS
+from trtspec.serving.triton.names import ENGINE_MODELS
+from trtspec.store.artifact_paths import REPOSITORY, checkpoint, engine
+from trtspec.store.files import FileReader
+from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import shutil
 
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER
-from trtspec.probe import Probe
-from trtspec.system import installed_version
+from trtspec.core.doctor_check import Probe
+from trtspec.core.processes import installed_version
 
 
 def probes() -> list[Probe]:

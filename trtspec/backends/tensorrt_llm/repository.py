@@ -17,14 +17,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtspec.artifacts.paths import TOKENIZER, engine, from_model
+from trtspec.backends.steps.repository import EmitRepository
 from trtspec.backends.tensorrt_llm.warmup import samples
-from trtspec.paths import model_repository_dir
-from trtspec.steps.repository import EmitRepository
-from trtspec.triton.emission import CONFIG, Parameters, ServingSettings, emit_model, write_model
-from trtspec.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
-from trtspec.triton.nvidia import NVIDIA
-from trtspec.triton.warmup import Sample
+from trtspec.core.paths import model_repository_dir
+from trtspec.serving.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.serving.triton.nvidia_compat import NVIDIA
+from trtspec.serving.triton.repository_writer import CONFIG, Parameters, ServingSettings, emit_model, write_model
+from trtspec.serving.triton.warmup import Sample
+from trtspec.store.artifact_paths import TOKENIZER, engine, from_model
 
 MODELS = Path(__file__).with_name("models")
 PATHS = ("gpt_model_path", "tokenizer_dir")
@@ -119,7 +119,7 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
 
     `artifact` is where the server sees the artifact, which in a container is another place than here.
     """
-    from trtspec.triton.config import load_config, set_parameter  # protobuf: a plan does without
+    from trtspec.serving.triton.config import load_config, set_parameter  # protobuf: a plan does without
 
     for source in sorted(path.parent for path in repository.glob(f"*/{CONFIG}")):
         config = load_config(source / CONFIG)

@@ -12,17 +12,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.manifest import Manifest
 from trtspec.backends.common.trtllm_versions.containers import images_of, is_release
 from trtspec.backends.serving import Launch, ServingHooks
 from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, no_pools
 from trtspec.backends.tensorrt_llm.repository import MODELS, relocate
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER
-from trtspec.errors import DeployError
-from trtspec.files import read_bounded
-from trtspec.gpus import Gpu, find_gpu, seen_gpus
-from trtspec.triton.names import ENGINE_MODELS
+from trtspec.core.errors import DeployError
+from trtspec.core.files import read_bounded
+from trtspec.core.gpus import Gpu, find_gpu, seen_gpus
+from trtspec.serving.triton.names import ENGINE_MODELS
+from trtspec.store.manifest import Manifest
 
 MAX_LAUNCH_BYTES = 1 << 20
 MOST_RANKS = 512

@@ -11,11 +11,11 @@ from typing import Literal
 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, mode_of
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.gpus import GPUS, Gpu
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.quant.quant_config import QuantFormat
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.core.gpus import GPUS, Gpu
 from trtspec.methods.draft_target import DraftTargetOptions
-from trtspec.quant.quant_config import QuantFormat
 from trtspec.recipe.resolve import input_len_of, num_tokens_of
 from trtspec.recipe.schema import ModelSource
 

@@ -16,9 +16,9 @@ from typing import Literal
 from trtspec.backends.common.trtllm_versions import version_spec_of
 from trtspec.backends.common.trtllm_versions.containers import is_release
 from trtspec.backends.tensorrt_llm.installed import installed_versions
-from trtspec.diagnostics import Diagnostic
-from trtspec.errors import StepError, TrtspecError
-from trtspec.gpus import Gpu, find_gpu, seen_gpus
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import StepError, TrtspecError
+from trtspec.core.gpus import Gpu, find_gpu, seen_gpus
 
 BUILDER = "trtllm-build"
 RUNTIMES = ("docker", "podman")

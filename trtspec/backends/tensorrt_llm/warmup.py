@@ -6,7 +6,7 @@ An engine that drafts by itself does so in each step. One that verifies drafts f
 
 from __future__ import annotations
 
-from trtspec.triton.warmup import Sample
+from trtspec.serving.triton.warmup import Sample
 
 PROMPT_LEN = 16
 PERIOD = 4  # a prompt that repeats itself is one that an engine can look ahead in

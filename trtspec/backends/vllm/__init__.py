@@ -18,7 +18,7 @@ from trtspec.backends.vllm.vocabulary import maps_vocabularies
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
-    from trtspec.graph.files import FileReader
+    from trtspec.store.files import FileReader
 
 
 def _methods() -> Mapping[str, str]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from trtspec.backends.common.sources import check_num_tokens, check_online, check_placement
 from trtspec.backends.context import PlanContext
+from trtspec.backends.vllm.draft_support import architecture_of, check_net
 from trtspec.backends.vllm.knobs import check_knobs
 from trtspec.backends.vllm.medusa import check_medusa
-from trtspec.backends.vllm.nets import architecture_of, check_net
 from trtspec.backends.vllm.versions import VllmRelease, cite, having, releases
 from trtspec.backends.vllm.vocabulary import check_vocabulary, maps_vocabularies
-from trtspec.checkpoint.source import Source
-from trtspec.diagnostics import Diagnostic
+from trtspec.checkpoints.source import Source
+from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.mtp import count_layers
 

@@ -11,8 +11,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from trtspec.errors import DeployError
-from trtspec.probe import Probe
+from trtspec.core.doctor_check import Probe
+from trtspec.core.errors import DeployError
 
 WORKER = Path(__file__).with_name("worker.py")
 VARIABLE = "TRTSPEC_VLLM"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import PARALLEL, VllmRelease, cite, having
 from trtspec.backends.vllm.vocabulary import has_other_vocabulary
-from trtspec.diagnostics import Diagnostic
+from trtspec.core.diagnostics import Diagnostic
 
 SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
 LENGTHS = "num_speculative_tokens_per_batch_size"

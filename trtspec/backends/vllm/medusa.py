@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import VllmRelease, cite, having
-from trtspec.diagnostics import Diagnostic
-from trtspec.methods.medusa_heads import LISTED
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.methods.medusa.heads import LISTED
 
 MODEL, NAMES = "speculation.draft.model", "maps_medusa_names"
 LOADER, CONFIG = "model_executor/models/medusa.py", "transformers_utils/configs/medusa.py"

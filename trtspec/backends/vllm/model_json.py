@@ -13,10 +13,10 @@ from trtspec.backends.common.sources import plan_source_memory
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import PARALLEL, releases
 from trtspec.backends.vllm.vocabulary import has_other_vocabulary
+from trtspec.checkpoints.quant.quant_config import source_format
 from trtspec.methods.base import Options
 from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
-from trtspec.quant.quant_config import source_format
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource, ScheduledLen, is_directory
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 
-from trtspec.artifacts.paths import REPOSITORY
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.common.steps import companions, copied, gpu_record, served_path
 from trtspec.backends.context import PlanContext
+from trtspec.backends.steps.repository import read_models
 from trtspec.backends.vllm.model_json import model_json
 from trtspec.backends.vllm.repository import MODELS, EmitVllmRepository
-from trtspec.graph.files import FileReader
-from trtspec.graph.step import Step
-from trtspec.steps.repository import read_models
+from trtspec.store.artifact_paths import REPOSITORY
+from trtspec.store.files import FileReader
+from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.paths import TOKENIZER, from_model
 from trtspec.backends.serving import Nodes, ServingHooks, StandIn
-from trtspec.backends.vllm.alone import alone
+from trtspec.backends.steps.repository import EmitRepository
 from trtspec.backends.vllm.files import MODEL_JSON
-from trtspec.files import copy_tree
-from trtspec.steps.repository import EmitRepository
-from trtspec.triton.emission import CONFIG, ServingSettings, emit_model
+from trtspec.backends.vllm.standalone import alone
+from trtspec.core.files import copy_tree
+from trtspec.serving.triton.repository_writer import CONFIG, ServingSettings, emit_model
+from trtspec.store.artifact_paths import TOKENIZER, from_model
 
 MODELS = Path(__file__).with_name("models")
 # vLLM does the batching: its models take one request at a time, and each as soon as it comes
@@ -49,7 +49,7 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
 
     `artifact` is where the server sees the artifact, which in a container is another place than here.
     """
-    from trtspec.triton.config import load_config, render_config, set_parameter  # protobuf: a plan does without
+    from trtspec.serving.triton.config import load_config, render_config, set_parameter  # protobuf: a plan does without
 
     copy_tree(repository, out)
     adapter = out / "sampling_parameters" / "config.pbtxt"
@@ -77,7 +77,7 @@ def _write(out: Path, document: Mapping[str, Any]) -> None:
 
 def answer_counts(repository: Path) -> None:
     """Let a repository answer what was drafted and accepted, which our stand-in says and Triton's backend does not."""
-    from trtspec.triton.config import load_config, render_config
+    from trtspec.serving.triton.config import load_config, render_config
 
     for name in ("vllm_model", "ensemble"):
         path = repository / name / CONFIG

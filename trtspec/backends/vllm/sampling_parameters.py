@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtspec.errors import TrtspecError
-from trtspec.generation.checks import check_request
-from trtspec.generation.request import Limits, Request, SamplingOptions
-from trtspec.triton.python_models.fields import TEXT_NAMES
-from trtspec.triton.python_models.tensors import (
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import Limits, Request, SamplingOptions
+from trtspec.engine.generation.validation import check_request
+from trtspec.serving.triton.python_models.fields import TEXT_NAMES
+from trtspec.serving.triton.python_models.tensors import (
     Array,
     RequestTensors,
     Settings,

@@ -23,10 +23,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.backends.vllm.environment import WORKER, find_vllm
-from trtspec.generation.request import Stats
-from trtspec.triton.python_models import metric_families as known
-from trtspec.triton.python_models.metric_text import Text
-from trtspec.triton.python_models.metrics import Metrics
+from trtspec.engine.generation.request import Stats
+from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models.metrics import Metrics
+from trtspec.serving.triton.python_models.request_metrics import Text
 
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS)
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trtspec.own_data import read_own
+from trtspec.core.package_data import read_own
 
 DATA = Path(__file__).with_name("versions.yaml")
 METHODS = {

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import releases
-from trtspec.checkpoint.tokenizer import check_tokenizers
-from trtspec.diagnostics import Diagnostic
-from trtspec.errors import TrtspecError
+from trtspec.checkpoints.tokenizer import check_tokenizers
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import TrtspecError
 
 FIELD = "use_heterogeneous_vocab"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtspec.backends.common.trtllm_versions.containers import containers, is_release
-from trtspec.errors import TrtspecError
-from trtspec.own_data import read_own
+from trtspec.core.errors import TrtspecError
+from trtspec.core.package_data import read_own
 
 VERSIONS = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.rules import formats, hardware, methods, models, options, serving, sizes
-from trtspec.diagnostics import Diagnostic
+from trtspec.core.diagnostics import Diagnostic
 
 Rule = Callable[[PlanContext], Iterator[Diagnostic]]
 

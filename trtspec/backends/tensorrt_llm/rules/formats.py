@@ -17,8 +17,8 @@ from trtspec.backends.tensorrt_llm.rules.sources import (
     issue,
 )
 from trtspec.backends.tensorrt_llm.specs import engine_specs
-from trtspec.checkpoint.rules import layer_tensor
-from trtspec.diagnostics import Diagnostic
+from trtspec.checkpoints.rules import layer_tensor
+from trtspec.core.diagnostics import Diagnostic
 
 FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.rules.sources import BUILDER, HARDWARE, MODELS, PLUGINS
 from trtspec.backends.tensorrt_llm.specs import engine_specs, gpu_of
-from trtspec.diagnostics import Diagnostic
-from trtspec.errors import TrtspecError
-from trtspec.gpus import Gpu, find_gpu
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import TrtspecError
+from trtspec.core.gpus import Gpu, find_gpu
 
 AMPERE, BLACKWELL, AFTER_BLACKWELL = 80, 100, 120
 

@@ -25,7 +25,7 @@ from trtspec.backends.tensorrt_llm.rules.sources import (
 )
 from trtspec.backends.tensorrt_llm.sampling import is_greedy_only
 from trtspec.backends.tensorrt_llm.specs import EngineSpec, engine_specs, uses_draft_logits
-from trtspec.diagnostics import Diagnostic
+from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.lookahead import LookaheadOptions
 

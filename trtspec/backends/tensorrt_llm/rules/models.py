@@ -19,8 +19,8 @@ from trtspec.backends.tensorrt_llm.rules.sources import (
     issue,
 )
 from trtspec.backends.tensorrt_llm.specs import engine_specs
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.diagnostics import Diagnostic
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.core.diagnostics import Diagnostic
 
 GEMMA, PHI = ("Gemma2ForCausalLM", "Gemma3ForCausalLM"), ("Phi3ForCausalLM",)
 

@@ -12,8 +12,8 @@ from trtspec.backends.tensorrt_llm.arguments import choices_of, option_words
 from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, mode_of
 from trtspec.backends.tensorrt_llm.rules.sources import BATCHING, BUILD, BUILDER, PLUGINS
 from trtspec.backends.tensorrt_llm.specs import engine_specs
-from trtspec.diagnostics import Diagnostic, written
-from trtspec.registry import did_you_mean
+from trtspec.core.diagnostics import Diagnostic, written
+from trtspec.core.registry import did_you_mean
 
 # What other keys of the recipe decide.
 DECIDED_BY = {

@@ -9,7 +9,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.modes import EXTERNAL, mode_of
 from trtspec.backends.tensorrt_llm.rules.sources import DRAFT_README, EXECUTOR, TRITON, WORLD
 from trtspec.backends.tensorrt_llm.specs import engine_specs, uses_draft_logits
-from trtspec.diagnostics import Diagnostic
+from trtspec.core.diagnostics import Diagnostic
 
 # what the checkpoint's mapping says of a node (checkpoint/trtllm.py)
 GPUS_PER_NODE = 8

@@ -17,7 +17,7 @@ from trtspec.backends.tensorrt_llm.rules.sources import (
     issue,
 )
 from trtspec.backends.tensorrt_llm.specs import engine_specs, gpu_of
-from trtspec.diagnostics import Diagnostic
+from trtspec.core.diagnostics import Diagnostic
 
 MUCH = 16_384  # tokens a step
 

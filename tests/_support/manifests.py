@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resolved recipes for manifests that tests write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
+from trtspec.recipe.schema import Recipe
+from trtspec.store.checksummed_json import seal_text
+
+
+def resolved(name: str = "tiny", backend: str = "embedded", **sections: Any) -> ResolvedRecipe:
+    """Return a recipe with nothing left open, of a target that nobody looks for."""
+    document = {"schema": "trtspec.recipe/1", "name": name, "target": {"model": "./target"}, **sections}
+    decisions = Decisions(
+        target_dtype="bfloat16",
+        draft_dtype=None,
+        backend=backend,
+        backend_why="a test",
+        version="",
+        draft_len=0,
+        max_draft_tokens=0,
+        options={},
+        acceptance="exact",
+        has_draft_model=False,
+    )
+    return resolve_recipe(Recipe.model_validate(document), decisions)
+
+
+def read_manifest(artifact: Path) -> dict[str, Any]:
+    """Return an artifact's manifest without its digest."""
+    document: dict[str, Any] = json.loads((artifact / "manifest.json").read_bytes())
+    del document["digest"]
+    return document
+
+
+def write_manifest(artifact: Path, document: dict[str, Any]) -> None:
+    """Replace an artifact's manifest by another one, with the digest that belongs to it, as an attacker could."""
+    path = artifact / "manifest.json"
+    path.unlink()  # it may be a read-only link into the store
+    path.write_bytes(seal_text(document))
+
+
+def resealed(text: str) -> str:
+    """Return the text of a manifest that was edited, with the digest that belongs to it."""
+    body = text[: text.rindex(',\n "digest": ')]
+    digest = hashlib.sha256(f"{body}\n}}\n".encode()).hexdigest()
+    return f'{body},\n "digest": "{digest}"\n}}\n'

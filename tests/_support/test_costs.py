@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--costs` counts what this process, its children and those they leave behind take of the processor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests._support.costs import MARK, Costs
+
+BURNT_S = 0.2
+BURN = f"import os, time\nwhile time.process_time() < {BURNT_S}: pass\n"
+LEFT_BEHIND = f"{BURN}print(os.getpid(), flush=True)\ntime.sleep(60)"
+
+
+@pytest.fixture
+def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
+    monkeypatch.setenv(MARK, "")
+    return Costs()
+
+
+@pytest.mark.slow
+def test_what_a_test_computes_counts_once(costs: Costs) -> None:
+    until = time.process_time() + BURNT_S
+    while time.process_time() < until:
+        pass
+    assert costs.passed() >= BURNT_S * 0.9
+    assert costs.passed() < BURNT_S
+
+
+@pytest.mark.slow
+def test_what_its_children_take_counts(costs: Costs) -> None:
+    subprocess.run([sys.executable, "-S", "-c", BURN], check=True, timeout=60)
+    assert costs.passed() >= BURNT_S * 0.9
+    with subprocess.Popen([sys.executable, "-S", "-c", LEFT_BEHIND], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        assert costs.passed() >= BURNT_S * 0.9
+        running.kill()
+    assert 0 <= costs.passed() < BURNT_S, "its time is its parent's now, and counted"
+
+
+@pytest.mark.slow
+def test_what_a_child_leaves_behind_counts(costs: Costs) -> None:
+    shell = ["sh", "-c", '"$0" -S -c "$1" &', sys.executable, LEFT_BEHIND]
+    with subprocess.Popen(shell, stdout=subprocess.PIPE, text=True) as gone:
+        assert gone.stdout is not None
+        left = int(gone.stdout.readline())
+        gone.wait(60)
+        assert costs.passed() >= BURNT_S * 0.9
+        os.kill(left, signal.SIGKILL)
+    assert 0 <= costs.passed() < BURNT_S

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Children in forks end, speak and are killed as those of an interpreter of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests._support import forked
+from trtspec import __version__
+
+pytestmark = pytest.mark.slow  # imports what children need
+
+
+@pytest.mark.parametrize(
+    ("code", "ends", "says"),
+    [
+        ("pass", 0, ""),
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('no')", 1, "no\n"),
+        ("raise ValueError('odd')", 1, "ValueError: odd\n"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("import os; os._exit(7)", 7, ""),
+    ],
+)
+def test_a_child_ends_as_an_interpreter_does(code: str, ends: int, says: str) -> None:
+    argv = [sys.executable, "-c", code]
+    ours = forked.run(argv, timeout=60)
+    theirs = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout) == (ends, "")
+    assert ours.stderr.splitlines()[-1:] == theirs.stderr.splitlines()[-1:] == says.splitlines()
+
+
+def test_it_has_the_place_the_environment_and_the_words_that_it_is_given(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.getcwd(), dict(os.environ), sys.argv, 'huggingface_hub' in sys.modules)"
+    done = forked.run([sys.executable, "-c", code, "a", tmp_path], timeout=60, cwd=tmp_path, env={"ONE": "1"})
+    assert done.stdout == f"{tmp_path} {{'ONE': '1'}} {['-c', 'a', str(tmp_path)]} False\n"
+
+
+def test_it_can_be_waited_for_and_killed() -> None:
+    argv = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)"]
+    with forked.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        assert process.poll() is None
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+
+
+def test_it_is_killed_with_the_program_that_stands_for_it(tmp_path: Path) -> None:
+    code = "import time; print('here', flush=True); time.sleep(600)"
+    forked.make_program(tmp_path / "program", ("-c", code))
+    with subprocess.Popen([tmp_path / "program"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        process.kill()
+        begun = time.monotonic()
+        assert process.stdout.read() == "", "the pipe is open as long as the child has it"
+        assert time.monotonic() - begun < 120
+
+
+def test_what_cannot_be_written_at_the_end_is_told() -> None:
+    with Path("/dev/full").open("w") as full, forked.Popen([sys.executable, "-c", "print(1)"], stdout=full) as process:
+        assert process.wait(60) == 120
+
+
+def test_a_shell_has_it_as_a_program(tmp_path: Path) -> None:
+    forked.make_program(tmp_path / "trtspec")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    shell = ["bash", "-c", "trtspec --version | cat; trtspec check nosuch >/dev/null"]
+    done = subprocess.run(shell, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, f"trtspec {__version__}\n")
+
+
+def test_it_stands_for_another_interpreter(tmp_path: Path) -> None:
+    """Another one by its path: what it has imported is what it was told."""
+    (tmp_path / "python").symlink_to(sys.executable)
+    forked.make_program(tmp_path / "fork", (), ("colorsys",), str(tmp_path / "python"))
+    (tmp_path / "script.py").write_text(
+        "import sys; print(input(), sys.argv, __name__, 'colorsys' in sys.modules, 'typer' in sys.modules)"
+    )
+    command = [tmp_path / "fork", tmp_path / "script.py", "a"]
+    done = subprocess.run(command, input="asked", capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"asked {[str(tmp_path / 'script.py'), 'a']} __main__ True False\n"

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which texts a checkpoint is measured on, and what becomes of the measurements."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests._support.tiny import PAIR_VOCAB, make_llama, make_tokenizer
+from trtspec.backends.steps.calibrate import Calibrate, calibrate_checkpoint
+from trtspec.checkpoints.quant.activations import ACTIVATIONS, load_activations
+from trtspec.checkpoints.source import load_source
+from trtspec.core.errors import CheckpointError
+from trtspec.core.paths import calibration_prompts
+from trtspec.engine.prompts.load import load_prompts
+from trtspec.engine.prompts.prompt import Prompt
+from trtspec.store.digest import DigestCache
+from trtspec.store.files import FileReader
+from trtspec.store.step import Inputs
+from trtspec.store.store import Store
+
+TEXTS = ("the rest", "in here, where the north wind is", "{")
+LONG = 500
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.done = 0
+
+    def advance(self, n_bytes: int) -> None:
+        self.done += n_bytes
+
+
+def make_source(root: Path, vocab_size: int = PAIR_VOCAB) -> Path:
+    make_llama(root, vocab_size=vocab_size)
+    return make_tokenizer(root)
+
+
+def prompts(*texts: str) -> list[Prompt]:
+    return [Prompt(text, "", "") for text in texts]
+
+
+def make_step(root: Path, samples: int = 2, max_len: int = 10) -> Calibrate:
+    source = load_source(make_source(root / "source"))
+    (root / "prompts.jsonl").write_text("".join(f"{json.dumps({'prompt': text})}\n" for text in TEXTS))
+    reader = FileReader(DigestCache(root / "digests.json"))
+    return Calibrate(
+        "target",
+        reader.read(source.root, [source.root / "config.json", *source.weight_files]),
+        tokenizer=reader.read(source.root, source.tokenizer_files),
+        prompts=reader.read(root, [root / "prompts.jsonl"]),
+        samples=samples,
+        max_len=max_len,
+        nbytes=source.nbytes,
+    )
+
+
+def test_the_step_measures_the_first_prompts_cut_to_length(tmp_path: Path) -> None:
+    step, progress, out = make_step(tmp_path), Counter(), tmp_path / "out"
+    out.mkdir()
+    step.run(out, Inputs({}), progress)
+    expected = calibrate_checkpoint(tmp_path / "source", prompts(*TEXTS[:2]), 10)
+    assert load_activations(out / ACTIVATIONS) == expected
+    assert expected != calibrate_checkpoint(tmp_path / "source", prompts(*TEXTS), 10)
+    assert expected != calibrate_checkpoint(tmp_path / "source", prompts(*TEXTS[:2]), 11)
+    assert progress.done == step.total_bytes
+    assert [path.name for path in out.iterdir()] == [ACTIVATIONS]
+
+
+def test_what_changes_the_measurements_changes_the_key(tmp_path: Path) -> None:
+    step = make_step(tmp_path)
+    (tmp_path / "moved").mkdir()
+    assert make_step(tmp_path / "moved").key == step.key
+    assert make_step(tmp_path, samples=3).key != step.key
+    assert make_step(tmp_path, max_len=11).key != step.key
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
+    source = make_source(tmp_path, vocab_size=32)
+    with pytest.raises(CheckpointError, match=r"the tokenizer makes the id \d+, and the model has 32") as raised:
+        calibrate_checkpoint(source, prompts("the rest"), 10)
+    assert raised.value.where == str(source)
+    assert raised.value.hint == "take tokenizer and weights from the same model"
+
+
+def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    dropping = json.loads((source / "tokenizer.json").read_text())
+    dropping["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
+    (source / "tokenizer.json").write_text(json.dumps(dropping))
+    assert calibrate_checkpoint(source, prompts("  ", "the"), 10) == calibrate_checkpoint(source, prompts("the"), 10)
+    with pytest.raises(CheckpointError, match="the tokenizer makes no token of the prompts"):
+        calibrate_checkpoint(source, prompts("  "), 10)
+
+
+def test_calibration_prompts_are_many_varied_and_small() -> None:
+    """As many as a recipe asks for by default, some of them longer than the 512 tokens they are cut to."""
+    found = load_prompts(calibration_prompts())
+    assert len({prompt.text for prompt in found}) == len(found) >= 128
+    assert calibration_prompts().stat().st_size < 150_000
+    kinds = {"prose", "code", "json", "log", "maths", "table", "chat", "language"}
+    assert {prompt.kind for prompt in found} == kinds
+    assert {prompt.kind for prompt in found[:32]} == kinds  # also where `samples` is few
+    assert sum(len(prompt.text.split()) > LONG for prompt in found) >= 4
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from typing import Any
+from trtspec.engine.prompts.prompt import Prompt
+from trtspec.backends.steps.calibrate import calibrate_checkpoint
+from trtspec.engine.calibration import measure, notes
+notes.SAVE_EVERY_S = 0
+passed = measure._Calibration.pass_layer
+def dying(self, number, *rest):
+    if number == 1:
+        os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+    passed(self, number, *rest)
+measure._Calibration.pass_layer = dying
+texts = [Prompt(text, "", "") for text in sys.argv[4:]]
+calibrate_checkpoint(Path(sys.argv[1]), texts, 10, notes=Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The layers that are passed, as they are."""
+    from trtspec.engine.calibration import measure, notes
+
+    monkeypatch.setattr(notes, "SAVE_EVERY_S", 0)
+    seen, passed = [], measure._Calibration.pass_layer
+
+    def counted(self: measure._Calibration, number: int, *rest: Any) -> None:
+        seen.append(number)
+        passed(self, number, *rest)
+
+    monkeypatch.setattr(measure._Calibration, "pass_layer", counted)
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGINT"])
+def test_an_ended_calibration_goes_on_where_it_was(number: str, tmp_path: Path, layers: list[int]) -> None:
+    root, notes, progress = make_source(tmp_path / "source"), tmp_path / "states", Counter()
+    argv = [sys.executable, "-c", KILLED, str(root), str(notes), number, *TEXTS]
+    assert subprocess.run(argv, check=False, capture_output=True, timeout=60).returncode != 0
+    found = calibrate_checkpoint(root, prompts(*TEXTS), 10, progress.advance, notes)
+    assert layers == [1]
+    assert found == calibrate_checkpoint(root, prompts(*TEXTS), 10)
+    assert progress.done == load_source(root).nbytes
+
+
+@pytest.mark.parametrize("change", ["source", "texts", "damage"])
+def test_notes_of_something_else_are_void(change: str, tmp_path: Path, layers: list[int]) -> None:
+    root, notes = make_source(tmp_path / "source"), tmp_path / "states"
+    calibrate_checkpoint(root, prompts(*TEXTS), 10, notes=notes)
+    texts = TEXTS[:1] if change == "texts" else TEXTS
+    if change == "source":
+        os.utime(root / "model.safetensors", ns=(1, 1))
+    if change == "damage":
+        notes.write_bytes(notes.read_bytes()[:-100])
+    layers.clear()
+    found = calibrate_checkpoint(root, prompts(*texts), 10, notes=notes)
+    assert layers == [0, 1]
+    assert found == calibrate_checkpoint(root, prompts(*texts), 10)
+
+
+def test_a_disk_without_room_for_notes(tmp_path: Path, layers: list[int]) -> None:
+    root = make_source(tmp_path / "source")
+    found = calibrate_checkpoint(root, prompts(*TEXTS), 10, notes=tmp_path / "nosuch" / "states")
+    assert found == calibrate_checkpoint(root, prompts(*TEXTS), 10)
+
+
+def test_the_store_keeps_the_notes_until_the_step_is_done(
+    tmp_path: Path, layers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtspec.engine.calibration import measure
+
+    step, store, finish = make_step(tmp_path), Store(tmp_path / "store"), measure._Calibration.finish
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure._Calibration, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.build(step, Inputs({}), Counter())
+    monkeypatch.setattr(measure._Calibration, "finish", finish)
+    entry, _ = store.build(step, Inputs({}), Counter())
+    assert layers == [0, 1]
+    assert [file.path for file in entry.files] == [ACTIVATIONS]
+    assert not list((tmp_path / "store" / "partial").iterdir())

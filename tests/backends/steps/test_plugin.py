@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An artifact's compiled kernels: a step whose key is what the library is made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trtspec.backends.steps import plugin
+from trtspec.backends.steps.plugin import CompilePlugins
+from trtspec.kernels.build import LIBRARY, LibrarySpec
+from trtspec.kernels.toolchain import Toolchain
+from trtspec.store.step import Inputs
+
+SPEC = LibrarySpec(("verify_chain",), ("sm_90a",), "0" * 64, Toolchain("x86_64", "g++ 12", "13.0", "g++", "nvcc"))
+
+
+class Told:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def advance(self, n_bytes: int) -> None: ...
+
+    def resume(self, n_bytes: int) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_it_writes_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tmp_path / "made.so"
+    made.write_bytes(b"library")
+    monkeypatch.setattr(plugin, "build_library", lambda spec: made)
+    (tmp_path / "out").mkdir()
+    told = Told()
+    CompilePlugins(SPEC).run(tmp_path / "out", Inputs({}), told)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [LIBRARY]
+    assert (tmp_path / "out" / LIBRARY).read_bytes() == b"library"
+    assert told.said == ["verify_chain"]
+
+
+def test_its_key() -> None:
+    step = CompilePlugins(SPEC)
+    assert step.name == "compile-plugins"
+    assert step.dependencies == ()
+    assert CompilePlugins(replace(SPEC, toolchain=replace(SPEC.toolchain, cxx="/opt/g++"))).key == step.key
+    for other in (
+        replace(SPEC, sources="1" * 64),
+        replace(SPEC, architectures=("sm_80",)),
+        replace(SPEC, toolchain=replace(SPEC.toolchain, nvcc_version="13.1")),
+    ):
+        assert CompilePlugins(other).key != step.key

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that is none: its answers come when a rule says, so that a load's figures are the same in every run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.bench.load.api import find_api
+from trtspec.bench.load.client import Endpoint
+from trtspec.bench.load.rounds import Round
+from trtspec.bench.load.runner import Server
+from trtspec.bench.load.sample import Sample
+from trtspec.bench.load.sweep import BASELINE, SERVED
+from trtspec.bench.load.workload import Workload
+
+ALONE = {"num_draft_tokens": 0}
+FIRST_S, STEP_TOKENS = 0.05, 3
+
+
+async def arms(client: Any, served: Server, baseline: Server | None) -> dict[str, Endpoint]:
+    """Return a server of ours, and itself asked to draft nothing."""
+    api = find_api("completions")
+    return {
+        SERVED: Endpoint(served.url, "completions", api, "tiny"),
+        BASELINE: Endpoint(served.url, "completions", api, "tiny", ALONE),
+    }
+
+
+async def answered(client: Any, endpoint: Endpoint, load: Any, workload: Workload, number: int, requests: int) -> Round:
+    """Return a round: the more requests run at once the longer a step takes, above all one that verifies drafts.
+
+    Later requests and later rounds are a little slower.
+    """
+    many, tokens, drafts = load.concurrency, workload.wanted.max_tokens, endpoint.extra != ALONE
+    step_s = (0.010 + 0.002 * many if drafts else 0.010 + 0.0005 * many) * (1 + 0.01 * (number % 3))
+    step_tokens = STEP_TOKENS if drafts else 1
+    steps = (tokens - 1) // step_tokens
+    drafted = (2 * steps * step_tokens, steps * (step_tokens - 1), steps) if drafts else (None, None, None)
+    samples = []
+    for place, prompt in enumerate(workload.of_round(number, requests)):
+        slower = 1 + 0.001 * place
+        chunks = tuple(slower * (FIRST_S + step * step_s) for step in range(steps + 1))
+        due = place // many * (FIRST_S + steps * step_s)
+        text = str(place)
+        samples.append(
+            Sample(prompt.name, prompt.kind, due, due, chunks, 8, 1 + steps * step_tokens, True, *drafted, (), "length",
+                   text)
+        )  # fmt: skip
+    return Round(samples, 0.01)

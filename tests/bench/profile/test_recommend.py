@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from acceptance and step times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trtspec.bench.profile.acceptance import Acceptance, Counts, count_steps
+from trtspec.bench.profile.candidate import Candidate
+from trtspec.bench.profile.measured import Measured, least_seconds
+from trtspec.bench.profile.recommend import recommend, verdict
+from trtspec.bench.verdict import verdict_of
+from trtspec.engine.replay import Proposed
+
+
+def places(*matched: int, depth: int = 4) -> list[Proposed]:
+    return [Proposed(depth, depth, each) for each in matched]
+
+
+def measured(method: str, accepted: dict[int, int], cost: dict[int, dict[int, float]], steps: int = 100) -> Measured:
+    """Return a candidate of which `accepted` tokens by draft length come in so many steps, ten texts alike."""
+    acceptance = {
+        length: Acceptance((Counts(steps, steps * length, many, (many,), (steps * length,)),) * 10, ("",) * 10)
+        for length, many in accepted.items()
+    }
+    seconds = {(batch, length): each for batch, costs in cost.items() for length, each in costs.items()}
+    return Measured(Candidate(method, None, {}, True, Path()), acceptance, seconds)
+
+
+def test_steps_are_walked_as_the_engine_takes_them() -> None:
+    """Behind an accepted draft the next step begins; the last token is never drafted."""
+    found = count_steps(places(2, 0, 0, 1, 0, 4, 4), 2)
+    # at 0: 2 of 2, at 3: 1 of 2, at 5: one is left to draft and it is accepted
+    assert (found.steps, found.drafted, found.accepted) == (3, 5, 4)
+    assert (found.drafted_at, found.reached) == ((3, 2), (3, 1))
+    assert count_steps(places(4), 4) == Counts(1, 0, 0, (0,) * 4, (0,) * 4)
+
+
+def test_a_tree_counts_whole() -> None:
+    tree = [Proposed(2, 7, 1), Proposed(2, 7, 0), Proposed(2, 7, 2)]
+    found = count_steps(tree, 2)
+    assert (found.steps, found.drafted, found.accepted) == (2, 7, 1)
+
+
+def test_means_by_step_and_by_text() -> None:
+    found = Acceptance((Counts(1, 4, 4), Counts(9, 36, 0)), ("a", "b"))
+    assert found.token_weighted.value == pytest.approx(1.4)
+    assert found.request_weighted.value == pytest.approx(3.0)
+    assert found.of_kind("a").token_weighted.value == 5.0
+    assert found.token_weighted.low < 1.4 < found.token_weighted.high
+
+
+def test_of_one_text_nothing_is_sure() -> None:
+    """Its draft was accepted whole, as that of each of two equal ones was, and of another it might not be."""
+    cost = {1: {0: 1.0, 2: 1.0}}
+    two = measured("ngram", {2: 200}, cost)
+    one = replace(two, acceptance={2: Acceptance(two.acceptance[2].texts[:1], ("",))})
+    for mean in (one.acceptance[2].token_weighted, one.acceptance[2].request_weighted):
+        assert (mean.value, mean.low, mean.high) == (3.0, 1.0, 3.0)
+    assert (verdict(one, 1), verdict(two, 1)) == ("too slow", "pays")
+    assert (recommend([one], 1).candidate, recommend([two], 1).candidate) == (None, two.candidate)
+    tree = Acceptance((Counts(2, 14, 1, (1, 0), (2, 1)),), ("",)).token_weighted
+    assert (tree.value, tree.low, tree.high) == (1.5, 1.0, 2.5)
+
+
+def test_the_fastest_length_by_batch_becomes_the_schedule() -> None:
+    """Accepted tokens saturate, steps become dearer with the batch: at 2 and 8 by what was measured around them."""
+    accepted = {1: 80, 2: 140, 3: 180, 4: 190}
+    cheap = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.2}
+    dear = {0: 1.0, 1: 1.4, 2: 1.9, 3: 2.5, 4: 3.0}
+    useless = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0, 4: 5.0}
+    found = recommend([measured("ngram", accepted, {1: cheap, 4: dear, 16: useless})], 1)
+    assert (found.candidate and found.candidate.method, found.draft_len) == ("ngram", 3)
+    assert found.schedule == ((2, 3), (8, 1))
+    assert found.speedup == pytest.approx(2.8)
+    section = found.speculation
+    assert section["schedule"] == [{"max_batch": 2, "draft_len": 3}, {"max_batch": 8, "draft_len": 1}]
+
+
+def test_a_length_changes_where_another_is_clearly_faster() -> None:
+    """With 4 requests one token less is 1.02 times as fast, with 16 it is 1.09 times."""
+    cheap, even, dear = {0: 1.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.2, 2: 1.37}, {0: 1.0, 1: 1.3, 2: 1.58}
+    found = measured("ngram", {1: 60, 2: 79}, {1: cheap, 4: even, 16: dear})
+    gains = [found.speedup(batch, 1).expected.value / found.speedup(batch, 2).expected.value for batch in (4, 16)]
+    assert [round(gain, 2) for gain in gains] == [1.02, 1.09]
+    assert recommend([found], 1).schedule == ((4, 2), (16, 1))
+
+
+def test_a_length_that_does_not_pay_is_not_kept() -> None:
+    """With 4 requests one token is 1.07 times as fast as none, two are 1.04 times."""
+    found = measured("ngram", {1: 60, 2: 79}, {1: {0: 1.0, 1: 1.0, 2: 1.0}, 4: {0: 1.0, 1: 1.5, 2: 1.72}})
+    assert [round(found.speedup(4, length).expected.value, 2) for length in (1, 2)] == [1.07, 1.04]
+    assert recommend([found], 1).schedule == ((2, 2), (4, 1))
+
+
+def test_many_requests_need_more_than_one_does() -> None:
+    """One token is 1.04 times as fast as none: with the fewest requests it is drafted, with more it might be slower."""
+    cheap, even = {0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.54}
+    found = measured("ngram", {1: 60}, {1: even, 4: even})
+    assert round(found.best(4).expected.value, 2) == 1.04
+    assert recommend([found], 1).schedule == ((1, 1),)
+    assert recommend([measured("ngram", {1: 60}, {1: cheap, 4: even})], 1).schedule == ((2, 1),)
+
+
+def test_a_schedule_goes_on_where_what_drafts_costs_more_idle() -> None:
+    """With 4 requests both are 0.97 times as fast as the target alone; one of them because the draft reads prompts."""
+    cheap = {0: 1.0, 1: 1.0, 2: 1.0}
+    slow = measured("draft_target", {1: 60, 2: 80}, {1: cheap, 4: {0: 1.0, 1: 1.85, 2: 1.86}})
+    assert (round(slow.best(4).expected.value, 2), slow.idle(4)) == (0.97, 1.0)
+    assert recommend([slow], 1).schedule == ((2, 2),)
+    reading = measured("draft_target", {1: 60, 2: 80}, {1: cheap, 4: {0: 1.0, 1: 1.66, 2: 1.68}})
+    reading = replace(reading, prefills={1: (1.0, 1.0), 4: (0.0, 1.0)}, answer_len=11)
+    assert (round(reading.best(4).expected.value, 2), round(reading.idle(4), 2)) == (0.97, 0.91)
+    assert recommend([reading], 1).schedule == ()  # one length for all
+
+
+def test_one_length_for_all_needs_no_schedule() -> None:
+    flat = {0: 1.0, 1: 1.0, 2: 1.0}
+    found = recommend([measured("ngram", {1: 50, 2: 80}, {1: flat, 4: flat})], 4)
+    assert (found.schedule, found.draft_len) == ((), 2)
+
+
+def test_what_pays_with_many_alone_is_drafted_where_fewer_do_not_lose() -> None:
+    """A schedule drafts no more for many than for few: with 1, 2 and 4 requests it is 1.01 times as fast."""
+    even, cheap = {0: 1.0, 1: 1.6, 2: 1.78}, {0: 1.0, 1: 1.0, 2: 1.0}
+    found = recommend(
+        [measured("ngram", {1: 60, 2: 80}, {1: even, 4: even, 8: cheap, 64: {0: 1.0, 1: 4.0, 2: 5.0}})], 8
+    )
+    assert (found.draft_len, found.schedule) == (2, ((16, 2),))
+    assert found.speedup == pytest.approx(1.8)
+
+
+def test_what_pays_with_many_alone_is_not_recommended_where_fewer_lose() -> None:
+    """Without a schedule it would draft for 64 requests, too; a schedule that drafts for 8 drafts for one."""
+    dear, cheap = {0: 1.0, 1: 1.8, 2: 2.0}, {0: 1.0, 1: 1.0, 2: 1.0}
+    found = recommend([measured("ngram", {1: 60, 2: 80}, {1: dear, 8: cheap, 64: dear})], 8)
+    assert (found.candidate, found.schedule, found.speedup) == (None, (), 1.0)
+    assert found.why == (
+        "the best of what was tried, ngram, makes it 1.80 (1.80 to 1.80) times as fast with 8 requests at once, but "
+        "fewer requests would have to draft as much, and with one request at a time it is 0.90 times as fast"
+    )
+
+
+def test_many_requests_take_a_length_that_fewer_do_not_lose_by() -> None:
+    """Two tokens are 1.8 times as fast with 8 requests and 0.9 times with one; one token is 1.6 and 1.07 times."""
+    cost = {1: {0: 1.0, 1: 1.5, 2: 2.0}, 8: {0: 1.0, 1: 1.0, 2: 1.0}}
+    found = recommend([measured("ngram", {1: 60, 2: 80}, cost)], 8)
+    assert (found.draft_len, found.schedule) == (1, ())
+    assert found.speedup == pytest.approx(1.6)
+    assert "drafting 1 tokens" in found.why
+
+
+def test_the_speed_is_that_of_what_the_schedule_does() -> None:
+    """With 4 requests one token is 1.02 times as fast as the two that the schedule keeps."""
+    even = {0: 1.0, 1: 1.2, 2: 1.37}
+    slow = {0: 1.0, 1: 1.5, 2: 1.5}
+    candidate = measured("ngram", {1: 60, 2: 79}, {1: slow, 4: even})
+    found = recommend([candidate], 4)
+    assert (candidate.best(4).draft_len, found.draft_len, found.schedule) == (1, 2, ())
+    assert found.speedup == candidate.speedup(4, 2).expected.value < candidate.best(4).expected.value
+
+
+def test_what_is_not_sure_to_pay_with_many_is_not_recommended_for_them() -> None:
+    """With 4 requests it is 1.04 times as fast, where a schedule ends: so nothing would be drafted."""
+    found = measured("ngram", {1: 60}, {1: {0: 1.0, 1: 1.0}, 4: {0: 1.0, 1: 1.54}})
+    assert found.best(4).expected.low > 1.02
+    alone = recommend([found], 4)
+    assert (alone.candidate, alone.speedup, alone.schedule) == (None, 1.0, ())
+    assert alone.why.endswith("with 4 requests at once, but less than 1.05 times is not sure to be faster")
+    assert recommend([found], 1).schedule == ((2, 1),)
+
+
+def test_a_candidate_that_cannot_be_scheduled_yields_to_one_that_can() -> None:
+    cheap, dear = {0: 1.0, 1: 1.0}, {0: 1.0, 1: 2.0}
+    fast = measured("draft_target", {1: 80}, {1: dear, 8: cheap})
+    good = measured("ngram", {1: 60}, {1: cheap, 8: cheap})
+    found = recommend([fast, good], 8)
+    assert found.candidate is good.candidate
+    assert "next is draft_target, 1.80 times, but fewer requests" in found.why
+
+
+def test_what_takes_no_length_has_no_schedule() -> None:
+    """`check` refuses one: it is recommended where it loses with no number of requests."""
+    cheap, dear = {0: 1.0, 3: 1.0}, {0: 1.0, 3: 2.0}
+    plain = Candidate("medusa", None, {}, False, Path())
+    good = replace(measured("medusa", {3: 60}, {1: cheap, 8: {0: 1.0, 3: 1.55}}), candidate=plain)
+    found = recommend([good], 1)
+    assert (found.candidate, found.schedule, found.speculation) == (plain, (), {"method": "medusa"})
+    alone = recommend([replace(measured("medusa", {3: 60}, {1: cheap, 8: dear}), candidate=plain)], 1)
+    assert alone.candidate is None
+    assert alone.why.endswith(
+        "it drafts however many requests run, and with 8 requests at once it is 0.80 times as fast"
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16, 64])
+def test_no_recommendation_is_slower_than_the_target_alone(batch: int) -> None:
+    """Of step times at random: with every number of requests, by what is expected, and lengths never grow."""
+    draws = np.random.default_rng(batch)
+    recommended = 0
+    for _ in range(200):
+        cost = {rows: {0: 1.0} | {n: float(each) for n, each in zip((1, 2, 3), draws.uniform(1, 3, 3), strict=True)}
+                for rows in (1, 4, 16, 64)}  # fmt: skip
+        found = measured("ngram", {1: 70, 2: 120, 3: 150}, cost)
+        best = recommend([found], batch)
+        recommended += best.candidate is not None
+        pairs = best.schedule or ((64, best.draft_len),) * (best.candidate is not None)
+        drafted = {rows: next((length for most, length in pairs if rows <= most), 0) for rows in cost}
+        speeds = {
+            rows: found.speedup(rows, length).expected.value if length else 1.0 for rows, length in drafted.items()
+        }
+        assert min(speeds.values()) >= 1.0
+        assert speeds[batch] == best.speedup
+        assert list(drafted.values()) == sorted(drafted.values(), reverse=True)
+        assert bool(drafted[batch]) == (best.candidate is not None)
+        assert not pairs or best.draft_len == pairs[0][1], "a recipe's schedule begins with its draft_len"
+    assert recommended > 20
+
+
+def test_of_two_as_good_the_shorter_is_taken() -> None:
+    even = {0: 1.0, 1: 1.0, 2: 1.5}
+    best = measured("ngram", {1: 50, 2: 125}, {1: even}).best(1)
+    assert (best.draft_len, best.expected.value) == (1, 1.5)
+
+
+@pytest.mark.parametrize(("longer_s", "taken"), [(1.015, 2), (1.035, 1)])
+def test_a_longer_draft_is_taken_where_more_is_expected_of_it_than_noise(longer_s: float, taken: int) -> None:
+    """Two tokens are expected to be 3.5 or 1.5 % faster than one."""
+    found = measured("ngram", {1: 500, 2: 576}, {1: {0: 1.0, 1: 1.0, 2: longer_s}}, steps=1000)
+    assert found.best(1).draft_len == taken
+
+
+def test_the_better_draft_first_and_none_where_none_pays() -> None:
+    cost = {1: {0: 1.0, 4: 2.0}}
+    good, bad = measured("draft_target", {4: 300}, cost), measured("ngram", {4: 50}, cost)
+    found = recommend([bad, good], 1)
+    assert found.candidate is good.candidate
+    assert (verdict(good, 1), verdict(bad, 1)) == ("pays", "harmful")
+    alone = recommend([bad], 1)
+    assert (alone.candidate, alone.speculation, alone.speedup) == (None, {"method": "none"}, 1.0)
+    assert recommend([], 1).speculation == {"method": "none"}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "step_s", "word"),
+    [(196, 3.0, "harmful"), (196, 1.1, "train"), (220, 1.1, "train"), (260, 1.1, "pays"), (260, 4.0, "too slow")],
+)
+def test_words_for_acceptance(accepted: int, step_s: float, word: str) -> None:
+    found = measured("ngram", {4: accepted}, {1: {0: 1.0, 4: step_s}})
+    assert verdict(found, 1) == word
+    assert (recommend([found], 1).candidate is None) == (word in ("harmful", "too slow"))
+
+
+def test_times_between_measured_lengths() -> None:
+    found = measured("ngram", {1: 10, 2: 20, 3: 30}, {1: {0: 1.0, 1: 2.0, 3: 4.0}})
+    assert found.step_seconds(1, 2) == 3.0
+
+
+def test_the_least_counts_and_no_more_than_longer_drafts_or_more_rows_took() -> None:
+    took = {
+        (1, 0): [1.0, 1.5], (1, 2): [4.0, 5.0], (1, 4): [3.0, 6.0],
+        (2, 0): [2.5, 3.0], (2, 2): [4.5, 4.5], (2, 4): [8.0, 9.0],
+        (4, 0): [2.0, 2.0], (4, 2): [7.0, 5.0], (4, 4): [6.0, 8.0],
+    }  # fmt: skip
+    assert least_seconds(took) == {
+        (1, 0): 1.0, (1, 2): 3.0, (1, 4): 3.0,
+        (2, 0): 2.0, (2, 2): 4.5, (2, 4): 6.0,
+        (4, 0): 2.0, (4, 2): 5.0, (4, 4): 6.0,
+    }  # fmt: skip
+
+
+def test_prefills_of_several_requests_lie_on_a_line() -> None:
+    """At 3 requests steps take 2 s and prefills 6 s of the 11 tokens that follow the first."""
+    even = {0: 1.0, 1: 1.0}
+    found = measured("ngram", {1: 100}, {1: even, 5: {0: 3.0, 1: 3.0}})
+    found = replace(found, prefills={1: (2.0, 2.0), 5: (10.0, 10.0)}, answer_len=12.0)
+    assert found.best(3).expected.value == pytest.approx((2 + 6 / 11) / (2 / 2 + 6 / 11))
+
+
+def test_target_alone_is_recommended_with_the_reason_that_its_interval_gives() -> None:
+    """Few texts that differ much: 1.25 times as fast on the whole, and anything from 1.0 times on for others."""
+    wide = Acceptance((Counts(10, 10, 0), Counts(10, 10, 9), Counts(10, 10, 0)), ("",) * 3)
+    found = replace(measured("draft_target", {1: 60}, {1: {0: 1.0, 1: 1.03}}), acceptance={1: wide})
+    best = found.best(1).expected
+    assert best.low < 1.02 < best.value
+    alone = recommend([found], 1)
+    assert alone.candidate is None
+    assert "the lower end of that interval is below 1.02, so it may be no faster" in alone.why
+    found_verdict = verdict_of(alone.proposal)
+    assert found_verdict.decision == "do_not_ship"
+    beginning = "Do not draft: the best of what was tried, draft_target, is expected to be"
+    assert found_verdict.text.startswith(f"{beginning} {best.value:.2f} times")
+    assert found_verdict.text.endswith("so it may be no faster; the target alone is recommended.")
+    slow = recommend([measured("ngram", {1: 10}, {1: {0: 1.0, 1: 1.09}})], 1)
+    assert slow.candidate is None
+    assert "but that is less than 1.02 times, which noise alone can make" in slow.why

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec profile --server`, against a server whose acceptance and times are known."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.bench.load.scripted import Script, scripted
+from tests.conftest import Run
+from trtspec.bench.load.rounds import Round, ask_all
+from trtspec.bench.load.sample import Sample
+
+TOKENS, OWN_LEN, ACCEPTED, FIRST_S = 25, 4, 2, 0.01
+SPEED_ALONE = TOKENS / (FIRST_S + (TOKENS - 1) * 0.01)
+ASKED = ("--prompts", "default", "--samples", 4, "--max-tokens", TOKENS, "--set", "engine.max_batch_size=1", "--json")
+
+
+@pytest.fixture(autouse=True)
+def by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give what a server answered at once the times that it would have taken, and time few requests."""
+
+    async def ask(*asked: Any) -> Round:
+        done = await ask_all(*asked)
+        return replace(done, samples=[timed(sample) for sample in done.samples])
+
+    monkeypatch.setattr("trtspec.bench.profile.server_client.ask_all", ask)
+    monkeypatch.setattr("trtspec.bench.profile.server_client.LEAST", 4)
+    monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 2)
+
+
+def timed(sample: Sample) -> Sample:
+    """Let a step take 10 ms, 2 ms more for each token that is drafted, and the first token 10 ms."""
+    steps = len(sample.chunks_s) - 1
+    if steps < 1:
+        return sample
+    step_s = step_seconds((sample.drafted or 0) // steps)
+    return replace(sample, chunks_s=tuple(FIRST_S + step * step_s for step in range(steps + 1)))
+
+
+def step_seconds(draft_len: int) -> float:
+    return 0.01 + 0.002 * draft_len
+
+
+def drafting(draft_len: int) -> Script:
+    """Draft the text but for every third token, wherever a step begins."""
+    accepted = accepted_of(draft_len)
+    histogram = [accepted.count(length) for length in range(OWN_LEN + 1)]
+    drafts = (len(accepted) * draft_len, sum(accepted), len(accepted)) if draft_len else None
+    return Script([(0.0, 1), *[(0.0, each + 1) for each in accepted]], drafts, histogram)
+
+
+def accepted_of(draft_len: int) -> list[int]:
+    """Return what each step accepts."""
+    of_three = {0: [0, 0, 0], 1: [1, 0]}.get(draft_len, [ACCEPTED])
+    return of_three * ((TOKENS - 1) // 3)
+
+
+def of_length(draft_len: int) -> Script:
+    """Return the script of a server that drafts so much by itself."""
+    script = drafting(draft_len)
+    return replace(script, histogram=script.histogram[: draft_len + 1])
+
+
+def answer(body: dict[str, Any]) -> Script:
+    return drafting(body.get("num_draft_tokens", OWN_LEN))
+
+
+def unasked(body: dict[str, Any]) -> Script:
+    """Draft as much as ever, as servers do that read no `num_draft_tokens`."""
+    return drafting(OWN_LEN)
+
+
+def expected(draft_len: int) -> float:
+    """Return the speed-up of whole answers."""
+    steps = len(accepted_of(draft_len))
+    return (FIRST_S + (TOKENS - 1) * step_seconds(0)) / (FIRST_S + steps * step_seconds(draft_len))
+
+
+def method(document: dict[str, Any]) -> dict[str, Any]:
+    (found,) = document["methods"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_server_that_is_told_how_much_to_draft(trtspec: Run, recipe: Path) -> None:
+    with scripted(answer) as server:
+        document = trtspec("profile", recipe, "--server", server.url, *ASKED, "--write").document
+        shown = trtspec("profile", recipe, "--server", server.url, *ASKED[:-1]).out
+    found = method(document)
+    assert {row["draft_len"] for row in document["server"]["speeds"]} == {0, 1, 2, 3, 4}
+    assert (document["server"]["draft_len"], document["server"]["api"]) == (OWN_LEN, "completions")
+    assert found["mean_accepted_lens"] == {"1": 1.5, "2": 3.0, "3": 3.0, "4": 3.0}
+    assert found["by_position"] == [1.0, 1.0]
+    assert document["by_position"] == [1.0, 1.0]
+    for row in found["speedups"]:
+        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
+    for row in document["server"]["speeds"]:
+        assert row["output_tokens_per_s"] == pytest.approx(SPEED_ALONE * expected(row["draft_len"]), abs=0.1)
+    assert (document["recommendation"]["draft_len"], found["verdict"]) == (2, "pays")
+    assert yaml.safe_load(recipe.read_text())["speculation"]["draft_len"] == 2
+    assert f"{server.url}, model scripted" in shown
+    assert "draft_len 4" in shown
+
+
+@pytest.mark.parametrize(("sure", "rounds"), [(0.05, 3), (-1.0, 4)])
+def test_there_are_rounds_until_it_is_sure_how_lengths_compare(
+    trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch, sure: float, rounds: int
+) -> None:
+    """All rounds take the same here; of no ratio can one be surer than that."""
+    monkeypatch.setattr("trtspec.bench.profile.server_client.LEAST_ROUNDS", 3)
+    monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 4)
+    monkeypatch.setattr("trtspec.bench.profile.server_client.SURE", sure)
+    with scripted(answer) as server:
+        trtspec("profile", recipe, "--server", server.url, *ASKED)
+        of_load = len(server.of_load())
+    asked = 4  # prompts to learn what is accepted of each length but 0, and requests of a round
+    assert of_load == asked * OWN_LEN + asked * (OWN_LEN + 1) * rounds
+
+
+def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: Path) -> None:
+    """Steps lie on a line here, and what drafts sees the text alone, so that nothing is lost."""
+    with scripted(unasked, ours=False) as server, scripted(lambda body: drafting(0), ours=False) as alone:
+        document = trtspec("profile", recipe, "--server", server.url, "--baseline", alone.url, *ASKED).document
+    found = method(document)
+    assert {row["draft_len"] for row in document["server"]["speeds"]} == {0, 4}
+    assert {row["draft_len"] for row in found["step_seconds"]} == {0, 4}
+    assert found["mean_accepted_lens"] == {"1": 1.5, "2": 3.0, "3": 3.0, "4": 3.0}
+    for row in found["speedups"]:
+        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
+    assert document["recommendation"]["draft_len"] == 2
+    assert not any("num_draft_tokens" in server.asked[number] for number in server.of_load())
+
+
+def test_servers_of_other_lengths_tell_of_those_between(
+    trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps lie on a line from one drafted token on here, and not on the one from none."""
+    monkeypatch.setattr(
+        sys.modules[__name__], "step_seconds", lambda draft_len: 0.01 + 0.001 * draft_len + 0.003 * (draft_len > 0)
+    )
+    with (
+        scripted(unasked, ours=False) as server,
+        scripted(lambda body: of_length(1), ours=False) as shorter,
+        scripted(lambda body: drafting(0), ours=False) as alone,
+    ):
+        servers = ("--server", server.url, "--server", shorter.url, "--baseline", alone.url)
+        document = trtspec("profile", recipe, *servers, *ASKED).document
+        twice = trtspec("profile", recipe, *servers, "--server", shorter.url, *ASKED)
+    found = method(document)
+    assert document["server"]["url"] == server.url
+    assert {row["draft_len"] for row in found["step_seconds"]} == {0, 1, 4}
+    assert {row["draft_len"] for row in found["speedups"]} == {1, 2, 3, 4}
+    for row in found["speedups"]:
+        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
+    assert f"{shorter.url}: it drafts 1 tokens, as another server does" in twice.err
+
+
+def test_another_server_says_how_much_it_drafts(trtspec: Run, recipe: Path) -> None:
+    with scripted(answer) as server, scripted(lambda body: replace(of_length(1), histogram=[12])) as other:
+        outcome = trtspec("profile", recipe, "--server", server.url, "--server", other.url, *ASKED)
+    assert outcome.code != 0
+    assert "its answers do not tell how many tokens it drafts" in outcome.err
+
+
+def test_where_places_are_not_told_no_other_length_is(trtspec: Run, recipe: Path) -> None:
+    lens = ("--max-draft-len", 1, "--set", f"speculation.draft_len={OWN_LEN}")
+    with scripted(answer, models=()) as server:
+        document = trtspec("profile", recipe, "--server", server.url, *ASKED, *lens).document
+    found = method(document)
+    assert document["server"]["api"] == "triton"
+    assert found["by_position"] == []
+    assert document["server"]["draft_len"] == OWN_LEN  # which is the recipe's
+    assert {row["draft_len"] for row in found["speedups"]} == {1, OWN_LEN}
+
+
+def test_prompts_that_a_server_refuses_are_counted(trtspec: Run, recipe: Path) -> None:
+    seen: list[str] = []
+    with scripted(lambda body: refused(body, seen)) as server:
+        document = trtspec("profile", recipe, "--server", server.url, *ASKED).document
+    assert (document["prompts"], document["prompts_left_out"]) == (3, 1)
+
+
+def refused(body: dict[str, Any], seen: list[str]) -> Script:
+    """Refuse the first prompt that is no probe."""
+    if body["prompt"] != "Hello" and not seen:
+        seen.append(body["prompt"])
+    return Script(status=400, refusal="too long") if body["prompt"] in seen else answer(body)
+
+
+def test_requests_that_fail_are_no_prompts_that_are_too_long(trtspec: Run, recipe: Path) -> None:
+    """One fails in the answers, and later one of a round, which does not count: the others' times do."""
+    seen: list[str] = []
+
+    def script(body: dict[str, Any]) -> Script:
+        seen.append(body["prompt"])
+        loads = sum(prompt != "Hello" for prompt in seen)
+        fails = body["prompt"] != "Hello" and loads in (1, 20)
+        return Script(status=500, refusal="out of memory") if fails else answer(body)
+
+    with scripted(script) as server:
+        document = trtspec("profile", recipe, "--server", server.url, *ASKED).document
+        seen.clear()
+        said = trtspec("profile", recipe, "--server", server.url, *ASKED[:-1])
+    assert (document["prompts"], document["prompts_left_out"]) == (3, 0)
+    assert document["server"]["requests_failed"] == 2
+    for row in method(document)["speedups"]:
+        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
+    assert "2 requests failed and do not count: the server answered 500: out of memory" in said.out + said.err
+    assert "too long" not in said.out + said.err
+
+
+def test_a_server_that_fails_in_every_round_ends_the_profile(trtspec: Run, recipe: Path) -> None:
+    """One request in four fails once streams are timed, so fewer run at once than are timed."""
+    seen: list[str] = []
+
+    def script(body: dict[str, Any]) -> Script:
+        seen.append(body["prompt"])
+        timing = len(seen) > 4 * OWN_LEN + 4  # behind four answers of each length, and the probes
+        return Script(status=503, refusal="busy") if timing and len(seen) % 4 == 0 else answer(body)
+
+    with scripted(script) as server:
+        outcome = trtspec("profile", recipe, "--server", server.url, *ASKED)
+    assert outcome.code != 0
+    assert "in each round with 1 at once requests failed: the server answered 503: busy" in outcome.err
+
+
+def silent(body: dict[str, Any]) -> Script:
+    return replace(answer(body), drafts=None)
+
+
+def at_once(body: dict[str, Any]) -> Script:
+    return replace(answer(body), chunks=((0.0, TOKENS),))
+
+
+@pytest.mark.parametrize(
+    ("script", "ours", "said"),
+    [
+        (silent, True, "its answers tell of no drafts"),
+        (at_once, True, "its answers come in one piece"),
+        (unasked, False, "there is nothing to compare with"),
+        (lambda body: Script(status=500, refusal="broken"), True, "broken"),
+        (lambda body: answer(body) if body["prompt"] == "Hello" else Script(), True, "none has two tokens"),
+    ],
+)
+def test_a_server_that_does_not_do_is_told(trtspec: Run, recipe: Path, script: Any, ours: bool, said: str) -> None:
+    with scripted(script, ours=ours) as server:
+        outcome = trtspec("profile", recipe, "--server", server.url, *ASKED)
+    assert outcome.code != 0
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--server", "http://127.0.0.1:1"), "the server cannot be reached"),
+        (("--server", "http://127.0.0.1:1", "--methods", "ngram"), "a server drafts by its own method"),
+        (("--baseline", "http://127.0.0.1:1"), "are of a server"),
+        (("--server", "./here"), "this is an artifact"),
+        (("--server", "http://127.0.0.1:1", "--set", "speculation={method: none}"), "drafts nothing"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    trtspec: Run, recipe: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    outcome = trtspec("profile", recipe, *arguments)
+    assert outcome.code != 0
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec tune`: successive halving, resumed where it was ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import Run
+from trtspec.bench.profile import tune
+from trtspec.bench.profile.acceptance import Acceptance, Counts
+from trtspec.bench.profile.candidate import Candidate, Texts
+from trtspec.bench.profile.checkpointing import Finished
+from trtspec.bench.profile.measured import Measured
+from trtspec.bench.profile.recommend import Recommendation, recommend
+from trtspec.bench.profile.serialization import dump_measured, dump_texts, read_measured, read_texts
+from trtspec.bench.profile.successive_halving import halve, rung_sizes
+from trtspec.methods.base import find_method, methods
+from trtspec.recipe.yaml_edit import edited
+
+SMALL = ("--samples", 8, "--max-tokens", 24, "--max-draft-len", 3, "--set", "engine.max_batch_size=1")
+
+
+@pytest.mark.parametrize(
+    ("texts", "arms", "sizes"), [(64, 8, [16, 32, 64]), (8, 30, [4, 8]), (3, 9, [3]), (64, 1, [64])]
+)
+def test_the_last_round_is_on_all_texts(texts: int, arms: int, sizes: list[int]) -> None:
+    assert rung_sizes(texts, arms) == sizes
+
+
+def test_the_better_half_goes_on_and_what_people_have_stays() -> None:
+    asked = []
+
+    def score(arm: int, size: int) -> float:
+        asked.append((arm, size))
+        return float(arm)
+
+    rungs = list(halve(range(7), [4, 8, 16], score))
+    assert [[arm for arm, _ in rung.scores] for rung in rungs] == [[6, 5, 4, 3, 2, 1, 0], [6, 5, 4, 3, 0], [6, 5, 4, 0]]
+    assert [rung.kept for rung in rungs] == [4, 3, 4]
+    assert len(asked) == len(set(asked)) == 16
+
+
+def test_of_equal_arms_the_earlier_wins() -> None:
+    assert next(halve("abc", [4], lambda arm, size: 1.0)).scores[0][0] == "a"
+
+
+def test_what_is_saved_is_read_back() -> None:
+    candidate = Candidate("ngram", None, {}, True, Path())
+    acceptance = {2: Acceptance((Counts(5, 9, 4, (3, 1), (5, 4)), Counts(1, 0, 0, (0, 0), (0, 0))), ("a", ""))}
+    measured = Measured(candidate, acceptance, {(1, 0): 0.25, (1, 2): 0.5}, {1: (0.125, 0.25)}, 7.5)
+    assert read_measured(candidate, json.loads(json.dumps(dump_measured(measured)))) == measured
+    texts = Texts(((1, 2), (3,)), ((4,), (5, 6)), ("a", ""))
+    assert read_texts(json.loads(json.dumps(dump_texts(texts)))) == texts
+
+
+def test_a_finished_part_is_made_once_and_forgotten_at_the_end(workplace: Path) -> None:
+    made = []
+
+    def make(value: int) -> dict[str, int]:
+        made.append(value)
+        return {"value": value}
+
+    first = Finished("tune")
+    assert first.get(["a", {"b": 1}], lambda: make(1)) == {"value": 1}
+    second = Finished("tune")
+    assert second.get(["a", {"b": 1}], lambda: make(2)) == {"value": 1}
+    assert second.get(["a", {"b": 2}], lambda: make(3)) == {"value": 3}
+    assert (made, second.found) == ([1, 3], 1)
+    for path in second._root.glob("*"):
+        path.write_text("{")
+    assert Finished("tune").get(["a", {"b": 2}], lambda: make(4)) == {"value": 4}
+    second.forget()
+    assert not list(second._root.glob("*"))
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_variants_are_options_of_their_method(name: str) -> None:
+    method = find_method(name)
+    given = {"swift": {"skip": {"attention": [1], "mlp": []}}}.get(name, {})
+    for options in tune._variants(method, given):
+        method.parse(options)
+    assert len([*method.variants(method.parse(given))]) == len([*tune._variants(method, given)])
+
+
+def test_a_tree_is_tried_at_several_depths_and_a_chain_whole() -> None:
+    own = Candidate("eagle3", None, {}, True, Path())
+    arms = list(tune._arms(own, 4, 6))
+    assert [(arm.options, arm.draft_len) for arm in arms[:1]] == [({}, 6)]
+    assert [arm.draft_len for arm in arms if arm.options.get("nodes") == 12] == [4, 1, 2, 3, 5, 6]
+    assert len({arm.settings for arm in arms}) == len(arms) == 30
+
+
+def test_smaller_trees_are_trees() -> None:
+    method = find_method("medusa")
+    sizes = [len(change["choices"]) for change in method.variants(method.parse({}))]
+    assert sizes == [4, 8, 16, 32]
+
+
+@pytest.mark.integration
+def test_an_ended_run_goes_on_where_it_was(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The third measurement breaks; the next run makes that and what follows, and says what a whole run says."""
+    real, calls = tune.measure, []
+
+    def measure(arm: Candidate, texts: Texts, *rest: Any) -> Measured:
+        calls.append((arm.settings, len(texts.said)))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(arm, texts, *rest)
+
+    monkeypatch.setattr(tune, "measure", measure)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "the rest " * many}) + "\n" for many in range(1, 9)))
+    asked = ("tune", recipe, *SMALL, "--prompts", prompts, "--json")
+    assert trtspec(*asked).code == 130
+    document = trtspec(*asked).document
+    assert calls[3] == calls[2]
+    assert len(set(calls)) == len(calls) - 1
+    first, last = document["rounds"]
+    assert (first["prompts"], last["prompts"]) == (4, 8)
+    assert len(first["tried"]) == 4
+    assert sum(each["kept"] for each in first["tried"]) == 2
+    for each in last["tried"]:
+        low, high = each["interval"]
+        assert low <= each["speedup"] <= high
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(edited(recipe.read_text(), "speculation", document["recommendation"]["speculation"]))
+    assert yaml.safe_load(mine.read_text())["speculation"]["method"] in ("draft_target", "none")
+
+
+def test_nothing_to_tune(workplace: Path, trtspec: Run) -> None:
+    outcome = trtspec("tune", "quickstart", "--set", "speculation={method: none}")
+    assert outcome.code == 1
+    assert "nothing to tune" in outcome.err
+
+
+@pytest.mark.integration
+def test_tune_that_recommends_none_gives_the_reason_and_names_what_write_switches_off(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(found: Sequence[Measured], batch: int) -> Recommendation:
+        """Return what is recommended of steps that take ten times as long where they draft."""
+        slower = [
+            replace(each, seconds={case: one * (10 if case[1] else 1) for case, one in each.seconds.items()})
+            for each in found
+        ]
+        return recommend(slower, batch)
+
+    monkeypatch.setattr(tune, "recommend", slow)
+    shown = trtspec("tune", recipe, *SMALL)
+    assert shown.out.startswith("Do not draft: the best of what was tried, draft_target (./draft), is expected to be ")
+    assert "that is less than 1.02 times, which noise alone can make; the target alone is recommended." in shown.out
+    assert "--write would switch draft_target (./draft) off\n" in shown.out
+    assert "draft_target" in recipe.read_text()
+    document = trtspec("tune", recipe, *SMALL, "--write", "--json")
+    assert document.document["decision"] == "do_not_ship"
+    assert document.document["verdict"].startswith("Do not draft: ")
+    assert document.document["recommendation"]["method"] == "none"
+    assert f"{recipe}: speculation was switched off, which was draft_target (./draft): the best of " in document.err
+    assert yaml.safe_load(recipe.read_text())["speculation"] == {"method": "none"}

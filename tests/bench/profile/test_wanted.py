@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be tried, and how much of it is drafted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.backends.choose import in_process
+from trtspec.bench.profile.candidates import Wanted, wanted
+from trtspec.bench.profile.options import Asked, Limits
+from trtspec.core.errors import TrtspecError
+from trtspec.core.paths import recipes_dir
+from trtspec.recipe.load import load_recipe
+
+TREE = {"top_k": 4, "nodes": 12}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "draft_len"),
+    [
+        (Wanted("eagle3", None, {}, 4), 10, 10),
+        (Wanted("eagle3", None, TREE, 4), 10, 4),
+        (Wanted("eagle3", None, TREE, 4), 3, 3),
+        (Wanted("eagle3", None, TREE), 10, 4),
+        (Wanted("redrafter", None, {}, 7), 10, 7),
+        (Wanted("redrafter", None, {"beams": 1}, 7), 10, 10),
+        (Wanted("eagle3", None, {}, 4), 64, 16),
+    ],
+)
+def test_a_chain_is_as_long_as_is_tried_and_a_tree_as_deep_as_it_is(wanted: Wanted, most: int, draft_len: int) -> None:
+    assert wanted.section(most)["draft_len"] == draft_len
+
+
+def test_a_method_without_a_length_is_given_none() -> None:
+    assert Wanted("medusa", None, {}).section(10) == {"method": "medusa", "options": {}}
+
+
+def test_all_is_found_before_anything_is_built(workplace: Path) -> None:
+    """A head without a net to draft with is left out with the reason, as a draft that is not there; a typo ends it."""
+    loaded = load_recipe(Path("quickstart-ngram"), [])
+
+    def found(methods: list[str] | None, drafts: list[str]) -> tuple[list[str], dict[str, str]]:
+        asked = Asked(Path("quickstart-ngram"), [], None, drafts, methods, Limits(1, 8, 4, 1, 0))
+        each, left_out = wanted(loaded, asked, in_process()[1])
+        return [one.name for one in each], left_out
+
+    names, left_out = found(["eagle3", "ngram"], ["./nowhere", str(recipes_dir() / "models" / "quickstart-draft")])
+    assert names[0] == "ngram"
+    assert names[1].startswith("draft_target")
+    assert left_out["eagle3"] == "it drafts with a head, and the recipe has none; --drafts names one"
+    assert left_out["./nowhere"]
+    with pytest.raises(TrtspecError, match="ngrams"):
+        found(["ngram", "ngrams"], [])
+
+
+@pytest.mark.integration
+def test_a_recipe_with_a_tree_is_measured_as_it_is(workplace: object, trtspec: Run) -> None:
+    asked = ("--samples", 2, "--max-tokens", 16, "--methods", "redrafter", "--set", "engine.max_batch_size=1", "--json")
+    document = trtspec("profile", "quickstart-redrafter", *asked).document
+    (found,) = document["methods"]
+    assert (found["draft_len"], {each["draft_len"] for each in found["speedups"]}) == (4, {4})
+    assert document["recommendation"]["draft_len"] in (0, 4)  # a loaded machine may find that it does not pay

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`baseline`: the target alone, in this process and of a server; what the document says of target and prompts."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from tests.report.advisor.serving import serving
+from trtspec.bench.artifact import artifact_prompts
+from trtspec.bench.baseline import Measured, ask_server
+from trtspec.bench.saved_documents import prompts_sha256
+from trtspec.bench.target_fingerprint import target_sha256
+from trtspec.core.errors import DeployError
+from trtspec.core.processes import start_time
+from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.serving.triton.client import Client
+from trtspec.store.manifest import load_manifest, manifest_sha256
+
+FEW = ("--max-tokens", 4, "--runs", 2)
+
+
+@pytest.mark.slow
+def test_the_document_is_of_the_target_and_the_prompts(artifact: Path, trtspec: Run) -> None:
+    out = artifact.parent / "baseline.json"
+    found = trtspec("baseline", artifact, *FEW, "-o", out, "--json").document
+    assert json.loads(out.read_text()) == found
+    prompts = artifact_prompts(artifact, None)
+    assert found["prompts"] == {"count": len(prompts), "sha256": prompts_sha256(each.text for each in prompts)}
+    assert found["manifest"] == manifest_sha256(artifact)
+    assert found["target"]["sha256"] == target_sha256(load_manifest(artifact))
+    assert (found["kind"], found["max_tokens"], found["runs"], found["engine"]["measured_by"]) == (
+        "baseline", 4, 2, "process",
+    )  # fmt: skip
+    assert found["new_tokens"] == sum(each["new_tokens"] for each in found["samples"])
+    for run, rate in enumerate(found["tokens_per_s"]):
+        spent = sum(each["seconds"][run] for each in found["samples"])
+        assert rate == pytest.approx(found["new_tokens"] / spent, rel=0.01)
+    assert found["machine"]["cores"] >= 1
+    assert found["versions"]["trtspec"]
+
+
+@pytest.mark.slow
+def test_the_target_is_the_same_whatever_drafts_for_it(recipe: Path, trtspec: Run) -> None:
+    digests = {}
+    for name, overrides in {
+        "pair": (),
+        "alone": ("--set", "speculation={method: none}"),
+        "fp16": ("--set", "target.dtype=float16"),
+    }.items():
+        out = recipe.parent / name
+        assert trtspec("build", recipe, *overrides, "--out", out).code == 0
+        digests[name] = target_sha256(load_manifest(out))
+    assert digests["pair"] == digests["alone"] != digests["fp16"]
+
+
+def test_what_percentiles_are_of() -> None:
+    found = Measured([[1.0, 3.0], [2.0, 4.0]], [10, 0]).as_dict()
+    assert found["tokens_per_s"] == [2.5, 1.67]
+    assert found["median_tokens_per_s"] == 2.08
+    assert found["request_s"] == {"mean": 2.5, "p50": 2.5, "p95": 3.85}
+    assert found["ms_per_token"] == {"mean": 150.0, "p50": 150.0, "p95": 195.0}  # an empty answer has no tokens
+
+
+@pytest.mark.slow
+def test_other_prompts_and_what_is_shown(artifact: Path, trtspec: Run) -> None:
+    own = artifact.parent / "own.txt"
+    own.write_text("one\ntwo\n")
+    shown = trtspec("baseline", artifact, *FEW, "--prompts", own)
+    assert shown.code == 0
+    assert "tiny: 2 prompts, 4 tokens each at most" in shown.out
+    assert "tokens/s (median of 2 runs)" in shown.out
+
+
+def deployed(artifact: Path, url: str, manifest: str = "") -> None:
+    journal, port = DeploymentJournal("tiny"), int(url.rpartition(":")[2])
+    journal.root.mkdir(parents=True, exist_ok=True)
+    pid = os.getpid()
+    record = Record("tiny", "live", str(artifact), pid, start_time(pid), port, 2, 3, "x", detached=True)
+    journal.write(replace(record, manifest=manifest or manifest_sha256(artifact)))
+
+
+class Server:
+    """Answers like the ensemble, and remembers what it was asked."""
+
+    def __init__(self, **answer: Any) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.answer = answer
+
+    def __call__(self, path: str, body: bytes) -> tuple[int, bytes]:
+        request = json.loads(body)
+        self.asked.append(request)
+        answer = {"text_output": "x", "num_output_tokens": request["max_tokens"], **self.answer}
+        return 200, json.dumps({key: value for key, value in answer.items() if value is not None}).encode()
+
+
+@pytest.mark.slow
+def test_a_server_is_asked_to_draft_nothing(artifact: Path, trtspec: Run) -> None:
+    server = Server()
+    with serving(lambda path: (200, b""), server) as url:
+        deployed(artifact, url)
+        found = trtspec("baseline", "tiny", *FEW, "--json").document
+    assert found["engine"]["measured_by"] == "server"
+    assert {request["num_draft_tokens"] for request in server.asked[1:]} <= {0}
+    prompts = len(artifact_prompts(artifact, None))
+    assert sum(request["text_input"] != "Hello" for request in server.asked) == 2 * prompts + 1
+    assert found["new_tokens"] == 4 * prompts
+
+
+@pytest.mark.slow
+def test_a_server_that_drafts_whatever_is_asked_is_none(artifact: Path) -> None:
+    def refuse(path: str, body: bytes) -> tuple[int, bytes]:
+        return 400, b'{"error": "num_draft_tokens is not supported"}'
+
+    with serving(lambda path: (200, b""), refuse) as url, pytest.raises(DeployError, match="drafts whatever is asked"):
+        ask_server(Client.at(url), load_manifest(artifact), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [None, "4", [4]])
+def test_answers_without_their_tokens_are_no_measurement(artifact: Path, trtspec: Run, tokens: Any) -> None:
+    with serving(lambda path: (200, b""), Server(num_output_tokens=tokens)) as url:
+        deployed(artifact, url)
+        refused = trtspec("baseline", "tiny", *FEW)
+    assert refused.code == 1
+    assert "the server's answers lack num_output_tokens" in refused.err
+
+
+@pytest.mark.slow
+def test_an_artifact_that_was_built_again_is_another_one(artifact: Path, trtspec: Run) -> None:
+    with serving(lambda path: (200, b""), Server()) as url:
+        deployed(artifact, url, "0" * 64)
+        refused = trtspec("baseline", "tiny", *FEW)
+    assert refused.code == 1
+    assert "built again since it was deployed" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("http://127.0.0.1:1", "an address does not say what is served there"), ("no/artifact", "there is no artifact")],
+)
+def test_what_cannot_be_measured_is_said(workplace: Path, trtspec: Run, what: str, message: str) -> None:
+    refused = trtspec("baseline", what)
+    assert (refused.code, refused.out) == (1, "")
+    assert message in refused.err

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`verify` compares an artifact with transformers and the source: faults planted in an artifact are found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests._support.manifests import read_manifest, write_manifest
+from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
+from tests.conftest import Run
+from trtspec.bench.reference import Reference
+
+pytestmark = pytest.mark.integration
+TOKENS = ("--max-tokens", 12)
+
+
+def _edit(artifact: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a JSON document of an artifact's tokenizer, and record its digest as its own."""
+    path = artifact / "tokenizer" / name
+    document = json.loads(path.read_text()) if path.is_file() else {}
+    change(document)
+    path.unlink(missing_ok=True)  # it may be the store's file too
+    path.write_text(json.dumps(document))
+    manifest = read_manifest(artifact)
+    records = [each for each in manifest["files"] if each["path"] != f"tokenizer/{name}"]
+    raw = path.read_bytes()
+    record = {"path": f"tokenizer/{name}", "sha256": hashlib.sha256(raw).hexdigest(), "size": len(raw)}
+    write_manifest(artifact, manifest | {"files": [*records, record]})
+
+
+def _parity(trtspec: Run, artifact: Path, code: int, *arguments: object) -> dict[str, Any]:
+    done = trtspec("verify", artifact, *TOKENS, "--json", *arguments)
+    assert done.code == code, done.err
+    return next(check for check in done.document["checks"] if check["name"] == "parity")
+
+
+def _greedy_ids(trtspec: Run, artifact: Path) -> list[int]:
+    found: list[int] = trtspec("generate", artifact, "-p", "{", *TOKENS, "--json").document["token_ids"]
+    return found
+
+
+def test_end_ids_that_an_artifact_lost_are_a_difference(recipe: Path, trtspec: Run) -> None:
+    assert trtspec("build", recipe).code == 0
+    artifact = recipe.parent / "build" / "tiny"
+    said = _greedy_ids(trtspec, artifact)
+    settings = recipe.parent / "target" / "generation_config.json"
+    settings.write_text(json.dumps({"eos_token_id": [0, said[3]]}))
+    parity = _parity(trtspec, artifact, 110)
+    assert f"texts end at 0 here, at {', '.join(map(str, sorted({0, said[3]})))} in transformers" in parity["detail"]
+    assert f"we go on with {said[3]}, the source ends the text there" in parity["detail"]
+    assert trtspec("build", recipe).code == 0
+    assert _parity(trtspec, artifact, 0)["ok"]
+
+
+def test_an_end_that_the_source_lacks_is_a_difference(recipe: Path, artifact: Path, trtspec: Run) -> None:
+    said = _greedy_ids(trtspec, artifact)
+    _edit(artifact, "generation_config.json", lambda document: document.update(eos_token_id=said[2]))
+    assert f"texts end at {said[2]} here, at 0 in transformers" in _parity(trtspec, artifact, 110)["detail"]
+    settings = recipe.parent / "target" / "generation_config.json"
+    settings.write_text("{}")
+    detail = _parity(trtspec, artifact, 110)["detail"]
+    assert f"texts end at {said[2]} here, at no id in transformers" in detail
+    assert "we end the text, the source has no end ids" in detail
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_begin_token_too_many_is_a_difference(times: int, recipe: Path, artifact: Path, trtspec: Run) -> None:
+    def begin(document: dict[str, Any], times: int = times) -> None:
+        single = [{"SpecialToken": {"id": "<end>", "type_id": 0}}] * times + [{"Sequence": {"id": "A", "type_id": 0}}]
+        document["post_processor"] = {
+            "type": "TemplateProcessing", "single": single, "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<end>": {"id": "<end>", "ids": [0], "tokens": ["<end>"]}},
+        }  # fmt: skip
+
+    _edit(artifact, "tokenizer.json", begin)
+    if times == 2:  # the source has one, as most models have
+        path = recipe.parent / "target" / "tokenizer.json"
+        document = json.loads(path.read_text())
+        begin(document, 1)
+        path.write_text(json.dumps(document))
+    parity = _parity(trtspec, artifact, 110)
+    assert "tokens are not transformers'" in parity["detail"]
+    assert parity["value"] == 0
+
+
+def test_messages_are_compared_by_the_template_of_the_source(recipe: Path, trtspec: Run) -> None:
+    template = "{% for m in messages %}<end>{{ m.content }}{% endfor %}"
+    config = recipe.parent / "target" / "tokenizer_config.json"
+    config.write_text(json.dumps({"eos_token": "<end>", "chat_template": template}))
+    chat = recipe.parent / "prompts.jsonl"
+    chat.write_text(json.dumps({"messages": [{"role": "user", "content": "the rest is in here"}]}) + "\n")
+    assert trtspec("build", recipe).code == 0
+    artifact = recipe.parent / "build" / "tiny"
+    assert _parity(trtspec, artifact, 0)["value"] == 1
+    other = template.replace("<end>", "")
+    _edit(artifact, "tokenizer_config.json", lambda document: document.update(chat_template=other))
+    assert "tokens are not transformers'" in _parity(trtspec, artifact, 110)["detail"]
+
+
+def test_a_tie_of_the_rounding_to_float16_is_reported_and_is_no_failure(recipe: Path, trtspec: Run) -> None:
+    """A float32 source whose two best tokens differ by less than float16 holds: the artifact cannot tell them apart."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    target = recipe.parent / "target"
+    make_llama(target, vocab_size=PAIR_VOCAB, dtype="float32", **TARGET_SHAPE)
+    make_tokenizer(target)
+    recipe.write_text(recipe.read_text().replace("model: ./target\n", "model: ./target\n  dtype: float16\n"))
+    reference = Reference(target)
+    ids = torch.tensor([reference.tokenizer("{").input_ids])
+    with torch.inference_mode():
+        hidden = reference.model.model(ids).last_hidden_state[0, -1]
+    weights = load_file(target / "model.safetensors")
+    rows = weights["lm_head.weight"]
+    low, high = 5, PAIR_VOCAB - 1
+    rows[low] = (rows[int((rows @ hidden).argmax())] * 1.5).half().float()
+    step = torch.from_numpy(__import__("numpy").spacing(rows[low].half().abs().numpy())).float()
+    rows[high] = rows[low] + 0.45 * step * hidden.sign()  # half a step is rounded away
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    prompts = recipe.parent / "prompts.jsonl"
+    prompts.write_text('{"prompt": "{"}\n')
+    assert trtspec("build", recipe).code == 0
+    artifact = recipe.parent / "build" / "tiny"
+    detail = _parity(trtspec, artifact, 0)["detail"]
+    assert f"token 0: the source prefers {high}" in detail
+    assert "which is the rounding of its weights to float16" in detail
+    lead = float((rows[high] - rows[low]) @ hidden)
+    assert lead > 1e-3, "more than two implementations in float32 differ by"
+    # the same two tokens, wider apart than the type rounds: a difference
+    rows[high] = rows[low] + 3 * step * hidden.sign()
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    assert "1 differences: prompt 1 token 0" in _parity(trtspec, artifact, 110)["detail"]
+
+
+def test_copies_of_the_tokenizer_are_compared_with_the_source(recipe: Path, trtspec: Run) -> None:
+    built = trtspec("build", recipe, "--set", "engine.backend=vllm", "--set", "engine.gpu=h100")
+    assert built.code == 0, built.err
+    artifact = recipe.parent / "build" / "tiny"
+    assert trtspec("verify", artifact).code == 0
+    _edit(artifact, "generation_config.json", lambda document: document.update(eos_token_id=7))
+    done = trtspec("verify", artifact, "--json")
+    assert done.code == 110
+    sources = next(check for check in done.document["checks"] if check["name"] == "sources")
+    assert "tokenizer/generation_config.json" in sources["detail"]
+
+
+def test_penalties_of_the_model_are_compared_with_those_of_transformers(recipe: Path, trtspec: Run) -> None:
+    settings = {"eos_token_id": 0, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 3}
+    path = recipe.parent / "target" / "generation_config.json"
+    path.write_text(json.dumps(settings))
+    with_defaults = ("--set", "serving.defaults=model")
+    assert trtspec("build", recipe, *with_defaults).code == 0
+    artifact = recipe.parent / "build" / "tiny"
+    assert _parity(trtspec, artifact, 0)["value"] == 3
+    said = _greedy_ids(trtspec, artifact)
+    path.write_text(json.dumps(settings | {"suppress_tokens": said[:3]}))
+    assert "the source prefers" in _parity(trtspec, artifact, 110)["detail"]

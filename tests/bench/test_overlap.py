@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts of a measurement that the draft was trained on are counted, and named in the warning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.bench.overlap import DIGESTS, RECORD, digest_of, overlap
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.store.artifact_paths import TOKENIZER
+
+PROMPTS = [f'{{"id": {number}, "name":' for number in range(8)]
+WARNING = (
+    "6 of 8 prompts are among the 6 that the draft was trained on: of others less may be accepted; "
+    "measure with held-out prompts (--prompts FILE)"
+)
+
+
+@pytest.fixture
+def trained(artifact: Path) -> Path:
+    """An artifact whose draft was trained on the first six of the prompts."""
+    encode = Tokenizer(artifact / TOKENIZER).encode
+    digests = [digest_of(encode(prompt)) for prompt in PROMPTS[:6]]
+    (artifact.parents[1] / "draft" / RECORD).write_text(json.dumps({"published": True, DIGESTS: digests}))
+    (artifact.parents[1] / "prompts.jsonl").write_text("".join(json.dumps({"prompt": each}) + "\n" for each in PROMPTS))
+    return artifact
+
+
+def test_prompts_that_a_draft_was_trained_on_are_counted(trained: Path) -> None:
+    found = overlap(trained, PROMPTS)
+    assert found
+    assert (found.shared, found.prompts, found.trained_on) == (6, 8, 6)
+    assert found.warning == WARNING
+    assert overlap(trained, PROMPTS[6:]) is None
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"prompt_digests": 3}', '{"prompt_digests": [3]}'])
+def test_a_draft_without_a_usable_record_overlaps_with_nothing(record: str, trained: Path) -> None:
+    (trained.parents[1] / "draft" / RECORD).write_text(record)
+    assert overlap(trained, PROMPTS) is None
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("command", [("verify",), ("bench", "--runs", 1), ("bench", "--runs", 1, "--gates")])
+def test_verify_and_bench_warn_of_training_prompts(command: tuple[object, ...], trained: Path, trtspec: Run) -> None:
+    name, *rest = command
+    asked = (name, trained, *rest, "--prompts", "prompts.jsonl", "--max-tokens", 2)
+    assert f"warning: {WARNING}\n" in trtspec(*asked).err
+    assert WARNING in trtspec(*asked, "--json").document["warnings"]
+    assert "warning" not in trtspec(name, trained, *rest, "--max-tokens", 2).err, "the artifact's own are others"

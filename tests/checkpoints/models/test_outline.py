@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What any decoder takes, against numbers that others published or that are computed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.checkpoints.memory_profile import LayerCache, Outline, read_outline
+from trtspec.checkpoints.source import Source
+from trtspec.core.errors import CheckpointError
+
+SIZES = {
+    "hidden_size": 64,
+    "vocab_size": 100,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "max_position_embeddings": 1000,
+}
+
+
+def outline(**config: Any) -> Outline:
+    return read_outline(Source(Path("model"), SIZES | config, {}))
+
+
+def test_every_layer_keeps_keys_and_values_of_whole_heads() -> None:
+    found = outline()
+    assert found.layers == (LayerCache(4, 32),) * 4
+    assert found.cache_bytes(2, 10, tensor=1, item_bytes=2) == 2 * 10 * 4 * 4 * 32 * 2
+    assert found.cache_bytes(2, 10, tensor=8, item_bytes=2) == 2 * 10 * 4 * 1 * 32 * 2
+
+
+def test_a_latent_is_kept_whole_on_every_rank() -> None:
+    """DeepSeek V3: 70,272 bytes a token in 16 bits (arXiv:2505.09343, table 1: 70.272 KB)."""
+    found = outline(num_hidden_layers=61, kv_lora_rank=512, qk_rope_head_dim=64)
+    assert found.cache_bytes(1, 1, tensor=1, item_bytes=2) == 70_272
+    assert found.cache_bytes(1, 1, tensor=8, item_bytes=2) == 70_272
+
+
+def test_layers_with_a_window_keep_no_more() -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    found = outline(layer_types=kinds, sliding_window=5)
+    assert found.cache_bytes(1, 100, tensor=1, item_bytes=1) == (2 * 5 + 2 * 100) * 4 * 32
+    assert outline(sliding_window_pattern=2, sliding_window=5) == found
+
+
+def test_what_a_config_leaves_to_its_class_is_known() -> None:
+    """Gemma 3 4B says neither its vocabulary nor its heads; every sixth layer sees the whole text."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
+    found = read_outline(Source(Path("model"), {"model_type": "gemma3", "text_config": text}, {}))
+    assert (found.vocab_size, found.max_positions, found.kept_numbers) == (262_208, 131_072, 262_208 * 2560)
+    assert [layer.window for layer in found.layers[:6]] == [1024] * 5 + [0]
+    assert found.layers[5] == LayerCache(4, 512)
+
+
+def test_linear_attention_keeps_a_state_and_full_attention_the_text() -> None:
+    """Qwen3.8-27B: 65,536 bytes a token, and 150,994,944 of a text's state in float32."""
+    linear = {"linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    found = outline(num_hidden_layers=64, head_dim=256, full_attention_interval=4, **linear)
+    assert found.cache_bytes(1, 0, tensor=1, item_bytes=2) == 150_994_944
+    assert found.cache_bytes(1, 1, tensor=1, item_bytes=2) - 150_994_944 == 65_536
+
+
+def test_layers_that_share_a_cache_and_wider_heads() -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    found = outline(layer_types=kinds, sliding_window=5, num_kv_shared_layers=2, global_head_dim=32)
+    assert found.layers == (LayerCache(4, 32, 5), LayerCache(4, 64))
+
+
+def test_the_text_model_of_a_section() -> None:
+    assert read_outline(Source(Path("model"), {"text_config": SIZES}, {})) == outline()
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings"])
+def test_a_size_that_is_missing(key: str) -> None:
+    with pytest.raises(CheckpointError, match=f"lacks '{key}'"):
+        outline(**{key: None})
+
+
+class TestARecipe:
+    @pytest.fixture
+    def unknown(self, recipe: Path) -> Path:
+        """The tiny pair, of an architecture that no family describes."""
+        for name in ("target", "draft"):
+            config = recipe.parent / name / "config.json"
+            config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["NewForCausalLM"]}))
+        return recipe
+
+    def test_is_planned_with_its_memory(self, unknown: Path, trtspec: Run) -> None:
+        backend = ("--set", "engine.backend=vllm", "--set", "engine.gpu=h100")
+        checked = trtspec("check", unknown, *backend, "--json").document
+        assert (checked["ok"], checked["problems"]) == (True, [])
+        [memory] = trtspec("plan", unknown, *backend, "--json").document["memory"]["gpus"]
+        weights = trtspec("inspect", unknown.parent / "target", "--json").document["bytes"]
+        assert memory["weights_bytes"] == weights
+        assert all(memory[f"{part}_bytes"] > 0 for part in ("kv_cache", "draft", "activation", "limit"))
+
+    def test_has_no_more_positions_than_its_config_says(self, unknown: Path, trtspec: Run) -> None:
+        sizes = ("--set", "engine.backend=vllm", "--set", "engine.max_seq_len=1000000")
+        assert "max_seq_len 1000000 is more than the target's" in " ".join(
+            trtspec("check", unknown, *sizes).out.split()
+        )
+
+    def test_is_told_where_a_size_is_missing(self, unknown: Path, trtspec: Run) -> None:
+        config = unknown.parent / "target" / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": None}))
+        said = " ".join(trtspec("check", unknown, "--set", "engine.backend=vllm").out.split())
+        assert "no family describes NewForCausalLM, and its config lacks 'num_hidden_layers'" in said

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizations that cannot be taken over: each is refused with its reason, before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests._support.tiny import make_llama
+from tests.checkpoints.quant.compressed import compressed_tensors, declare, refused
+from trtspec.checkpoints.quant.quant_config import source_format
+from trtspec.checkpoints.source import Source
+
+ONLY = "only FP8 with one scale for each tensor, or with one for each row, can be taken over"
+BLOCKS = f"a scale for each block of a weight; {ONLY}"
+SEVERAL = compressed_tensors()
+SEVERAL["config_groups"]["group_1"] = compressed_tensors("channel")["config_groups"]["group_0"]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"quant_method": "awq", "bits": 4}, f"quantized with awq: integers with a scale for each group; {ONLY}"),
+        ({"quant_method": "gptq", "bits": 4}, f"quantized with gptq: integers with a scale for each group; {ONLY}"),
+        ({"quant_method": "quanto"}, f"quantized with quanto: which is not known here; {ONLY}"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, f"quantized with fp8: {BLOCKS}"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"},
+         "quantized with fp8: no scale of the activations, which are measured while the engine runs"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantized with NVFP4: 4-bit floats with a scale"),
+        ({"quant_method": "compressed-tensors"}, "has no config_groups"),
+        (compressed_tensors(input_activations={"strategy": "tensor", "dynamic": True}),
+         "FP8 weights by tensor and activations by tensor: no scale of the activations, which are measured while"),
+        (compressed_tensors("channel", input_activations={"strategy": "tensor", "dynamic": False}),
+         "FP8 weights by channel and activations by tensor: no engine has a scale for each row and one for all"),
+        (compressed_tensors(weights={"strategy": "block"}),
+         f"FP8 weights by block and activations by tensor: {BLOCKS}"),
+        (compressed_tensors(weights={"type": "int"}), "quantized with 8-bit int weights: another format than FP8"),
+        (compressed_tensors(weights={"num_bits": 4, "type": "int"}), "quantized with 4-bit int weights"),
+        (compressed_tensors(input_activations={"type": "int"}), "quantized with 8-bit int activations"),
+        (compressed_tensors(input_activations=None), "not weights and what they are multiplied with, but other parts"),
+        (compressed_tensors(output_activations={"num_bits": 8}), "not weights and what they are multiplied with"),
+        (SEVERAL, "quantized with several schemes: its modules are quantized in different ways"),
+        (compressed_tensors() | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+         "quantized with sparse-24-bitmask: its weights are stored without their zeros"),
+        (compressed_tensors() | {"kv_cache_scheme": {"num_bits": 8, "type": "int"}},
+         'has a KV cache in {"num_bits": 8, "type": "int"}; only FP8 with one scale a layer can be taken over'),
+    ],
+)  # fmt: skip
+def test_what_config_json_declares_may_be_refused(document: dict[str, Any], message: str, tmp_path: Path) -> None:
+    refused(declare(make_llama(tmp_path / "hf"), document), message, "quantization_config", "weights: fp8")
+
+
+@pytest.mark.parametrize(
+    ("document", "weights"),
+    [
+        (compressed_tensors(), "fp8"),
+        (compressed_tensors("channel"), "fp8_rowwise"),
+        (compressed_tensors(input_activations={"strategy": "token", "dynamic": True}), "fp8"),
+        (compressed_tensors(weights={"strategy": "block"}), "fp8_block"),
+        (compressed_tensors(weights={"num_bits": 4, "type": "int"}), "compressed-tensors"),
+    ],
+)
+def test_fp8_is_called_so_whatever_its_scales_are(document: dict[str, Any], weights: str) -> None:
+    """Engines that run a source as it is take what a conversion refuses."""
+    source = Source(Path("/nowhere"), {"quantization_config": document}, {})
+    assert source_format(source).weights == weights
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reason"),
+    [
+        ("NVFP4_AWQ", "4-bit floats with a scale for each block"),
+        ("W4A8_AWQ", "integers with a scale for each group"),
+        ("W8A8_SQ_PER_CHANNEL", "8-bit integers"),
+        ("fp8_pb_wo", "a scale for each block of a weight"),
+        ("MXFP8", "a scale for each block of a weight"),
+        ("MIXED_PRECISION", "its modules are quantized in different ways"),
+        ("FP6", "which is not known here"),
+    ],
+)
+def test_what_modelopt_declares_may_be_refused(algorithm: str, reason: str, tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf")
+    (source / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+    refused(source, f"quantized with {algorithm}: {reason}; {ONLY}", "hf_quant_config.json", "weights: fp8")
+
+
+def test_a_document_has_to_say_by_what_method(tmp_path: Path) -> None:
+    refused(declare(make_llama(tmp_path / "hf"), {"bits": 4}), "quantization_config: lacks 'quant_method'")

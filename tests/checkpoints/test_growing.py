@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files are hashed while they grow, and only where nobody writes any more."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trtspec.checkpoints import streaming_digest
+from trtspec.checkpoints.safetensors import lay_out
+from trtspec.checkpoints.streaming_digest import GrowingDigests
+from trtspec.core.errors import CheckpointError
+from trtspec.core.hashing import Hashlib
+
+LAYOUT = lay_out([("one", "U8", (1000,)), ("two", "U8", (3000,)), ("three", "U8", (500,))])
+PLACES = {name: [(0, LAYOUT.offsets[name])] for name in LAYOUT.offsets}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.pwrite(descriptor, LAYOUT.header + os.urandom(4500), 0)
+    yield descriptor
+    os.close(descriptor)
+
+
+def whole(file: int) -> str:
+    return hashlib.sha256(os.pread(file, LAYOUT.nbytes, 0)).hexdigest()
+
+
+@pytest.mark.parametrize("order", ["one two three", "three two one", "two one three"])
+def test_tasks_may_end_in_any_order(file: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming_digest, "STRETCH_BYTES", 7)
+    with GrowingDigests([file], [LAYOUT], PLACES) as digests:
+        for name in order.split():
+            digests.written(0, LAYOUT.offsets[name])
+            os.pwrite(file, b"x" * 10, LAYOUT.offsets[name])
+            digests.finish(name)
+        assert digests.digests() == [whole(file)]
+
+
+def test_what_is_written_by_two_waits_for_both(file: int) -> None:
+    with GrowingDigests(
+        [file], [LAYOUT], {"a": [(0, LAYOUT.offsets["two"])], "b": [(0, LAYOUT.offsets["two"] + 5)]}
+    ) as digests:
+        digests.finish("a")
+        os.pwrite(file, b"late", LAYOUT.offsets["two"])
+        digests.written(0, LAYOUT.offsets["two"])
+        digests.finish("b")
+        assert digests.digests() == [whole(file)]
+
+
+def test_what_is_done_already_needs_nobody(file: int) -> None:
+    with GrowingDigests([file], [LAYOUT], {}) as digests:
+        assert digests.digests() == [whole(file)]
+
+
+def test_a_file_that_is_written_to_too_late_has_no_digest(file: int) -> None:
+    with GrowingDigests([file], [LAYOUT], {"task": [(0, LAYOUT.offsets["two"])]}) as digests:
+        digests.written(0, LAYOUT.offsets["one"])  # which no task said it writes
+        digests.finish("task")
+        assert digests.digests() == [None]
+
+
+def test_a_file_that_shrinks_is_an_error(file: int) -> None:
+    os.ftruncate(file, 1200)
+    with GrowingDigests([file], [LAYOUT], {}) as digests, pytest.raises(CheckpointError, match="ends at byte 1,200"):
+        digests.digests()
+
+
+def test_nobody_waits_for_a_hashing_that_failed(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits may look once more before the thread that fails has ended."""
+    monkeypatch.setattr(streaming_digest, "MOST_UNHASHED", 1)
+    waits, goes_on = list[int](), [threading.Event(), threading.Event()]
+    ended, raised = threading.Event(), list[BaseException]()
+    hash_files = GrowingDigests._hash
+
+    class Watched(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            if threading.current_thread() is writer and len(waits) < 2:
+                goes_on[len(waits)].set()
+                waits.append(1)
+            return super().wait(timeout)
+
+    def fail(digests: GrowingDigests, files: object) -> None:
+        assert goes_on[0].wait(30)
+        raise OSError(errno.EIO, "a bad disk")
+
+    def hash_and_linger(digests: GrowingDigests) -> None:
+        try:
+            hash_files(digests)
+        finally:
+            goes_on[1].wait(30)
+
+    def wait_for_room() -> None:
+        try:
+            digests.wait_for_room()
+        except OSError as error:
+            raised.append(error)
+        goes_on[1].set()
+        ended.set()
+
+    monkeypatch.setattr(streaming_digest, "Condition", Watched)
+    monkeypatch.setattr(GrowingDigests, "_hash_stretches", fail)
+    monkeypatch.setattr(GrowingDigests, "_hash", hash_and_linger)
+    writer = threading.Thread(target=wait_for_room, daemon=True)
+    with GrowingDigests([file], [LAYOUT], {}) as digests:
+        writer.start()
+        has_ended = ended.wait(10)
+    assert has_ended
+    assert [str(error) for error in raised] == ["[Errno 5] a bad disk"]  # and writes no more
+
+
+def test_who_writes_waits_for_who_hashes(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming_digest, "MOST_UNHASHED", 1)
+    with GrowingDigests([file], [LAYOUT], PLACES) as digests:
+        for name in PLACES:
+            digests.wait_for_room()
+            assert digests._unhashed() < 1
+            digests.finish(name)
+        assert digests.digests() == [whole(file)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_single_file_is_hashed_without_company(file: int, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Of several the one waits for the other anyway."""
+    most = set[int]()
+
+    class Three(Hashlib):
+        most = 3
+
+    monkeypatch.setattr(streaming_digest, "hashing", Three)
+    monkeypatch.setattr(streaming_digest, "grow", lambda code, grown, limit: (most.add(limit), code.grow(grown)))
+    with GrowingDigests([file] * count, [LAYOUT] * count, {}) as digests:
+        assert digests.digests() == [whole(file)] * count
+    assert most == {1 if count == 1 else 3}
+
+
+def test_an_error_ends_the_hashing(file: int) -> None:
+    with pytest.raises(ZeroDivisionError), GrowingDigests([file], [LAYOUT], PLACES):
+        raise ZeroDivisionError

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Downloads with the real client, in a process of its own, from a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests._support import forked
+from tests._support.hub import COMMIT, Hub, serving
+from trtspec.core.processes import wait_until
+
+pytestmark = pytest.mark.slow  # a client's process for each test
+
+# The client asks again after 1, 2, 4 ... seconds, which no test has to wait for.
+CLIENT = """
+import json, sys, time
+time.sleep = lambda _: None
+from trtspec.checkpoints.hub import fetch_snapshot
+from trtspec.core.errors import CheckpointError
+model, revision, *pickles = sys.argv[1:]
+try:
+    fetch_snapshot(model, revision, pickles, lambda done, total: print(json.dumps([done, total])))
+except CheckpointError as error:
+    sys.exit(str(error))
+"""
+TOKEN = "hf_averysecrettoken"
+CHUNK = 10 << 20  # what the client holds back before it writes
+
+Fetch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with serving(tmp_path) as hub:
+        yield hub
+
+
+@pytest.fixture
+def model(hub: Hub) -> Path:
+    """The files of org/model: two shards, and much that no build reads."""
+    root = hub.root / "org" / "model"
+    (root / "original").mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "README.md", "pytorch_model.bin", "original/config.json"):
+        (root / name).write_text(json.dumps(name))
+    for name in ("one.safetensors", "two.safetensors", "consolidated.safetensors", "original/one.safetensors"):
+        save_file({name: np.zeros(8, np.float32)}, root / name)
+    weight_map = {f"{name}.safetensors": f"{name}.safetensors" for name in ("one", "two")}
+    (root / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return root
+
+
+def command(*pickles: str, model: str = "org/model", revision: str = COMMIT) -> list[str]:
+    return [sys.executable, "-c", CLIENT, model, revision, *pickles]
+
+
+@pytest.fixture
+def fetch(hub: Hub, model: Path) -> Fetch:
+    def run(*pickles: str, name: str = "org/model", revision: str = COMMIT, **variables: str) -> object:
+        argv = command(*pickles, model=name, revision=revision)
+        environment = hub.environment(**variables)
+        return forked.run(argv, env=environment, timeout=60)
+
+    return run  # type: ignore[return-value]
+
+
+def snapshot(hub: Hub) -> Path:
+    return hub.cache / "models--org--model" / "snapshots" / COMMIT
+
+
+def fetched(hub: Hub) -> list[str]:
+    root = snapshot(hub)
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+WHOLE = ["config.json", "model.safetensors.index.json", "one.safetensors", "tokenizer.json", "two.safetensors"]
+
+
+class TestWhatIsFetched:
+    def test_is_what_a_build_reads(self, fetch: Fetch, hub: Hub, model: Path) -> None:
+        done = fetch()
+        assert (done.returncode, done.stderr) == (0, "")
+        assert fetched(hub) == WHOLE
+        assert (snapshot(hub) / "two.safetensors").read_bytes() == (model / "two.safetensors").read_bytes()
+
+    def test_is_every_safetensors_file_where_there_is_no_index(self, fetch: Fetch, hub: Hub, model: Path) -> None:
+        (model / "model.safetensors.index.json").unlink()
+        assert fetch().returncode == 0
+        assert fetched(hub) == sorted({*WHOLE, "consolidated.safetensors"} - {"model.safetensors.index.json"})
+
+    def test_is_a_pickle_only_where_asked(self, fetch: Fetch, hub: Hub) -> None:
+        assert fetch("pytorch_model.bin").returncode == 0
+        assert fetched(hub) == ["config.json", "model.safetensors.index.json", "pytorch_model.bin", "tokenizer.json"]
+
+    def test_is_told_in_bytes(self, fetch: Fetch, model: Path) -> None:
+        save_file({"one.safetensors": np.zeros(5 << 20, np.float32)}, model / "one.safetensors")
+        told = [json.loads(line) for line in fetch().stdout.splitlines()]
+        size = (model / "one.safetensors").stat().st_size + (model / "two.safetensors").stat().st_size
+        assert told[-1] == [size, size]
+
+
+class TestTheToken:
+    def test_comes_from_the_environment(self, fetch: Fetch, hub: Hub) -> None:
+        hub.token = TOKEN
+        done = fetch(HF_TOKEN=TOKEN, HF_DEBUG="1")
+        assert done.returncode == 0
+        assert {asked.token for asked in hub.asked} == {TOKEN}
+        assert TOKEN not in done.stdout + done.stderr
+
+    def test_is_not_that_of_a_login_on_the_disk(self, fetch: Fetch, hub: Hub) -> None:
+        (hub.root / "home").mkdir()
+        (hub.root / "home" / "token").write_text(TOKEN)
+        assert fetch().returncode == 0
+        assert {asked.token for asked in hub.asked} == {None}
+
+    def test_that_no_header_can_hold_is_not_shown(self, fetch: Fetch, hub: Hub) -> None:
+        done = fetch(HF_TOKEN="hf_sec ret")
+        assert "HF_TOKEN holds characters that no token has" in done.stderr
+        assert "sec ret" not in done.stderr
+        assert hub.asked == []
+
+
+def refused(done: subprocess.CompletedProcess[str], message: str, hint: str, revision: str = COMMIT) -> None:
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"org/model at commit {revision}: {message}\nhint: {hint}\n")
+    assert "Traceback" not in done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+
+
+MAY_READ = "set HF_TOKEN to a token that may read it"
+AGAIN = "then build again: files that arrived whole are kept"
+
+
+class TestWhatGoesWrong:
+    @pytest.mark.parametrize("token", [{}, {"HF_TOKEN": "hf_another"}])
+    def test_a_private_model(self, fetch: Fetch, hub: Hub, token: dict[str, str]) -> None:
+        hub.token = TOKEN
+        refused(fetch(**token), "the hub has no such model, or it is private", f"check the name, or {MAY_READ}")
+
+    def test_a_gated_model(self, fetch: Fetch, hub: Hub) -> None:
+        hub.refusals["one.safetensors"] = 403, "GatedRepo"
+        hint = f"ask on the model's page, then {MAY_READ}"
+        refused(fetch(HF_TOKEN=TOKEN), "its owner wants to be asked for access", hint)
+
+    def test_a_token_that_may_not(self, fetch: Fetch, hub: Hub) -> None:
+        hub.refusals["tree"] = 403, ""
+        refused(fetch(HF_TOKEN=TOKEN), "the hub answered with HTTP status 403", f"{MAY_READ}, or unset it")
+
+    def test_no_such_model(self, fetch: Fetch, hub: Hub, model: Path) -> None:
+        model.rename(hub.root / "elsewhere")
+        refused(fetch(), "the hub has no such model, or it is private", f"check the name, or {MAY_READ}")
+
+    def test_no_such_commit(self, fetch: Fetch) -> None:
+        hint = "take it from the hub's list of commits"
+        refused(fetch(revision="f" * 40), "the model has no such commit", hint, "f" * 40)
+
+    def test_a_hub_that_is_ill(self, fetch: Fetch, hub: Hub) -> None:
+        hub.refusals["tree"] = 500, ""
+        refused(fetch(), "the hub answered with HTTP status 500", AGAIN)
+
+    def test_nobody_there(self, fetch: Fetch, hub: Hub) -> None:
+        done = fetch(HF_ENDPOINT="http://user:secret@127.0.0.1:9")
+        hint = f"check the network, the proxy and HF_ENDPOINT; {AGAIN}"
+        refused(done, "the download from 127.0.0.1 failed: ConnectError", hint)
+        assert "secret" not in "".join(done.stderr.splitlines()[-2:])  # above is what the client itself says
+
+    def test_a_page_instead_of_a_list(self, fetch: Fetch, hub: Hub) -> None:
+        hub.refusals["tree"] = 200, ""
+        hint = f"check the network, the proxy and HF_ENDPOINT; {AGAIN}"
+        refused(fetch(), "the download from 127.0.0.1 failed: JSONDecodeError", hint)
+
+    def test_a_cache_that_cannot_be_written(self, fetch: Fetch, hub: Hub, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        done = fetch(HF_HUB_CACHE=str(tmp_path / "file"))
+        refused(done, "cannot be stored: Not a directory", f"give {tmp_path}/file room or access; {AGAIN}")
+
+    def test_weights_that_are_pickles(self, fetch: Fetch, model: Path) -> None:
+        for path in [*model.glob("*.safetensors"), model / "model.safetensors.index.json"]:
+            path.unlink()
+        digests = "allow_pickle: true and sha256: {pytorch_model.bin: <64 hex digits, on the hub's page of the file>}"
+        refused(
+            fetch(), "there is no *.safetensors", f"where the weights are pickles, allow them in the recipe: {digests}"
+        )
+
+    def test_a_pickle_that_is_not_there(self, fetch: Fetch) -> None:
+        hint = "check the model's name, the commit and the names under sha256"
+        refused(fetch("other.bin"), "there is no other.bin", hint)
+
+
+class TestOffline:
+    HINT = "unset HF_HUB_OFFLINE and build again"
+
+    def test_nothing_is_asked(self, fetch: Fetch, hub: Hub) -> None:
+        refused(fetch(HF_HUB_OFFLINE="1"), "it is not in the hub cache, and HF_HUB_OFFLINE is set", self.HINT)
+        assert hub.asked == []
+
+    def test_what_is_there_is_enough(self, fetch: Fetch, hub: Hub) -> None:
+        fetch()
+        hub.asked.clear()
+        assert fetch(HF_HUB_OFFLINE="1").returncode == 0
+        assert hub.asked == []
+
+    def test_what_is_there_in_part_is_not(self, fetch: Fetch, hub: Hub) -> None:
+        fetch()
+        (snapshot(hub) / "two.safetensors").unlink()
+        done = fetch(HF_HUB_OFFLINE="1")
+        assert done.returncode == 1
+        assert "in the hub cache, and HF_HUB_OFFLINE is set\nhint: unset HF_HUB_OFFLINE" in done.stderr
+
+
+class TestRoom:
+    """The weights' sizes are known before the first of their bytes."""
+
+    def test_that_is_too_little_is_told_before_a_byte(self, fetch: Fetch, hub: Hub) -> None:
+        hub.sizes["one.safetensors"] = 1 << 60
+        done = fetch()
+        assert done.returncode == 1
+        assert "no room for the hub cache at " in done.stderr
+        assert ": 1048576.0 TiB are to be written, " in done.stderr
+        assert "hint: make room there, or point HF_HUB_CACHE at another disk" in done.stderr
+        assert hub.got("one.safetensors") == hub.got("two.safetensors") == []
+
+    def test_is_not_asked_for_what_is_there(self, fetch: Fetch, hub: Hub) -> None:
+        hub.refusals["two.safetensors"] = (404, "EntryNotFound")
+        assert fetch().returncode == 1
+        assert "one.safetensors" in fetched(hub)
+        hub.refusals.clear()
+        hub.sizes["one.safetensors"] = 1 << 60
+        assert fetch().returncode == 0
+
+
+class TestAnInterruption:
+    def test_of_the_connection_goes_on_in_the_middle_of_a_shard(self, fetch: Fetch, hub: Hub, model: Path) -> None:
+        shard = model / "two.safetensors"
+        save_file({"two.safetensors": np.arange(3 << 20, dtype=np.float32)}, shard)
+        hub.cuts["two.safetensors"] = CHUNK + 999
+        assert fetch().returncode == 0
+        assert [asked.range for asked in hub.got("two.safetensors")] == [None, f"bytes={CHUNK}-"]
+        assert (snapshot(hub) / "two.safetensors").read_bytes() == shard.read_bytes()
+
+    def test_of_the_process_keeps_the_files_that_were_whole(self, fetch: Fetch, hub: Hub) -> None:
+        hub.stops["two.safetensors"] = 50
+        with forked.Popen(command(), env=hub.environment(), stdout=subprocess.DEVNULL) as process:
+            arrived = wait_until(
+                lambda: (snapshot(hub) / "one.safetensors").exists() and hub.got("two.safetensors"), 30
+            )
+            process.kill()
+        assert arrived
+        assert "two.safetensors" not in fetched(hub)
+        hub.stops.clear()
+        hub.asked.clear()
+        assert fetch().returncode == 0
+        assert fetched(hub) == WHOLE
+        assert {asked.what for asked in hub.asked if asked.method == "GET"} == {"tree", "two.safetensors"}
+
+    def test_of_nothing_asks_nothing(self, fetch: Fetch, hub: Hub) -> None:
+        fetch()
+        hub.asked.clear()
+        assert fetch().returncode == 0
+        assert hub.asked == []

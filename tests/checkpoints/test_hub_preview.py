@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hub models whose weights are not here: what is fetched of them, what is kept, and what cannot be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests._support.hub import COMMIT, Hub, asked_in_process, serving
+from tests._support.shapes import make_checkpoint, shapes
+from trtspec.checkpoints import hub_client, hub_metadata
+from trtspec.checkpoints.hub import HubError
+from trtspec.checkpoints.hub_metadata import compare_tokenizers, make_preview
+from trtspec.checkpoints.metadata_cache import KEPT, find_preview, forget_old, named, preview_dir, previews_dir
+from trtspec.checkpoints.source import Source, load_source
+from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.core.files import UNREAD
+from trtspec.core.paths import recipes_dir
+
+MODELS = recipes_dir() / "models"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, workplace: Path) -> Iterator[Hub]:
+    """A hub that has the quickstart's models as org/NAME, asked by this process."""
+    for name in ("target", "draft", "eagle3"):
+        shutil.copytree(MODELS / f"quickstart-{name}", tmp_path / "served" / "org" / name)
+    with serving(tmp_path / "served") as hub, asked_in_process(hub):
+        yield hub
+
+
+@pytest.fixture
+def large(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the quickstart's tokenizers for large ones."""
+    monkeypatch.setattr(hub_metadata, "SMALL_BYTES", 5000)
+
+
+def asked(hub: Hub) -> set[str]:
+    return {each.what for each in hub.asked}
+
+
+def described(source: Source) -> list[tuple[object, ...]]:
+    return [(each.name, each.dtype, each.shape, each.offset, each.nbytes) for each in source.tensors.values()]
+
+
+@pytest.mark.slow
+def test_it_reads_as_the_checkpoint_does(hub: Hub) -> None:
+    source, whole = make_preview("org/target", COMMIT), load_source(MODELS / "quickstart-target")
+    assert (source.config, described(source)) == (whole.config, described(whole))
+    assert source.absent == {
+        "model.safetensors": (UNREAD, (MODELS / "quickstart-target/model.safetensors").stat().st_size, 0)
+    }
+    assert hub.sent < 200_000
+
+
+@pytest.mark.slow
+def test_tables_of_ids_are_there_and_weights_are_not(hub: Hub) -> None:
+    source, whole = make_preview("org/eagle3", COMMIT), load_source(MODELS / "quickstart-eagle3")
+    assert data(source, "d2t") == data(whole, "d2t")
+    assert not any(data(source, "fc.weight"))
+
+
+def data(source: Source, name: str) -> bytes:
+    tensor = source.tensors[name]
+    return tensor.file.read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
+
+
+@pytest.mark.slow
+def test_a_model_of_190_shards_takes_no_2_mb_and_no_2_seconds_and_the_second_time_nothing(hub: Hub) -> None:
+    shape = next(shape for shape in shapes() if shape.name == "llama-3.1-405b-instruct")
+    root = hub.root / "meta-llama" / "large"
+    make_checkpoint(shape, root)
+    assert len(list(root.glob("*.safetensors"))) > 150
+    (root / "tokenizer.json").write_text('{"model": {' + " " * 9_000_000 + "}}")
+    begun = time.process_time()  # the hub's own is in it; of a busy machine the wall's says nothing
+    source = make_preview("meta-llama/large", COMMIT)
+    assert time.process_time() - begun < 2
+    assert hub.sent < 2_000_000
+    assert described(source) == described(load_source(root))
+    hub.asked.clear()
+    again = make_preview("meta-llama/large", COMMIT)
+    assert (described(again), hub.asked) == (described(source), [])
+
+
+@pytest.mark.slow
+def test_nobody_else_may_look_into_it(hub: Hub) -> None:
+    make_preview("org/target", COMMIT)
+    assert stat.S_IMODE(previews_dir().stat().st_mode) == 0o700
+
+
+class TestAnInterruption:
+    @pytest.mark.slow
+    def test_goes_on_where_it_was(self, hub: Hub) -> None:
+        hub.refusals["model.safetensors"] = 500, ""
+        with pytest.raises(HubError, match="HTTP status 500"):
+            make_preview("org/target", COMMIT)
+        assert find_preview(preview_dir("org/target", COMMIT)) is None
+        hub.refusals.clear()
+        hub.asked.clear()
+        assert make_preview("org/target", COMMIT).tensors
+        assert asked(hub) == {"info", "model.safetensors"}
+
+    @pytest.mark.slow
+    def test_leaves_what_is_no_preview(self, hub: Hub) -> None:
+        root = make_preview("org/target", COMMIT).root
+        os.truncate(root / "model.safetensors", 100)
+        hub.asked.clear()
+        assert make_preview("org/target", COMMIT).tensors
+        assert asked(hub) == {"info", "model.safetensors"}
+
+    @pytest.mark.slow
+    def test_after_an_error_no_more_is_asked(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hub_client, "TIMEOUT_S", 0.2)
+        root = hub.root / "org" / "many"
+        root.mkdir()
+        shutil.copy(MODELS / "quickstart-target" / "config.json", root)
+        names = [f"model-{number}.safetensors" for number in range(200)]
+        for name in names:
+            save_file({name: np.zeros(8, np.float32)}, root / name)
+            hub.stops[name] = 10
+        begun = time.monotonic()
+        with pytest.raises(HubError, match="ReadTimeout"):
+            make_preview("org/many", COMMIT)
+        assert time.monotonic() - begun < 3
+        assert len(hub.asked) < 60
+
+
+class TestTokenizers:
+    @pytest.mark.slow
+    def test_of_a_large_one_only_the_length_is_fetched(self, hub: Hub, large: None) -> None:
+        source = make_preview("org/target", COMMIT)
+        assert "tokenizer.json" in source.absent
+        assert not hub.got("tokenizer.json")
+        assert (source.root / "tokenizer.json").stat().st_size == source.absent["tokenizer.json"][1]
+
+    @pytest.mark.slow
+    def test_equal_ones_are_not_fetched_to_be_compared(self, hub: Hub, large: None) -> None:
+        compare_tokenizers(make_preview("org/target", COMMIT), make_preview("org/draft", COMMIT))
+        assert not hub.got("tokenizer.json")
+
+    @pytest.mark.slow
+    def test_others_are_fetched_once(self, hub: Hub, large: None) -> None:
+        path = hub.root / "org" / "draft" / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
+        for _ in range(2):
+            compare_tokenizers(make_preview("org/target", COMMIT), make_preview("org/draft", COMMIT))
+        assert len(hub.got("tokenizer.json")) == 2
+
+    @pytest.mark.slow
+    def test_different_ones_are_told(self, hub: Hub, large: None) -> None:
+        path = hub.root / "org" / "draft" / "tokenizer.json"
+        path.write_text(path.read_text().replace('"model"', '"modem"', 1).replace('"modem"', '"model"', 1) + " ")
+        document = json.loads(path.read_text())
+        vocab = document["model"]["vocab"]
+        vocab["never seen before"] = vocab.pop(next(iter(vocab)))
+        path.write_text(json.dumps(document))
+        with pytest.raises(TrtspecError, match="draft and target have different tokenizers"):
+            compare_tokenizers(make_preview("org/target", COMMIT), make_preview("org/draft", COMMIT))
+
+    @pytest.mark.slow
+    def test_one_on_this_disk_is_compared_with_one_on_the_hub(self, hub: Hub, large: None) -> None:
+        compare_tokenizers(load_source(MODELS / "quickstart-target"), make_preview("org/draft", COMMIT))
+        assert len(hub.got("tokenizer.json")) == 1
+
+
+class TestWhatCannotBeHad:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("status", [401, 403])
+    def test_a_gated_model(self, status: int, hub: Hub) -> None:
+        hub.refusals["model.safetensors"] = status, "GatedRepo"
+        with pytest.raises(HubError) as refused:
+            make_preview("org/target", COMMIT)
+        assert refused.value.message == "its owner wants to be asked for access"
+        assert refused.value.hint == "ask on the model's page, then set HF_TOKEN to a token that may read it"
+
+    @pytest.mark.slow
+    def test_parts_of_files(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+        hub.ranges = False
+        with pytest.raises(HubError, match="the hub gives no parts of files"):
+            make_preview("org/target", COMMIT)
+
+    @pytest.mark.slow
+    def test_an_index_of_more_than_there_is(self, hub: Hub) -> None:
+        index = {"weight_map": {"x": "model-00002-of-00002.safetensors"}}
+        (hub.root / "org" / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(CheckpointError, match=r"its index names .*, which it has not"):
+            make_preview("org/target", COMMIT)
+
+    @pytest.mark.slow
+    def test_a_header_that_ends_elsewhere(self, hub: Hub) -> None:
+        with (hub.root / "org" / "target" / "model.safetensors").open("ab") as file:
+            file.write(b"more")
+        with pytest.raises(CheckpointError, match="4 bytes after the last tensor") as refused:
+            make_preview("org/target", COMMIT)
+        assert refused.value.where == "org/target/model.safetensors"
+
+
+def test_the_ones_used_least_recently_are_forgotten(workplace: Path) -> None:
+    for number in range(KEPT + 3):
+        root = preview_dir(f"org/{number}", COMMIT)
+        root.mkdir(parents=True)
+        os.utime(root, (number, number))
+    forget_old()
+    assert not preview_dir("org/2", COMMIT).exists()
+    assert preview_dir("org/3", COMMIT).exists()
+
+
+def test_models_are_named_by_their_ids(workplace: Path) -> None:
+    path = preview_dir("org/model", COMMIT) / "config.json"
+    assert named(f"{path}: lacks 'vocab_size'") == "org/model/config.json: lacks 'vocab_size'"
+    assert named(f"{previews_dir()}/gpt2/{COMMIT}") == "gpt2"

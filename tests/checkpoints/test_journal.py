@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a journal says is done is on the disk, whatever the disk says meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trtspec.checkpoints import journal
+from trtspec.checkpoints.journal import ConversionJournal
+
+WAIT_S = 30
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    return tmp_path / "notes"
+
+
+@pytest.fixture(autouse=True)
+def fails_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the disk fail as Linux tells it: once for each open file, after which all is said to be well."""
+    monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
+    told: list[int] = []
+
+    def sync(descriptor: int) -> None:
+        told.append(descriptor)
+        if len(told) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    return told
+
+
+def finish_the_rest(noted: ConversionJournal) -> None:
+    with pytest.raises(OSError, match="Input/output error"):
+        noted.finish("two")
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("then", "raised"), [(lambda noted: None, OSError), (finish_the_rest, ZeroDivisionError)], ids=["ends", "goes on"]
+)
+def test_nothing_is_noted_after_a_disk_has_failed(
+    file: int,
+    notes: Path,
+    fails_once: list[int],
+    then: Callable[[ConversionJournal], object],
+    raised: type[Exception],
+) -> None:
+    with pytest.raises(raised), ConversionJournal(notes, [file], "stamp") as noted:  # noqa: PT012
+        noted.finish("one")
+        noted._thread.join(WAIT_S)
+        assert not noted._thread.is_alive()
+        then(noted)
+    assert (notes.read_text(), fails_once) == ("stamp\n", [file])
+
+
+def test_a_disk_that_fails_at_the_end_is_told(file: int, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "COMMIT_EVERY_S", 3600.0)
+    with pytest.raises(OSError, match="Input/output error"), ConversionJournal(notes, [file], "stamp") as noted:
+        noted.finish("one")
+    assert notes.read_text() == "stamp\n"
+
+
+def test_notes_of_bytes_that_are_no_text_are_begun_anew(file: int, notes: Path) -> None:
+    notes.write_bytes(b"\xff\xfe\x00\ntask\n")
+    assert ConversionJournal(notes, [file], "stamp").done == frozenset()
+    assert notes.read_text() == "stamp\n"

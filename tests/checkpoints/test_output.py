@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Past the page cache in blocks: the same bytes and digests as through it, whatever the order and size of writes."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests._support.tiny import make_llama
+from tests.checkpoints.quant.compressed import compress, compressed_tensors
+from trtspec.backends.steps.convert import convert_checkpoint
+from trtspec.checkpoints import direct_io, stream, streaming_digest
+from trtspec.checkpoints.direct_io import InBlocks, ThroughCache, Writing, open_output
+from trtspec.checkpoints.quant.activations import Activations
+from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.safetensors import lay_out
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.checkpoints.streaming_digest import GrowingDigests
+
+SIZES = {"one": 1000, "two": 300_000, "three": 70_001, "four": 5, "five": 40_000}
+LAYOUT = lay_out([(name, "U8", (size,)) for name, size in SIZES.items()])
+BLOCK = 16 << 10
+
+
+class Written:
+    """A file with a layout, and tasks named as its tensors that write it in blocks."""
+
+    def __init__(self, path: Path, order: list[str]) -> None:
+        self.path, self.done = path, list[str]()
+        path.write_bytes(LAYOUT.header + bytes(LAYOUT.nbytes - len(LAYOUT.header)))
+        self.file = os.open(path, os.O_RDWR)
+        self.tasks = {name: Writing(number, name) for number, name in enumerate(order)}
+        places = {name: [(0, LAYOUT.offsets[name])] for name in SIZES}
+        self.growing = GrowingDigests([self.file], [LAYOUT], places)
+        self.content = {name: random.Random(name).randbytes(size) for name, size in SIZES.items()}
+
+    def finish(self, task: Writing) -> None:
+        self.done.append(task.name)
+        begin = LAYOUT.offsets[task.name]
+        on_disk = self.path.read_bytes()[begin : begin + SIZES[task.name]]
+        assert on_disk == self.content[task.name]  # what is noted is in the file
+        self.growing.finish(task.name)
+
+    @property
+    def expected(self) -> str:
+        return hashlib.sha256(LAYOUT.header + b"".join(self.content[name] for name in SIZES)).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def few_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_io, "LEAST_BYTES", 0)
+    monkeypatch.setattr(direct_io, "BLOCKS_BYTES", 4 * BLOCK)
+    monkeypatch.setattr(direct_io, "MOST_BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(direct_io, "SMALL_BYTES", 512)
+
+
+def put_all(written: Written, to: direct_io.Output, pieces: int) -> None:
+    for name, task in written.tasks.items():
+        data = written.content[name]
+        for begin in range(0, len(data), pieces):
+            piece = bytearray(data[begin : begin + pieces])
+            to.put(task, 0, LAYOUT.offsets[name] + begin, memoryview(piece))
+            piece[:] = bytes(len(piece))  # a reader's buffer is used again
+        to.end(task)
+    to.flush()
+
+
+@pytest.mark.parametrize("pieces", [999, 5000, BLOCK, 1 << 20])
+@pytest.mark.parametrize("order", ["one two three four five", "five four three two one", "three one five two four"])
+def test_files_and_digests_are_right_in_any_order(tmp_path: Path, order: str, pieces: int) -> None:
+    written = Written(tmp_path / "file", order.split())
+    with (
+        written.growing as digests,
+        open_output([written.path], [written.file], LAYOUT.nbytes, digests, written.finish) as to,
+    ):
+        assert isinstance(to, InBlocks)
+        put_all(written, to, pieces)
+        assert digests.digests() == [written.expected]
+    assert sorted(written.done) == sorted(SIZES)
+    assert hashlib.sha256(written.path.read_bytes()).hexdigest() == written.expected
+
+
+def test_what_comes_in_order_is_hashed_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    pieces = streaming_digest.pieces
+
+    def counted(descriptor: int, begin: int, end: int) -> Iterator[memoryview]:
+        for piece in pieces(descriptor, begin, end):
+            read.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(streaming_digest, "pieces", counted)
+    written = Written(tmp_path / "file", list(SIZES))
+    with (
+        written.growing as digests,
+        open_output([written.path], [written.file], LAYOUT.nbytes, digests, written.finish) as to,
+    ):
+        put_all(written, to, 5000)
+        assert digests.digests() == [written.expected]
+    assert sum(read) == len(LAYOUT.header)
+
+
+def test_tasks_write_in_their_turn(tmp_path: Path) -> None:
+    written = Written(tmp_path / "file", list(SIZES))
+    with (
+        written.growing as digests,
+        open_output([written.path], [written.file], LAYOUT.nbytes, digests, written.finish) as to,
+    ):
+        names = list(SIZES)
+        threads = [threading.Thread(target=put_one, args=(written, to, name)) for name in reversed(names)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(30)
+        to.flush()
+        assert digests.digests() == [written.expected]
+
+
+def put_one(written: Written, to: direct_io.Output, name: str) -> None:
+    data, task = written.content[name], written.tasks[name]
+    for begin in range(0, len(data), 7000):
+        to.put(task, 0, LAYOUT.offsets[name] + begin, memoryview(data[begin : begin + 7000]))
+    to.end(task)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL])
+def test_a_disk_that_fails_is_told_and_one_that_wants_other_pages_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    written = Written(tmp_path / "file", list(SIZES))
+    write = direct_io.write_all
+    with (
+        written.growing as digests,
+        open_output([written.path], [written.file], LAYOUT.nbytes, digests, written.finish) as to,
+    ):
+
+        def refuse(descriptor: int, data: memoryview, offset: int) -> None:
+            if descriptor != written.file and data.nbytes:
+                raise OSError(code, os.strerror(code))
+            write(descriptor, data, offset)
+
+        monkeypatch.setattr(direct_io, "write_all", refuse)
+        if code == errno.EIO:
+            with pytest.raises(OSError, match="Input/output error"):
+                put_all(written, to, 5000)
+        else:
+            put_all(written, to, 5000)
+            assert digests.digests() == [written.expected]
+
+
+def test_a_task_that_fails_wakes_those_that_wait_for_it(tmp_path: Path) -> None:
+    written = Written(tmp_path / "file", list(SIZES))
+    failed: list[BaseException] = []
+
+    def wait(to: direct_io.Output) -> None:
+        try:
+            put_one(written, to, "five")
+        except ValueError as error:
+            failed.append(error)
+
+    with (
+        written.growing as digests,
+        open_output([written.path], [written.file], LAYOUT.nbytes, digests, written.finish) as to,
+    ):
+        waiting = threading.Thread(target=wait, args=(to,))
+        waiting.start()
+        to.fail(ValueError("the source is damaged"))
+        waiting.join(30)
+    assert [str(error) for error in failed] == ["the source is damaged"]
+
+
+def test_an_error_of_the_hash_ends_who_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Written(tmp_path / "file", list(SIZES))
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(written.growing._code, "grow", fail)
+    with (
+        pytest.raises(ZeroDivisionError),
+        written.growing as digests,
+        open_output([written.path], [written.file], LAYOUT.nbytes, digests, written.finish) as to,
+    ):
+        put_all(written, to, 5000)
+
+
+@pytest.mark.parametrize("why", ["small", "refused"])
+def test_others_go_through_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    written = Written(tmp_path / "file", list(SIZES))
+    if why == "small":
+        monkeypatch.setattr(direct_io, "LEAST_BYTES", LAYOUT.nbytes + 1)
+    else:
+        monkeypatch.setattr(direct_io.os, "open", _refuse)
+    with (
+        written.growing as digests,
+        open_output([written.path], [written.file], LAYOUT.nbytes, digests, written.finish) as to,
+    ):
+        assert isinstance(to, ThroughCache)
+        put_all(written, to, 5000)
+        assert digests.digests() == [written.expected]
+
+
+def _refuse(*_: object) -> int:
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+
+@pytest.mark.parametrize(("files", "nbytes"), [(1, 1 << 20), (8, 1 << 20), (9, 512 << 10), (512, 16 << 10)])
+def test_blocks_are_smaller_where_there_are_many_files(
+    files: int, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_io, "BLOCKS_BYTES", 32 << 20)
+    monkeypatch.setattr(direct_io, "MOST_BLOCK_BYTES", 1 << 20)
+    assert direct_io.block_bytes(files) == nbytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mapping", [ParallelMapping(), ParallelMapping(4), ParallelMapping(2, 2)], ids=str)
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme("fp8_rowwise")], ids=lambda s: s.weights)
+@pytest.mark.parametrize("chunk_bytes", [64, 5000, 1 << 20])
+def test_conversions_have_the_same_bytes_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, scheme: Scheme, mapping: ParallelMapping
+) -> None:
+    source = make_llama(tmp_path / "hf", attention_bias=True, vocab_size=67, num_hidden_layers=3)
+    found = []
+    for least in (0, 1 << 40):
+        monkeypatch.setattr(direct_io, "LEAST_BYTES", least)
+        monkeypatch.setattr(stream, "CHUNK_BYTES", chunk_bytes)
+        (out := tmp_path / str(least)).mkdir()
+        found.append(convert_checkpoint(source, out, mapping=mapping, scheme=scheme, threads=5))
+        assert found[-1] == {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.safetensors")
+        }
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize(
+    ("weights", "stored"),
+    [("none", None), ("fp8", None), ("fp8_rowwise", None), ("fp8", "tensor"), ("fp8_rowwise", "channel")],
+)
+def test_no_encoding_lets_hashes_wait_for_what_it_writes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, stored: str | None, tensor: int
+) -> None:
+    source = make_llama(tmp_path / "hf", hidden_size=256, intermediate_size=2048, num_hidden_layers=2)
+    if stored:
+        compress(source, compressed_tensors(stored))
+    largest = 256 * 2048 // tensor
+    assert largest > 2 * direct_io.BLOCKS_BYTES
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 8 << 10)
+    monkeypatch.setattr(GrowingDigests, "let_go", lambda *_: pytest.fail("something has to be read back"))
+    modules = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
+    names = [f"transformer.layers.{layer}.{module}" for layer in range(2) for module in modules]
+    convert_checkpoint(
+        source,
+        tmp_path,
+        mapping=ParallelMapping(tensor),
+        scheme=Scheme() if weights == "none" else Scheme(weights),
+        activations=Activations(dict.fromkeys(names, 1.0)),
+    )
+
+
+def test_rows_of_several_ranks_come_by_turns() -> None:
+    parts = [range(5), range(5, 8), range(8, 14)]
+    assert list(stream._turns(parts, 3)) == [
+        (0, 0, 3),
+        (1, 5, 8),
+        (2, 8, 11),
+        (0, 3, 5),
+        (2, 11, 14),
+    ]
+    assert not list(stream._turns([range(0)], 3))

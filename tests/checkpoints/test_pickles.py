@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in pickles: only pinned bytes are opened, nothing in them runs, and what comes out is what torch saved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.checkpoints.corpus import TOKENIZER
+from trtspec.checkpoints import pickles, unpickler
+from trtspec.checkpoints.pickles import unpickle, unpickled_dir
+from trtspec.checkpoints.source import load_source
+from trtspec.core.errors import CheckpointError
+from trtspec.core.processes import wait_until
+
+
+@pytest.fixture(autouse=True)
+def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the limits of this process as they are where a test unpickles in it."""
+    monkeypatch.setattr(unpickler, "_confine", lambda nbytes: None)
+
+
+@pytest.fixture
+def root(workplace: Path) -> Path:
+    """A checkpoint's directory that lacks its weights."""
+    root = workplace / "model"
+    root.mkdir()
+    (root / "config.json").write_text("{}")
+    (root / "tokenizer.json").write_text(TOKENIZER)
+    return root
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def save(root: Path, saved: Any, name: str = "pytorch_model.bin") -> dict[str, str]:
+    """Save with torch and return the pin."""
+    torch.save(saved, root / name)
+    return {name: digest(root / name)}
+
+
+def opened(root: Path, pins: dict[str, str]) -> dict[str, torch.Tensor]:
+    """Unpickle and read what came out with the official library."""
+    unpickle(root, pins, lambda _: None)
+    out = unpickled_dir(root, pins)
+    return {name: tensor for file in load_source(out).weight_files for name, tensor in load_file(file).items()}
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open pickles in this process, which has torch already, for what does not depend on who opens them."""
+
+    def run(pickle: Path, descriptor: int, out: Path) -> None:
+        try:
+            unpickler.main(f"/dev/fd/{descriptor}", str(out))
+        except SystemExit as ended:
+            raise CheckpointError(str(ended.code), where=str(pickle)) from None
+
+    monkeypatch.setattr(pickles, "_run_unpickler", run)
+
+
+def refused(root: Path, pins: dict[str, str], message: str) -> CheckpointError:
+    """Demand an error, and that nothing is left of the attempt."""
+    with pytest.raises(CheckpointError) as caught:
+        unpickle(root, pins, lambda _: None)
+    assert message in str(caught.value)
+    assert [path for path in unpickled_dir(root, pins).parent.iterdir() if path.suffix != ".lock"] == []
+    return caught.value
+
+
+class TestWhatComesOut:
+    @pytest.mark.slow
+    def test_is_what_torch_saved(self, root: Path) -> None:
+        torch.manual_seed(0)
+        saved = {dtype: torch.randn(3, 5).mul(50).to(getattr(torch, dtype)) for dtype in unpickler.DTYPES}
+        saved |= {
+            "scalar": torch.tensor(3.5),
+            "none": torch.empty(0, 4),
+            "parameter": torch.nn.Parameter(torch.ones(2)),
+        }
+        found = opened(root, save(root, saved))
+        assert found.keys() == saved.keys()
+        for name, tensor in saved.items():
+            assert found[name].dtype == tensor.dtype
+            assert found[name].shape == tensor.shape
+            assert (
+                torch.equal(found[name].view(torch.uint8), tensor.detach().view(torch.uint8)) if tensor.dim() else True
+            )
+        assert found["scalar"].item() == 3.5
+
+    @pytest.mark.usefixtures("in_process")
+    def test_of_shared_and_strided_tensors_is_a_copy_each(self, root: Path) -> None:
+        base = torch.arange(12.0).reshape(3, 4)
+        saved = OrderedDict(embedding=base, head=base, transposed=base.T[1:])
+        found = opened(root, save(root, saved))
+        for name, tensor in saved.items():
+            assert torch.equal(found[name], tensor)
+
+    @pytest.mark.usefixtures("in_process")
+    def test_of_shards_has_an_index_as_transformers_writes_it(self, root: Path) -> None:
+        first = save(root, {"a": torch.ones(2)}, "pytorch_model-00001-of-00002.bin")
+        second = save(root, {"b": torch.zeros(3)}, "pytorch_model-00002-of-00002.bin")
+        placed = dict(zip("ab", [*first, *second], strict=True))
+        (root / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
+        found = opened(root, {**first, **second})
+        assert torch.equal(found["b"], torch.zeros(3))
+        index = json.loads((unpickled_dir(root, {**first, **second}) / "model.safetensors.index.json").read_text())
+        assert index["weight_map"] == {
+            "a": "model-00001-of-00002.safetensors",
+            "b": "model-00002-of-00002.safetensors",
+        }
+
+    @pytest.mark.usefixtures("in_process")
+    def test_has_config_and_tokenizer_beside_it(self, root: Path) -> None:
+        pins = save(root, {"a": torch.ones(2)})
+        unpickle(root, pins, lambda _: None)
+        names = sorted(path.name for path in unpickled_dir(root, pins).iterdir())
+        assert names == ["config.json", "model.safetensors", "tokenizer.json"]
+
+    @pytest.mark.slow
+    def test_is_the_same_bytes_every_time(self, root: Path) -> None:
+        pins = save(root, {"b": torch.ones(2), "a": torch.zeros(3)})
+        opened(root, pins)
+        before = digest(unpickled_dir(root, pins) / "model.safetensors")
+        (root / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')  # another checkpoint with the same weights
+        opened(root, pins)
+        assert digest(unpickled_dir(root, pins) / "model.safetensors") == before
+        assert len(list(unpickled_dir(root, pins).parent.glob("*/model.safetensors"))) == 2
+
+    @pytest.mark.usefixtures("in_process")
+    def test_is_made_once(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pins = save(root, {"a": torch.ones(2)})
+        opened(root, pins)
+        (root / "pytorch_model.bin").unlink()
+        opened(root, pins)
+
+    @pytest.mark.usefixtures("in_process")
+    def test_is_told_in_bytes_read(self, root: Path) -> None:
+        pins = save(root, {"a": torch.ones(1 << 20)})
+        told: list[int] = []
+        unpickle(root, pins, told.append)
+        assert sum(told) == (root / "pytorch_model.bin").stat().st_size
+
+
+class TestThePin:
+    def test_is_of_another_file(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        save(root, {"a": torch.ones(2)})
+        monkeypatch.setattr(pickles, "_run_unpickler", lambda *_: pytest.fail("it was opened"))
+        error = refused(root, {"pytorch_model.bin": "0" * 64}, "pytorch_model.bin: is not the file that sha256 pins")
+        assert error.hint is not None
+        assert digest(root / "pytorch_model.bin") in error.hint
+
+    def test_is_of_a_file_that_is_not_there(self, root: Path) -> None:
+        refused(root, {"other.bin": "0" * 64}, "other.bin: sha256 pins this file, which is missing")
+
+    @pytest.mark.usefixtures("in_process")
+    def test_holds_for_the_file_that_was_read_whatever_is_put_in_its_place(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pins = save(root, {"a": torch.ones(2)})
+        run = pickles._run_unpickler
+
+        def swap(path: Path, *rest: Any) -> None:
+            save(root, {"evil": torch.ones(2)}, "evil.bin")
+            (root / "evil.bin").replace(path)
+            run(path, *rest)
+
+        monkeypatch.setattr(pickles, "_run_unpickler", swap)
+        assert list(opened(root, pins)) == ["a"]
+
+    def test_has_to_be_there_for_every_file_of_the_index(self, root: Path) -> None:
+        pins = save(root, {"a": torch.ones(2)})
+        placed = {"a": "pytorch_model.bin", "b": "more.bin"}
+        (root / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
+        error = refused(root, pins, "pytorch_model.bin.index.json: names more.bin, which sha256 does not pin")
+        assert error.hint == f"pin every file it names; a digest is printed by: sha256sum {root}/more.bin"
+
+
+class Gadget:
+    """What a pickle needs to run a program."""
+
+    def __init__(self, victim: Path) -> None:
+        self.victim = victim
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.victim}",)
+
+
+@pytest.mark.slow
+class TestCodeInAPickle:
+    def test_is_real_for_an_ordinary_unpickler(self, tmp_path: Path) -> None:
+        pickle.loads(pickle.dumps(Gadget(tmp_path / "ran")))
+        assert (tmp_path / "ran").exists()
+
+    def test_in_place_of_a_tensor_is_not_run(self, root: Path, tmp_path: Path) -> None:
+        pins = save(root, {"a": torch.ones(2), "b": Gadget(tmp_path / "ran")})
+        refused(root, pins, "pytorch_model.bin: it asks for posix.system, which no tensor needs: it was not opened")
+        assert not (tmp_path / "ran").exists()
+
+    def test_that_hides_from_the_look_ahead_is_not_run(self, root: Path, tmp_path: Path) -> None:
+        """The name is put together on the stack, where only running the pickle shows it."""
+        program = b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c%c%b\x85R." % (
+            (command := f"touch {tmp_path}/ran".encode()) and len(command),
+            command,
+        )
+        torch.save({"a": torch.ones(2)}, root / "honest.bin")
+        with zipfile.ZipFile(root / "honest.bin") as honest, zipfile.ZipFile(root / "x.bin", "w") as evil:
+            for name in honest.namelist():
+                evil.writestr(name, program if name.endswith("data.pkl") else honest.read(name))
+        pins = {"x.bin": digest(root / "x.bin")}
+        refused(root, pins, "x.bin: cannot be opened: Unsupported operand")
+        assert not (tmp_path / "ran").exists()
+
+    def test_that_the_look_ahead_misses_is_not_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        save(tmp_path, {"b": Gadget(tmp_path / "ran")})
+        monkeypatch.setattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda _: [])
+        with pytest.raises(SystemExit, match="cannot be opened: Weights only load failed"):
+            unpickler.main(str(tmp_path / "pytorch_model.bin"), str(tmp_path / "out"))
+        assert not (tmp_path / "ran").exists()
+
+    def test_outside_of_a_torch_file_is_not_run(self, root: Path, tmp_path: Path) -> None:
+        (root / "x.pt").write_bytes(pickle.dumps(Gadget(tmp_path / "ran")))
+        refused(root, {"x.pt": digest(root / "x.pt")}, "x.pt: not a file of torch.save (torch 1.6 or later)")
+        assert not (tmp_path / "ran").exists()
+
+
+NOT_TENSORS = [
+    ([torch.ones(2)], "holds a list, not tensors by their names"),
+    ({}, "holds a dict, not tensors by their names"),
+    ({"state_dict": {"a": torch.ones(2)}, "epoch": 3}, "holds a mapping under 'state_dict': save what is inside"),
+    ({"a": torch.ones(2), "epoch": 3}, "holds a int under 'epoch', not a tensor"),
+    ({3: torch.ones(2)}, "holds something under 3, which is no tensor's name"),
+    ({"a": torch.ones(2, dtype=torch.complex64)}, "tensor 'a' has the dtype complex64"),
+    ({"a": torch.ones(2).to_sparse()}, "tensor 'a' is sparse, quantized or empty of data"),
+    ({"a": torch.ones(2, device="meta")}, "tensor 'a' is sparse, quantized or empty of data"),
+    ({"a": torch.ones(1).expand(1 << 40)}, "its tensors need 4,398,046,511,104 bytes and the file has "),
+]
+
+
+@pytest.mark.parametrize(("saved", "message"), NOT_TENSORS, ids=[message[:40] for _, message in NOT_TENSORS])
+def test_what_is_not_a_state_dict_says_so(tmp_path: Path, saved: Any, message: str) -> None:
+    """In this process: what the child says last is what the error says, as other tests show."""
+    save(tmp_path, saved)
+    with pytest.raises(SystemExit) as ended:
+        unpickler.main(str(tmp_path / "pytorch_model.bin"), str(tmp_path / "out"))
+    assert message in str(ended.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_name_that_is_a_path(root: Path) -> None:
+    refused(root, save(root, {"a/b": torch.ones(2)}), "tensor name 'a/b' has a path separator")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
+def test_a_torch_file_without_a_pickle(root: Path) -> None:
+    with zipfile.ZipFile(root / "x.bin", "w") as empty:
+        for name in ("data.pkl", "version", "byteorder"):
+            empty.writestr(f"x/{name}", b"")
+    refused(root, {"x.bin": digest(root / "x.bin")}, "x.bin: cannot be opened: ")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_file_that_is_cut_off(root: Path) -> None:
+    save(root, {"a": torch.ones(1000)})
+    path = root / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:-200])
+    refused(root, {path.name: digest(path)}, "pytorch_model.bin: not a file of torch.save")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_tensor_that_is_in_two_files(root: Path) -> None:
+    pins = save(root, {"a": torch.ones(2)}, "x.bin") | save(root, {"a": torch.ones(2)}, "y.bin")
+    refused(root, pins, "y.bin: tensor 'a' is also in x.bin")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_index_that_is_wrong(root: Path) -> None:
+    pins = save(root, {"a": torch.ones(2)}, "x.bin") | save(root, {"b": torch.ones(2)}, "y.bin")
+    (root / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "y.bin", "b": "y.bin"}}))
+    refused(root, pins, "pytorch_model.bin.index.json: says 'a' is in y.bin, where it is not")
+
+
+class TestTheProcess:
+    """What opens a pickle is replaced by a program that tells, or does what code in a pickle would."""
+
+    @pytest.fixture
+    def child(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+        popen = subprocess.Popen
+
+        def become(program: str) -> None:
+            def start(argv: list[str], **options: Any) -> Any:
+                assert argv[:4] == [sys.executable, "-I", "-m", "trtspec.checkpoints.unpickler"]
+                return popen([*argv[:2], "-c", program, *argv[4:]], **options)
+
+            monkeypatch.setattr(pickles.subprocess, "Popen", start)
+
+        return become
+
+    def test_has_an_empty_environment_and_no_input(
+        self, root: Path, child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        told = (
+            "set(os.environ) - {'LC_CTYPE'}, sys.stdin.read(), os.getpgrp() == os.getpid()"  # LC_CTYPE is Python's own
+        )
+        child(f"import os, sys; sys.exit(repr([{told}]))")
+        refused(root, save(root, {"a": torch.ones(2)}), "[set(), '', True]")
+
+    def test_cannot_write_what_is_no_safetensors_file(self, root: Path, child: Callable[[str], None]) -> None:
+        child("import sys; open(sys.argv[2], 'wb').write(bytes(16))")
+        refused(root, save(root, {"a": torch.ones(2)}), "model.safetensors: not a safetensors file")
+
+    def test_that_is_killed_is_reported(self, root: Path, child: Callable[[str], None]) -> None:
+        child("import os; os.kill(os.getpid(), 9)")
+        refused(root, save(root, {"a": torch.ones(2)}), "the process that opened it ended with -9")
+
+    @pytest.mark.slow
+    def test_has_an_end_to_its_time(
+        self, root: Path, child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(pickles, "LEAST_TIME_S", 1)
+        child(SLEEPER.format(pids=tmp_path / "pids"))
+        refused(root, save(root, {"a": torch.ones(2)}), "was not converted within 1 s")
+        ended(tmp_path / "pids")
+
+    @pytest.mark.slow
+    def test_ends_with_an_interrupt(self, root: Path, child: Callable[[str], None], tmp_path: Path) -> None:
+        pins = save(root, {"a": torch.ones(2)})
+        child(SLEEPER.format(pids=tmp_path / "pids"))
+
+        def interrupt() -> None:
+            wait_until((tmp_path / "pids").exists, 20)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            unpickle(root, pins, lambda _: None)
+        ended(tmp_path / "pids")
+        assert not unpickled_dir(root, pins).exists()
+
+
+SLEEPER = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+with open("{pids}.part", "w") as file:
+    file.write(f"{{os.getpid()}} {{child.pid}}")
+os.rename("{pids}.part", "{pids}")
+time.sleep(60)
+"""
+
+
+def ended(pids: Path) -> None:
+    """Demand that the process and the one it started are gone, or about to be collected."""
+
+    def is_gone(pid: str) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    for pid in pids.read_text().split():
+        assert wait_until(lambda pid=pid: is_gone(pid), 30)  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_a_killed_build_left_is_no_checkpoint_and_goes_away(root: Path) -> None:
+    pins = save(root, {"a": torch.ones(2)})
+    target = unpickled_dir(root, pins)
+    left = target.with_name(f".{target.name}.tmp")
+    left.mkdir(parents=True)
+    (left / "half").touch()
+    assert list(opened(root, pins)) == ["a"]
+    assert not left.exists()
+
+
+@pytest.mark.slow
+def test_two_at_once_make_it_once(root: Path) -> None:
+    pins = save(root, {"a": torch.ones(2)})
+    code = "import json, sys; from pathlib import Path; from trtspec.checkpoints.pickles import unpickle\n" + (
+        "told = []; unpickle(Path(sys.argv[1]), json.loads(sys.argv[2]), told.append); print(len(told))"
+    )
+    argv = [sys.executable, "-c", code, str(root), json.dumps(pins)]
+    both = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sorted(process.communicate(timeout=60)[0] for process in both) == ["0\n", "1\n"]
+
+
+def test_a_cache_that_cannot_be_written(root: Path, workplace: Path) -> None:
+    pins = save(root, {"a": torch.ones(2)})
+    (workplace / "cache").touch()
+    with pytest.raises(CheckpointError, match="cannot be made: Not a directory\nhint: give it room or access"):
+        unpickle(root, pins, lambda _: None)
+
+
+def test_finding_is_quick_and_opens_nothing(root: Path) -> None:
+    pins = save(root, {"a": torch.ones(8 << 20)})
+    started = time.process_time()
+    assert unpickled_dir(root, pins) == unpickled_dir(root, pins)
+    assert time.process_time() - started < 0.05
+    assert unpickled_dir(root, pins) != unpickled_dir(root, {"pytorch_model.bin": "0" * 64})
+
+
+def rewritten(root: Path, change: Callable[[str, bytes], bytes]) -> dict[str, str]:
+    """Save a pickle and change what its records have, with checksums that fit."""
+    torch.save({"a": torch.arange(64.0), "b": torch.ones(3)}, root / "whole")
+    path = root / "pytorch_model.bin"
+    with zipfile.ZipFile(root / "whole") as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
+        for record in old.infolist():
+            new.writestr(record.filename, change(record.filename, old.read(record)))
+    (root / "whole").unlink()
+    return {path.name: digest(path)}
+
+
+@pytest.mark.usefixtures("in_process")
+class TestDamagedRecords:
+    def test_a_short_storage_is_refused(self, root: Path) -> None:
+        pins = rewritten(root, lambda name, data: data[:4] if name.endswith("data/0") else data)
+        refused(root, pins, "its record data/0 has 4 bytes, and the tensors in it 256")
+
+    def test_a_missing_storage_is_refused(self, root: Path) -> None:
+        pins = rewritten(root, lambda name, data: b"" if name.endswith("data/0") else data)
+        refused(root, pins, "its record data/0 has 0 bytes")
+
+    def test_a_flipped_bit_is_refused(self, root: Path) -> None:
+        pins = save(root, {"a": torch.arange(6400.0)})
+        path = root / "pytorch_model.bin"
+        raw = bytearray(path.read_bytes())
+        raw[raw.index(torch.arange(6400.0).numpy().tobytes()[100:140]) + 5] ^= 1
+        path.write_bytes(bytes(raw))
+        refused(root, {path.name: digest(path)}, "is damaged: the checksum differs")
+        assert pins

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The streaming converter: the same bytes whatever the threads, chunks and interruptions, and what it refuses."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests._support.durability import die_at, finish, start  # noqa: F401
+from tests._support.tiny import convert, make_llama
+from trtspec.checkpoints import direct_io, journal, stream
+from trtspec.checkpoints.quant.activations import Activations
+from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.core.errors import CheckpointError
+from trtspec.core.processes import wait_until
+
+FP8 = {"mapping": ParallelMapping(2, 2), "scheme": Scheme("fp8", "fp8"), "dtype": "float16"}
+LAYERS = 4
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_llama(tmp_path / "hf", attention_bias=True, vocab_size=67, num_hidden_layers=LAYERS)
+
+
+@pytest.fixture
+def activations() -> Activations:
+    found = Activations()
+    for layer in range(LAYERS):
+        prefix = f"transformer.layers.{layer}"
+        for number, module in enumerate(("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")):
+            found.inputs[f"{prefix}.{module}"] = 3.0 + layer + number
+        found.keys[f"{prefix}.attention"], found.values[f"{prefix}.attention"] = 900.0, 500.0 + layer
+    return found
+
+
+def digests(out: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme("fp8", "fp8"), Scheme("fp8_rowwise")], ids=lambda s: s.weights)
+@pytest.mark.parametrize("chunk_bytes", [64, 1000, 1 << 20])
+def test_bytes_depend_neither_on_threads_nor_on_chunks(
+    source: Path,
+    tmp_path: Path,
+    activations: Activations,
+    monkeypatch: pytest.MonkeyPatch,
+    chunk_bytes: int,
+    scheme: Scheme,
+) -> None:
+    options = {"mapping": ParallelMapping(2, 2), "scheme": scheme, "activations": activations}
+    expected = digests(convert(source, tmp_path / "one", threads=1, **options))
+    monkeypatch.setattr(stream, "CHUNK_BYTES", chunk_bytes)
+    assert digests(convert(source, tmp_path / "many", threads=8, **options)) == expected
+
+
+def test_scales_of_rows_are_written_once_a_tensor(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a chunk they were thousands of writes, and as many pieces to be hashed."""
+    puts: list[tuple[int, int]] = []
+    put = stream.Worker.put
+
+    def count(worker: stream.Worker, rank: int, offset: int, values: Any) -> None:
+        if values.dtype == np.float32:
+            puts.append((rank, offset))
+        put(worker, rank, offset, values)
+
+    monkeypatch.setattr(stream.Worker, "put", count)
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 1000)
+    out = convert(source, tmp_path / "out", mapping=ParallelMapping(2), scheme=Scheme("fp8_rowwise"))
+    files = [load_file(out / f"rank{rank}.safetensors") for rank in (0, 1)]
+    scales = [name for file in files for name in file if name.endswith("per_channel_scale")]
+    fused = sum(name.endswith("qkv.per_channel_scale") for name in scales)
+    assert len(puts) == len(scales) + 2 * fused  # of q, k and v
+    assert len(set(puts)) == len(puts)
+
+
+def write_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_io, "LEAST_BYTES", 0)
+    monkeypatch.setattr(direct_io, "MOST_BLOCK_BYTES", 16 << 10)
+    monkeypatch.setattr(direct_io, "BLOCKS_BYTES", 16 * (16 << 10))
+
+
+def commit_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no commit take several tasks along: else how many there are is the machine's."""
+    note, one_by_one = journal.ConversionJournal.finish, threading.Lock()
+
+    def finish_and_wait(notes: journal.ConversionJournal, name: str) -> None:
+        with one_by_one:
+            note(notes, name)
+            assert wait_until(lambda: not notes._finished, 30, interval_s=0.001)
+
+    monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr(journal.ConversionJournal, "finish", finish_and_wait)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("point", ["journal.finished", "journal.committed"])
+def test_a_killed_conversion_goes_on_at_the_tensors_that_are_not_done(
+    source: Path,
+    tmp_path: Path,
+    activations: Activations,
+    monkeypatch: pytest.MonkeyPatch,
+    die_at: Callable[[str, Callable[[], object]], int],  # noqa: F811
+    point: str,
+    in_blocks: bool,
+) -> None:
+    if in_blocks:
+        write_in_blocks(monkeypatch)
+    expected = digests(convert(source, tmp_path / "whole", activations=activations, **FP8))
+    commit_each_task(monkeypatch)
+    out, notes = tmp_path / "killed", tmp_path / "notes"
+
+    def work() -> None:
+        convert(source, out, activations=activations, journal=notes, threads=1, **FP8)
+
+    deaths = 0
+    while die_at(point, work) == -signal.SIGKILL:
+        deaths += 1
+        done = notes.read_text().splitlines()[1:]
+        if point == "journal.committed":
+            assert len(done) >= deaths  # each life adds something
+        elif deaths == 3:
+            break  # killed before anything is committed, it begins again each time
+    work()
+    assert digests(out) == expected
+    if point == "journal.committed":
+        assert deaths >= 3
+
+
+def test_what_is_done_is_not_read_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, notes = tmp_path / "c", tmp_path / "notes"
+    convert(source, out, journal=notes)
+    expected, reads = digests(out), []
+    monkeypatch.setattr(stream.Worker, "chunks", lambda self, tensor, **_: iter(reads.append(tensor.name) or ()))
+    convert(source, out, journal=notes)
+    assert (digests(out), reads) == (expected, [])
+    notes.write_text("".join(line for line in notes.open() if "layers.1.mlp.proj" not in line))
+    convert(source, out, journal=notes)
+    assert reads == ["model.layers.1.mlp.down_proj.weight"]
+
+
+def test_a_torn_last_line_of_the_journal_counts_for_nothing(source: Path, tmp_path: Path) -> None:
+    out, notes = tmp_path / "c", tmp_path / "notes"
+    convert(source, out, journal=notes)
+    expected, (stamp, first, *_) = digests(out), notes.read_text().splitlines()
+    notes.write_text(f"{stamp}\n{first[:-1]}")  # what is torn off could be the name of another task
+    convert(source, out, journal=notes)
+    assert digests(out) == expected
+    assert first[:-1] not in notes.read_text().splitlines()
+    assert sorted(notes.read_text().splitlines()) == sorted(set(notes.read_text().splitlines()))
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_a_task_is_noted_only_once_its_bytes_are_on_the_disk(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_blocks: bool
+) -> None:
+    if in_blocks:
+        write_in_blocks(monkeypatch)
+    notes, seen = tmp_path / "notes", []
+    monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr(os, "fdatasync", lambda _: seen.append(("data", len(notes.read_text().splitlines()))))
+    monkeypatch.setattr(os, "fsync", lambda _: seen.append(("notes", len(notes.read_text().splitlines()))))
+    convert(source, tmp_path / "c", journal=notes, mapping=ParallelMapping(2))
+    assert len(seen) % 3 == 0
+    lines = 1  # the stamp
+    for first, second, noted in zip(seen[::3], seen[1::3], seen[2::3], strict=True):
+        assert (first, second) == (("data", lines), ("data", lines))  # both ranks, before the notes grow
+        assert noted[0] == "notes"
+        assert noted[1] > lines
+        lines = noted[1]
+
+
+def write_again(path: Path) -> None:
+    """Write the same bytes, and hide it as far as a user can."""
+    before = path.stat()
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def put_a_copy(path: Path) -> None:
+    """Put another file of the same bytes and times in the place."""
+    shutil.copy2(path, path.with_name("copy"))
+    os.replace(path.with_name("copy"), path)
+
+
+@pytest.mark.parametrize("replace", [lambda path: os.utime(path, ns=(1, 1)), write_again, put_a_copy])
+def test_a_source_that_was_replaced_is_converted_from_the_start(
+    source: Path, tmp_path: Path, replace: Callable[[Path], object]
+) -> None:
+    out, notes, shard = tmp_path / "c", tmp_path / "notes", source / "model.safetensors"
+    expected, content = digests(convert(source, out, journal=notes)), shard.read_bytes()
+    with (out / RANK).open("r+b") as file:
+        file.seek(-64, os.SEEK_END)
+        file.write(b"x" * 64)  # as if the source had said so for a while
+    replace(shard)
+    convert(source, out, journal=notes)
+    assert shard.read_bytes() == content
+    assert digests(out) == expected
+
+
+def test_a_damaged_output_is_made_anew(source: Path, tmp_path: Path) -> None:
+    out, notes = tmp_path / "c", tmp_path / "notes"
+    expected = digests(convert(source, out, journal=notes))
+    os.truncate(out / "rank0.safetensors", 1000)
+    assert digests(convert(source, out, journal=notes)) == expected
+
+
+def test_progress_counts_every_source_byte_once(source: Path, tmp_path: Path, activations: Activations) -> None:
+    counted: list[int] = []
+    nbytes = sum(tensor.nbytes for tensor in load_file(source / "model.safetensors").values())
+    for options in ({}, {**FP8, "activations": activations}, {"scheme": Scheme("fp8_rowwise")}):
+        counted.clear()
+        convert(source, tmp_path / str(len(options)), on_bytes=counted.append, journal=tmp_path / "notes", **options)
+        assert sum(counted) == nbytes
+        (tmp_path / "notes").unlink()
+
+
+def test_what_is_done_already_counts_as_that(source: Path, tmp_path: Path) -> None:
+    out, notes, read, resumed = tmp_path / "c", tmp_path / "notes", list[int](), list[int]()
+    nbytes = sum(tensor.nbytes for tensor in load_file(source / "model.safetensors").values())
+    for expected in ((nbytes, 0), (0, nbytes)):
+        read.clear(), resumed.clear()
+        convert(source, out, journal=notes, on_bytes=read.append, on_resumed=resumed.append)
+        assert (sum(read), sum(resumed)) == expected
+
+
+def damage(source: Path, **values: float) -> None:
+    tensors = load_file(source / "model.safetensors")
+    for name, value in values.items():
+        tensors[name.replace("__", ".")].view(-1)[:2] = value
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+
+
+def test_values_that_are_not_finite_are_named_and_counted(
+    source: Path, tmp_path: Path, activations: Activations
+) -> None:
+    damage(source, model__norm__weight=float("nan"), model__layers__1__mlp__up_proj__weight=float("-inf"))
+    for number, options in enumerate(({}, {**FP8, "activations": activations}, {"scheme": Scheme("fp8_rowwise")})):
+        with pytest.raises(CheckpointError) as error:
+            convert(source, tmp_path / str(number), **options)
+        found = str(error.value)
+        assert "model.norm.weight: 2 NaN and 0 infinite values in model.safetensors" in found
+        assert "model.layers.1.mlp.up_proj.weight: 0 NaN and 2 infinite values in model.safetensors" in found
+        assert str(source) in found
+        assert "hint: the checkpoint is damaged; allow_nonfinite: true in the recipe converts it as it is" in found
+
+
+def test_a_second_try_finds_the_same_values(source: Path, tmp_path: Path) -> None:
+    damage(source, model__norm__weight=float("nan"))
+    found = []
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as error:
+            convert(source, tmp_path / "c", journal=tmp_path / "notes")
+        found.append(str(error.value))
+    assert found[0] == found[1]
+    assert "transformer.ln_f.weight" not in (tmp_path / "notes").read_text().splitlines()
+
+
+def test_values_that_are_not_finite_can_be_allowed(source: Path, tmp_path: Path, activations: Activations) -> None:
+    clean = load_file(convert(source, tmp_path / "clean", scheme=Scheme("fp8"), activations=activations) / RANK)
+    damage(source, model__layers__1__mlp__up_proj__weight=float("nan"))
+    out = convert(source, tmp_path / "c", scheme=Scheme("fp8"), activations=activations, allow_nonfinite=True)
+    tensors, scale = load_file(out / RANK), "transformer.layers.1.mlp.gate.weights_scaling_factor"
+    weight = tensors["transformer.layers.1.mlp.gate.weight"].float()
+    assert torch.equal(tensors[scale], clean[scale])  # the scale is that of the finite values
+    assert weight.isnan().sum() == 2
+
+
+RANK = "rank0.safetensors"
+
+
+def test_float32_values_that_leave_fp16_are_counted(tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf", dtype="float32")
+    damage(source, model__layers__0__self_attn__o_proj__weight=70000.0)
+    with pytest.raises(CheckpointError) as error:
+        convert(source, tmp_path / "c", "float16")
+    assert "model.layers.0.self_attn.o_proj.weight: 2 values are too large for F16 in model.safetensors" in str(
+        error.value
+    )
+    assert "hint: set dtype: bfloat16 in the recipe" in str(error.value)
+    assert convert(source, tmp_path / "b", "bfloat16")
+
+
+def test_a_source_that_shrinks_is_an_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = stream._read_exactly
+
+    def shrink(*arguments: object) -> None:
+        os.truncate(source / "model.safetensors", 5000)
+        read(*arguments)
+
+    monkeypatch.setattr(stream, "_read_exactly", shrink)
+    with pytest.raises(CheckpointError, match=r"ends inside tensor 'model.*'; it was changed while being read"):
+        convert(source, tmp_path / "c")
+
+
+def test_rows_too_long_for_a_buffer_are_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST_ROW_BYTES", 64)
+    with pytest.raises(
+        CheckpointError, match=r"rows of 96 bytes in 'model.*down_proj.weight'; at most 64 are converted"
+    ):
+        convert(source, tmp_path / "c")
+
+
+def test_a_file_system_that_reserves_nothing_will_do(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = digests(convert(source, tmp_path / "one"))
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no such thing here")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert digests(convert(source, tmp_path / "other")) == expected
+
+
+def test_all_zero_weights_convert(source: Path, tmp_path: Path, activations: Activations) -> None:
+    tensors = load_file(source / "model.safetensors")
+    for name in tensors:
+        if "layers.0" in name:
+            tensors[name].zero_()
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    for scheme in (Scheme("fp8"), Scheme("fp8_rowwise")):
+        out = load_file(convert(source, tmp_path / scheme.weights, scheme=scheme, activations=activations) / RANK)
+        assert not out["transformer.layers.0.attention.qkv.weight"].float().any()
+        for name, tensor in out.items():
+            if name.endswith(("scaling_factor", "scale")):
+                assert (tensor > 0).all()
+                assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mapping": ParallelMapping(3)}, "4 attention heads cannot be divided by 3 ranks"),
+        ({"scheme": Scheme("fp8", exclude=("lm_head", "*.fc"))}, "engines fuse mlp.fc and mlp.gate of a layer"),
+        (
+            {"mapping": ParallelMapping(1, 2), "scheme": Scheme("fp8_rowwise", exclude=("lm_head", "*.0.*"))},
+            "stages number their layers from 0, so with several no pattern can name single layers",
+        ),
+    ],
+)
+def test_what_no_engine_could_load_is_not_written(
+    source: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        convert(source, tmp_path / "c", **options)
+    assert not list((tmp_path / "c").iterdir())

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests._support.tiny import MERGES, WORDS, make_tokenizer
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.core.paths import recipes_dir
+
+TEXTS = ["", "the rest", "naïve — 北京 🙂🙂", "\n\t{}", "�", "th" * 40]
+
+
+@cache
+def tiny() -> Tokenizer:
+    return Tokenizer(make_tokenizer(Path(mkdtemp())))
+
+
+def in_pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """Return what is shown of ids that come one at a time, as a running request shows them."""
+    shown, pieces = 0, []
+    for end in range(1, len(ids) + 1):
+        until = shown + tokenizer.complete_len(ids[shown:end]) if end < len(ids) else end
+        if until > shown:
+            pieces.append(tokenizer.decode(ids[shown:until]))
+            shown = until
+    return pieces
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_transformers_says(text: str) -> None:
+    from transformers import AutoTokenizer
+
+    root = recipes_dir() / "models" / "quickstart-target"
+    ours, theirs = Tokenizer(root), AutoTokenizer.from_pretrained(root)
+    ids = ours.encode(text)
+    assert ids == theirs(text)["input_ids"]
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == text
+
+
+def test_merges_and_vocabulary() -> None:
+    assert tiny().vocab_size == 1 + 256 + len(WORDS)
+    assert tiny().vocabulary["<end>"] == 0
+    assert tiny().merges == [list(pair) for pair in MERGES]
+    assert len(tiny().encode("the")) == 1
+
+
+@given(st.text())
+def test_streamed_text_adds_up(text: str) -> None:
+    pieces = in_pieces(tiny(), tiny().encode(text))
+    assert "".join(pieces) == text
+    assert not any("�" in piece for piece in pieces if "�" not in text)
+
+
+BYTES_OF_FEW = [tiny().encode(character)[place] for character in "a京🙂" for place in range(len(character.encode()))]
+ANY_IDS = st.integers(0, tiny().vocab_size - 1)
+
+
+@given(st.lists(st.sampled_from(BYTES_OF_FEW)) | st.lists(ANY_IDS))
+@example([BYTES_OF_FEW[place] for place in (1, 2, 1, 2, 3)])
+@example([127, 0, 95])  # a special token between the two bytes of a character
+def test_streamed_garbage_adds_up(ids: list[int]) -> None:
+    """Ids that a model may say although no text has them: lone bytes, beginnings without an end, special tokens."""
+    assert "".join(in_pieces(tiny(), ids)) == tiny().decode(ids)
+
+
+@given(st.lists(ANY_IDS, min_size=1))
+def test_little_is_held_back(ids: list[int]) -> None:
+    held = ids[tiny().complete_len(ids) :]
+    assert len([token for token in held if token not in tiny().silent]) <= 3
+    assert tiny().complete_len([0] * 9) == 9
+
+
+END_CASES = [
+    ({}, {}, ()),
+    ({"generation_config.json": {"eos_token_id": 3}}, {"eos_token": "<end>"}, (3,)),
+    ({"generation_config.json": {"eos_token_id": [3, 4]}}, {}, (3, 4)),
+    ({"generation_config.json": {"eos_token_id": None}}, {"eos_token": "<end>"}, ()),
+    ({"config.json": {"eos_token_id": 7}}, {"eos_token": "<end>"}, (7,)),
+    ({}, {"eos_token": {"content": "<end>"}}, (0,)),
+    ({}, {"eos_token": "<nosuch>"}, ()),
+]
+
+
+@pytest.mark.parametrize(("files", "config", "expected"), END_CASES)
+def test_which_ids_end_a_text(
+    files: dict[str, object], config: dict[str, object], expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    make_tokenizer(tmp_path)
+    for name, content in {**files, "tokenizer_config.json": config}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert Tokenizer(tmp_path).end_ids == expected
+
+
+def test_without_a_config_no_id_ends_a_text(tmp_path: Path) -> None:
+    (make_tokenizer(tmp_path) / "tokenizer_config.json").unlink()
+    assert Tokenizer(tmp_path).end_ids == ()
+
+
+def test_what_is_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json") as refused:
+        Tokenizer(tmp_path)
+    assert refused.value.hint == "save the tokenizer in the fast format with transformers"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer: "):
+        Tokenizer(tmp_path)
+
+
+def test_padding_and_truncation_of_the_file_are_not_followed(tmp_path: Path) -> None:
+    path = make_tokenizer(tmp_path) / "tokenizer.json"
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": cut}))
+    assert len(Tokenizer(tmp_path).encode("abcdef")) == 6
+
+
+@pytest.mark.parametrize("text", ["\ud800", "ab\udcff"])
+def test_a_text_that_is_none(text: str) -> None:
+    with pytest.raises(TrtspecError, match=f"^the text is not UTF-8: character {len(text)} is half of a pair$"):
+        tiny().encode(text)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make setup` says before it installs anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtspec.core import interpreter
+
+pytestmark = pytest.mark.every_python
+
+LATER = (3, 99, 0)
+
+
+def test_this_python_has_what_it_must() -> None:
+    command = [sys.executable, "-I", interpreter.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert interpreter.libpython().name == interpreter.libpython_name()
+
+
+@pytest.mark.parametrize("version", [(3, 9, 18), LATER])
+def test_a_python_that_is_too_old_or_too_new(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    [(fault, remedy)] = interpreter.faults()
+    assert "3.10 to 3.1" in fault
+    assert remedy == "use another Python: make setup PYTHON=python3.12"
+
+
+def test_what_is_missing_is_said_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "libpython", lambda: None)
+    monkeypatch.setattr(interpreter.importlib.util, "find_spec", lambda name: None)
+    assert [fault.partition(":")[0] for fault, _ in interpreter.faults()] == [
+        "no ensurepip, so no virtual environments",
+        f"no {interpreter.libpython_name()}",
+    ]
+
+
+def test_its_words_come_before_anything_is_installed(tmp_path: Path) -> None:
+    """`make setup` with a Python that cannot be used ends with its words, and makes no environment."""
+    python = tmp_path / "python"
+    code = "import sys; sys.version_info = (3, 99, 0, 'final', 0); sys.argv = sys.argv[1:]"
+    script = f"{code}; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    python.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} -I -c "{script}" "$@"\n')
+    python.chmod(0o755)
+    command = ["make", "setup", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
+    root = Path(interpreter.__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "can be used on this machine\n  use another Python: make setup PYTHON=python3.12\n" in done.stderr
+    assert not (tmp_path / "venv").exists()

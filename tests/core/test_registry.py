@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Extensions are found in our folder first, then among installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import did_you_mean, discover, discover_all, find
+
+PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place where packages are installed, for as long as the test runs."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    discover_all.cache_clear()
+    yield tmp_path
+    discover_all.cache_clear()
+
+
+def install(site: Path, entry: str) -> None:
+    """Install a package `extra` whose module defines METHOD and which brings `entry`."""
+    (site / "extra.py").write_text("METHOD = 'brought'\n")
+    metadata = site / "extra-2.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 2.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{PACKAGE}]\n{entry}\n")
+
+
+def refused(*expected: str) -> None:
+    with pytest.raises(TrtspecError) as caught:
+        find(PACKAGE, ATTRIBUTE, "extra", "speculation method")
+    for text in expected:
+        assert text in str(caught.value)
+
+
+def test_an_entry_point_is_found_behind_our_own(site: Path) -> None:
+    install(site, "extra = extra:METHOD")
+    assert find(PACKAGE, ATTRIBUTE, "extra", "speculation method") == "brought"
+    assert [*discover_all(PACKAGE, ATTRIBUTE)] == [*discover(PACKAGE, ATTRIBUTE), "extra"]
+
+
+def test_an_unknown_name_lists_what_is_there(site: Path) -> None:
+    install(site, "extras = extra:METHOD")
+    refused("unknown speculation method 'extra'; known: dflash, draft_target, ", "extras\nhint: did you mean 'extras'?")
+
+
+def test_a_name_of_ours_cannot_be_taken(site: Path) -> None:
+    install(site, "none = extra:METHOD")
+    where = "entry point 'none' of extra 2.0 in the group trtspec.methods: "
+    refused(f"{where}'none' is there already\nhint: give it a name of its own")
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("extra = nowhere:METHOD", "cannot load nowhere:METHOD: No module named 'nowhere'"),
+        ("extra = extra:OTHER", "cannot load extra:OTHER: module 'extra' has no attribute 'OTHER'"),
+    ],
+)
+def test_an_entry_point_that_cannot_be_loaded_is_named(entry: str, reason: str, site: Path) -> None:
+    install(site, entry)
+    refused(f"entry point 'extra' of extra 2.0 in the group trtspec.methods: {reason}", "repair or uninstall")
+
+
+def test_installed_packages_are_not_asked_for_what_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: asked.append(group) or ())
+    assert find(PACKAGE, ATTRIBUTE, "none", "speculation method").summary == "the target alone"
+    assert asked == []
+    discover_all.cache_clear()
+    with pytest.raises(TrtspecError, match="unknown speculation method 'nine'"):
+        find(PACKAGE, ATTRIBUTE, "nine", "speculation method")
+    assert asked == [PACKAGE]
+    discover_all.cache_clear()
+
+
+def test_a_near_spelling_is_offered_and_a_far_one_not() -> None:
+    assert did_you_mean("ngrm", ["ngram", "eagle"]) == "did you mean 'ngram'?"
+    assert did_you_mean("x", ["ngram", "eagle"]) is None

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes and ports, against real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trtspec.core import ports, processes
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+ORPHAN = (
+    "import subprocess, sys; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); sys.stdin.read()"
+)
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(SLEEP, start_new_session=True)
+    yield process
+    process.kill()
+    process.wait(30)
+
+
+def test_free_ports_are_different_and_free() -> None:
+    found = ports.free_ports(20)
+    assert len(set(found)) == 20
+    assert not any(ports.port_in_use(port) for port in found)
+
+
+def test_free_ports_are_none_that_a_connection_may_get() -> None:
+    assert all(ports.LOWEST <= port < ports.EPHEMERAL for port in ports.free_ports(50))
+
+
+def test_where_those_that_were_tried_are_taken_any_free_port_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((ports.LOOPBACK, 0)) as server:
+        taken = server.getsockname()[1]
+        monkeypatch.setattr(ports, "LOWEST", taken)
+        monkeypatch.setattr(ports, "EPHEMERAL", taken + 1)
+        [port] = ports.free_ports(1)
+        assert port != taken
+
+
+def test_a_port_of_an_address_of_another_machine_is_an_error() -> None:
+    with pytest.raises(OSError):  # noqa: PT011
+        ports.free_ports(1, "192.0.2.1")
+
+
+DEAD_CHILD = """
+import signal, subprocess, time
+child = subprocess.Popen(["sleep", "100"])
+child.send_signal(signal.SIGKILL)
+print(child.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def test_what_ended_is_known_by_its_program_while_nobody_has_waited_for_it() -> None:
+    words = [sys.executable, "-c", DEAD_CHILD]
+    with subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE, text=True) as leader:
+        assert leader.stdout is not None
+        child = int(leader.stdout.readline())
+        assert processes.wait_until(lambda: processes.dead_of_group(leader.pid, "sleep") == [child], 10)
+        assert processes.dead_of_group(leader.pid, "sleepless") == []
+        assert processes.dead_of_group(leader.pid, "python") == []
+        assert processes.dead_of_group(os.getpid(), "sleep") == []
+        leader.kill()
+
+
+def test_a_listening_port_is_in_use() -> None:
+    with socket.create_server((ports.LOOPBACK, 0)) as server:
+        assert ports.port_in_use(server.getsockname()[1])
+
+
+def test_pid_and_start_time_name_one_process(sleeper) -> None:
+    started = processes.start_time(sleeper.pid)
+    assert started is not None
+    assert processes.is_alive(sleeper.pid, started)
+    assert not processes.is_alive(sleeper.pid, started - 1), "another process with the same pid"
+    sleeper.kill()
+    assert processes.wait_until(lambda: not processes.is_alive(sleeper.pid, started), 5), "a zombie is not alive"
+    assert processes.start_time(sleeper.pid) is None
+
+
+@pytest.mark.slow
+def test_stop_session_ends_what_does_not_end_by_itself() -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    start = time.monotonic()
+    processes.stop_session(process.pid, processes.start_time(process.pid), timeout_s=0.3)
+    assert process.wait(5) == -signal.SIGKILL
+    assert 0.3 <= time.monotonic() - start < 30
+
+
+def test_stop_session_ends_orphans_of_a_dead_leader() -> None:
+    leader = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN], start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    orphan = int(leader.stdout.readline())
+    started = processes.start_time(leader.pid)
+    leader.kill()
+    leader.wait(30)
+    assert processes.session_of(leader.pid, started) == [orphan]
+    processes.stop_session(leader.pid, started, timeout_s=5)
+    assert processes.start_time(orphan) is None
+
+
+def test_stop_session_leaves_a_stranger_with_the_same_pid_alone(sleeper) -> None:
+    processes.stop_session(sleeper.pid, processes.start_time(sleeper.pid) - 1, timeout_s=5)
+    assert sleeper.poll() is None
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    code = (
+        "import subprocess, os, signal; from trtspec.core.processes import die_with_parent;"
+        "print(subprocess.Popen(['sleep', '60'], preexec_fn=die_with_parent()).pid, flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, timeout=20).stdout
+    assert processes.wait_until(lambda: processes.start_time(int(out)) is None, 30)
+
+
+def test_tail_is_the_end_of_a_file(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(100_000)) + b"\xff last")
+    assert processes.tail(log, lines=2) == "line 99999\n\ufffd last"
+    assert processes.tail(tmp_path / "none") == ""
+
+
+def test_sigterm_is_an_interrupt_within_the_block_only() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), processes.sigterm_as_interrupt():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("max", 4_000_000 * 1024), ("3000000000", 3_000_000_000), ("9000000000", 4_000_000 * 1024)],
+)
+def test_available_memory_is_what_the_machine_and_the_control_group_have(
+    tmp_path: Path, limit: str, expected: int
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  8000000 kB\nMemAvailable:    4000000 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/old\n0::/system.slice/job\n")
+    group = tmp_path / "sys/fs/cgroup/system.slice/job"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(limit + "\n")
+    assert processes.available_memory(tmp_path) == expected
+
+
+def test_available_memory_is_nothing_where_the_system_does_not_tell(tmp_path: Path) -> None:
+    assert processes.available_memory(tmp_path) == 0
+    assert processes.available_memory() > 0

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes what an engine drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trtspec.engine.drafting.base import Draft
+from trtspec.engine.engine import Engine
+
+
+class Observed:
+    """The drafts of an engine from now on, each with the texts that it follows."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.drafts: list[tuple[list[list[int]], Draft]] = []
+        self.depths: list[int] = []
+        propose = engine.speculator.drafter.propose
+
+        def noted(texts: Sequence[Sequence[int]], depth: int, *how: Any) -> Draft:
+            draft = propose(texts, depth, *how)
+            self.depths.append(depth)
+            self.drafts.append(([list(text) for text in texts], draft))
+            return draft
+
+        engine.speculator.drafter.propose = noted  # type: ignore[method-assign]

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EAGLE in the engine: lossless, and drafting what the head says, with trees of one shape and such that grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests._support.tiny import convert, greedy, make_model, reference_model
+from tests.engine.drafters.looping import make_looping_model
+from tests.engine.lossless import (
+    DISTRIBUTION_SHAPE,
+    SHAPES,
+    assert_greedy_text,
+    assert_targets_distribution,
+    assert_wrong_rule_is_seen,
+    random_prompts,
+)
+from tests.methods.eagle_heads import Oracle, Tensors, convert_with, random_head, save_head
+from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.drafting import static_tree
+from trtspec.engine.drafting.base import Draft, DraftSampling
+from trtspec.engine.engine import Engine
+from trtspec.engine.generation.request import Request, SamplingOptions, Stats
+from trtspec.engine.settings import EngineSettings
+from trtspec.kernels.sampling import SamplingParams, pick
+
+pytestmark = pytest.mark.integration
+
+# Levels of different widths, ranks left out, and a leaf on every level.
+CHOICES: tuple[tuple[int, ...], ...] = ((0,), (1,), (3,), (0, 0), (0, 2), (1, 0), (0, 0, 1), (1, 0, 0), (1, 0, 0, 0))
+STATIC: dict[str, Any] = {"choices": [list(choice) for choice in CHOICES]}
+# The frontier of the last level has more places in the head's cache than the draft has nodes.
+DYNAMIC: dict[str, Any] = {"dynamic": True, "top_k": 3, "depth": 5, "nodes": 8}
+KINDS = pytest.mark.parametrize("options", [STATIC, DYNAMIC], ids=["static", "dynamic"])
+
+
+def make_engine(target: Path, options: dict[str, Any], **settings: Any) -> Engine:
+    chosen = {"max_batch_size": 8, "max_seq_len": 128, "device": "cpu"} | settings
+    return Engine.load(target, None, EngineSettings("eagle", options=options, **chosen))
+
+
+@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A target of some shape with a random head, which serves all trees, and transformers' model of it."""
+    root = tmp_path_factory.mktemp("converted")
+    source = make_model(root / "hf", **request.param)
+    head = save_head(root / "head", random_head())
+    return convert_with(source, head, root / "target", {}), reference_model(source)
+
+
+@pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["static", "dynamic"])
+def test_greedy_text_is_that_of_transformers(options: dict[str, Any], converted: tuple[Path, Any]) -> None:
+    """With a head that is hardly ever right."""
+    target, model = converted
+    engine = make_engine(target, options)
+    stats = assert_greedy_text(engine, model, 12)
+    engine.close()
+    assert stats[0].drafted > 50
+
+
+class Knowing:
+    """A target that mostly goes by its last token, and a head that does so too."""
+
+    def __init__(self, root: Path) -> None:
+        self.source = make_looping_model(root / "hf")
+        self.model = reference_model(self.source)
+        self.tensors = random_head(scale=0.1, bias=True, copies=10.0)
+        self.head = save_head(root / "head", self.tensors, bias=True)
+        # a checkpoint serves all trees
+        self.target = convert_with(self.source, self.head, root / "target", STATIC)
+        self.prompts = random_prompts(8)
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
+    return Knowing(tmp_path_factory.mktemp("knowing"))
+
+
+@KINDS
+@pytest.mark.parametrize("settings", [{}, {"max_batch_size": 3, "max_num_tokens": 16}], ids=["", "few rows, chunks"])
+def test_greedy_text_with_a_head_that_is_often_right(
+    settings: dict[str, int], options: dict[str, Any], knowing: Knowing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(knowing.target, options, **settings)
+    cache = engine.speculator.target.cache
+    compact, moved = cache.compact, []
+    monkeypatch.setattr(cache, "compact", lambda moves: (moved.extend(moves), compact(moves)))
+    stats = assert_greedy_text(engine, knowing.model)
+    engine.close()
+    assert sum(stats, Stats()).mean_accepted_len > 1.5
+    assert len(moved) > 20, "only first children were accepted"
+
+
+def drafts_of(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
+    """Return what was drafted for the requests: each time a row's text, and the tokens on the way to every node."""
+    propose, found = engine.speculator.drafter.propose, []
+
+    def watched(texts: list[list[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        draft = propose(texts, depth, sampling)
+        assert draft.tree is not None
+        parents = draft.tree.parents.tolist() * (len(texts) if len(draft.tree.parents) == 1 else 1)
+        for text, tokens, above in zip(texts, draft.tokens.tolist(), parents, strict=True):
+            paths: list[tuple[int, ...]] = [()]
+            for token, parent in zip(tokens, above[1:], strict=True):
+                paths.append((*paths[parent], token))
+            found.append((tuple(text), paths[1:]))
+        return draft
+
+    engine.speculator.drafter.propose = watched  # type: ignore[method-assign]
+    engine.generate(requests)
+    return found
+
+
+@pytest.mark.parametrize("tensors", [random_head(bias=True), None], ids=["random", "knowing"])
+@KINDS
+def test_every_node_is_what_the_head_says(
+    options: dict[str, Any], tensors: Tensors | None, knowing: Knowing, tmp_path: Path
+) -> None:
+    """Prompts of different lengths enter in chunks, and rows one after the other."""
+    head = save_head(tmp_path / "head", tensors or knowing.tensors)
+    engine = make_engine(
+        convert_with(knowing.source, head, tmp_path / "target", options), options, max_batch_size=2, max_num_tokens=16
+    )
+    found = drafts_of(engine, [Request(prompt, 12) for prompt in knowing.prompts[:4]])
+    engine.close()
+    oracle = Oracle(knowing.model, tensors or knowing.tensors)
+    assert len(found) > 12
+    for text, paths in found:
+        if options is DYNAMIC:
+            expected = oracle.dynamic(text, DYNAMIC["top_k"], DYNAMIC["depth"], DYNAMIC["nodes"])
+        else:
+            depth = len(paths[-1])  # near its end, a request has no use for whole trees
+            expected = oracle.static(text, [choice for choice in CHOICES if len(choice) <= depth])
+        assert paths == expected
+
+
+@KINDS
+def test_a_request_may_draft_less_deep(options: dict[str, Any], knowing: Knowing) -> None:
+    """The second begins to draft late, beside the third: what it has to take in then is long."""
+    engine = make_engine(knowing.target, options, max_batch_size=2)
+    prompt = knowing.prompts[0]
+    requests = [Request(prompt, length, draft_len=depth) for length, depth in ((9, 0), (40, 0), (40, 2), (20, 1))]
+    results = engine.generate(requests)
+    engine.close()
+    expected = greedy(knowing.model, list(prompt), 40)
+    assert [list(result.ids) for result in results] == [expected[:length] for length in (9, 40, 40, 20)]
+    assert [result.stats.drafted > 0 for result in results] == [False, False, True, True]
+
+
+@KINDS
+def test_sampled_text_does_not_depend_on_neighbours(options: dict[str, Any], knowing: Knowing) -> None:
+    """Greedy requests among them, and such that truncate to fewer tokens than are drafted."""
+    engine = make_engine(knowing.target, options, max_batch_size=4)
+    kinds = [
+        SamplingOptions(),
+        SamplingOptions(0.8, seed=1),
+        SamplingOptions(1.5, seed=2),
+        SamplingOptions(0.9, top_k=2, seed=3),
+    ]
+    requests = [Request(prompt, 20 + row, kinds[row % 4]) for row, prompt in enumerate(knowing.prompts)]
+    together = engine.generate(requests)
+    alone = [engine.generate([request])[0] for request in requests]
+    engine.close()
+    assert together == alone
+    assert sum(result.stats.accepted for result in together) > 20
+    for request, result in zip(requests[::4], together[::4], strict=True):
+        assert list(result.ids) == greedy(knowing.model, list(request.prompt_ids), request.max_new_tokens)
+
+
+# For a target of three words.
+SMALL_STATIC: dict[str, Any] = {"choices": [[0], [1], [2], [0, 0]]}
+SMALL_DYNAMIC: dict[str, Any] = {"dynamic": True, "top_k": 2, "depth": 3, "nodes": 5}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target of three words, converted with a head."""
+    root, hidden = tmp_path_factory.mktemp("small"), DISTRIBUTION_SHAPE["hidden_size"]
+    source = make_model(root / "hf", **DISTRIBUTION_SHAPE)
+    head = save_head(root / "head", random_head(hidden), hidden=hidden, vocab=3)
+    return source, convert_with(source, head, root / "target", SMALL_STATIC)
+
+
+@pytest.fixture(params=[SMALL_STATIC, SMALL_DYNAMIC], ids=["static", "dynamic"])
+def small_engine(
+    request: pytest.FixtureRequest, small: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
+    monkeypatch.setattr(static_tree, "draw_each", one_by_one)
+    engine = make_engine(small[1], request.param, max_seq_len=32)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("sampling", [SamplingOptions(1.0), SamplingOptions(0.7, top_k=2)], ids=["plain", "truncated"])
+def test_sampled_text_has_the_targets_distribution(
+    sampling: SamplingOptions, small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_targets_distribution(small_engine, reference_model(small[0]), monkeypatch, sampling)
+
+
+def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
+    small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # all three words are tried at the first place, so that nothing is left to go wrong before the second
+    assert_wrong_rule_is_seen(small_engine, reference_model(small[0]), monkeypatch, new_tokens=4)
+
+
+def one_by_one(sampling: DraftSampling, weights: Tensor, column: int) -> Tensor:
+    """Return what `static_tree.draw_each` does, by the draws that the enumeration of a distribution goes through.
+
+    Where nothing is left to be drawn from, as beyond a request's top_k, there is nothing to enumerate.
+    """
+    drawn = [
+        sampling.draw(each / each.sum(-1, keepdim=True), column + at)
+        if each.any()
+        else pick(each, sampling.uniforms[:, column + at])
+        for at, each in enumerate(weights.unbind(1))
+    ]
+    return torch.stack(drawn, 1)
+
+
+def test_nodes_are_drawn_side_by_side_as_one_by_one() -> None:
+    draw = torch.Generator().manual_seed(3)
+    probs = torch.rand(4, 3, 7, generator=draw)
+    sampling = DraftSampling(SamplingParams(*[torch.ones(4)] * 3, False), torch.rand(4, 9, generator=draw))
+    assert torch.equal(static_tree.draw_each(sampling, probs, 5), one_by_one(sampling, probs, 5))
+
+
+@KINDS
+def test_typical_acceptance_takes_more(options: dict[str, Any], knowing: Knowing) -> None:
+    requests = [Request(prompt, 30, SamplingOptions(1.2, seed=3)) for prompt in knowing.prompts]
+    exact, lossy = make_engine(knowing.target, options), make_engine(knowing.target, options | {"lossy": True})
+    strict, loose = (sum((r.stats for r in engine.generate(requests)), Stats()) for engine in (exact, lossy))
+    exact.close()
+    lossy.close()
+    assert loose.acceptance_rate > strict.acceptance_rate
+
+
+def test_a_head_of_several_ranks_is_put_together(knowing: Knowing, tmp_path: Path) -> None:
+    """Key heads of the head, which has one, are on both ranks."""
+    target = convert_with(knowing.source, knowing.head, tmp_path / "target", STATIC, mapping=ParallelMapping(2))
+    requests = [Request(prompt, 20) for prompt in knowing.prompts]
+    of_two, of_one = make_engine(target, STATIC), make_engine(knowing.target, STATIC)
+    assert of_two.generate(requests) == of_one.generate(requests)
+    of_two.close()
+    of_one.close()
+
+
+def test_a_quantized_target_says_the_same_with_a_head(knowing: Knowing, tmp_path: Path) -> None:
+    target = convert_with(knowing.source, knowing.head, tmp_path / "target", STATIC, scheme=Scheme("fp8_rowwise"))
+    requests = [Request(prompt, 30) for prompt in knowing.prompts]
+    engine, alone = (
+        make_engine(target, STATIC),
+        Engine.load(target, None, EngineSettings(max_seq_len=128, device="cpu")),
+    )
+    found, expected = engine.generate(requests), alone.generate(requests)
+    engine.close()
+    alone.close()
+    assert [result.ids for result in found] == [result.ids for result in expected]
+    assert sum(result.stats.accepted for result in found) > 0
+
+
+def test_a_checkpoint_without_a_head(knowing: Knowing, tmp_path: Path) -> None:
+    target = convert(knowing.source, tmp_path / "target")
+    with pytest.raises(CheckpointError) as caught:
+        make_engine(target, STATIC)
+    assert str(caught.value) == (
+        f"{target}: holds no EAGLE head\n"
+        "hint: convert it with a head: method: eagle, and the head under speculation.draft"
+    )

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The circuit breaker, by a clock of its own."""
+
+from __future__ import annotations
+
+import threading
+
+from trtspec.engine.generation.circuit_breaker import FAILURES, LONGEST_REST_S, REST_S, Breaker
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(clock: Clock) -> Breaker:
+    breaker = Breaker(now=clock)
+    for _ in range(FAILURES):
+        assert breaker.allows()
+        breaker.failed()
+    return breaker
+
+
+def test_it_opens_after_failures_in_a_row_and_only_then() -> None:
+    breaker = Breaker(now=Clock())
+    for _ in range(5):
+        for _ in range(FAILURES - 1):
+            breaker.failed()
+        assert breaker.allows()
+        breaker.succeeded()
+    assert not breaker.is_open
+    assert opened(Clock()).is_open
+
+
+def test_one_at_a_time_tries_after_a_rest_and_a_success_closes_it() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    assert not breaker.allows()
+    clock.now += REST_S
+    assert [breaker.allows() for _ in range(3)] == [True, False, False]
+    breaker.succeeded()
+    assert not breaker.is_open
+    assert all(breaker.allows() for _ in range(3))
+
+
+def test_the_rest_doubles_up_to_a_bound() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    rests = []
+    for _ in range(12):
+        begun = clock.now
+        while not breaker.allows():
+            clock.now += REST_S / 2
+        rests.append(clock.now - begun)
+        breaker.failed()
+    assert rests[:4] == [REST_S, 2 * REST_S, 4 * REST_S, 8 * REST_S]
+    assert max(rests) == rests[-1] == LONGEST_REST_S
+
+
+def test_one_who_tried_and_is_never_heard_of_again_blocks_nobody_for_ever() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    clock.now += REST_S
+    assert breaker.allows()
+    clock.now += REST_S
+    assert breaker.allows()
+
+
+def test_of_many_threads_one_tries() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    clock.now += REST_S
+    let_through, barrier = [], threading.Barrier(8)
+
+    def ask() -> None:
+        barrier.wait(10)
+        if breaker.allows():
+            let_through.append(1)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert let_through == [1]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with packed weights, held against plain ones and against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from trtspec.engine.model.matrix import COUNTS, PACKED_FROM, Packed, Plain, matrix_of
+
+SHAPES = ((640, 384), (384, 1024), (1 << 17, 1), (33, 7), (1, 5))
+LEAST = torch.ones(PACKED_FROM // 256, 256)
+PACKS = isinstance(matrix_of(LEAST), Packed)
+needs_onednn = pytest.mark.skipif(not PACKS, reason="this machine has no oneDNN")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [0, 1, 6, 17, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_it_is_the_product_with_bias_and_residual(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
+    weight, bias = drawn(*shape, dtype=dtype), drawn(shape[0], dtype=dtype)
+    inputs, residual = drawn(rows, shape[1], dtype=dtype), drawn(rows, shape[0], dtype=dtype)
+    matrix, product = matrix_of(weight), inputs.double() @ weight.double().t()
+    close = {"rtol": 0.02, "atol": 0.3} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    before = residual.clone()
+    for found, expected in (
+        (matrix.product(inputs, None), product),
+        (matrix.product(inputs, bias), product + bias.double()),
+        (matrix.added(residual, inputs, None), product + residual.double()),
+        (matrix.added(residual, inputs, bias), product + residual.double() + bias.double()),
+    ):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), expected, **close)
+    assert torch.equal(residual, before)
+    assert torch.equal(matrix.weight, weight)
+
+
+@needs_onednn
+@pytest.mark.parametrize("shape", [(640, 384), (2048, 384), (384, 1024), (1024, 1024)])
+def test_a_row_has_the_same_bits_in_any_company(shape: tuple[int, int]) -> None:
+    matrix, rows, residual = matrix_of(drawn(*shape)), drawn(300, shape[1]), drawn(300, shape[0])
+    whole, added = matrix.product(rows, None), matrix.added(residual, rows, None)
+    for count in (2, 3, 6, 9, 12, 32, 95, 128, 129, 299):
+        assert torch.equal(matrix.product(rows[:count], None), whole[:count]), count
+        assert torch.equal(matrix.added(residual[:count], rows[:count], None), added[:count]), count
+
+
+@needs_onednn
+def test_onednn_is_asked_for_few_numbers_of_rows_as_it_keeps_code_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix, asked, product = matrix_of(LEAST), set(), Packed._product
+
+    def noted(self: Packed, rows: Tensor, bias: Tensor | None) -> Tensor:
+        asked.add(len(rows))
+        return product(self, rows, bias)
+
+    monkeypatch.setattr(Packed, "_product", noted)
+    for count in range(1, 400):
+        assert matrix.product(drawn(count, 256), None).shape == (count, len(LEAST))
+    assert asked == set(COUNTS)
+
+
+@needs_onednn
+def test_rows_that_are_views_are_taken_as_they_are() -> None:
+    matrix, wide = matrix_of(LEAST), drawn(6, 600)[:, 100:356]
+    assert torch.equal(matrix.product(wide, None), matrix.product(wide.contiguous(), None))
+
+
+@needs_onednn
+def test_what_is_packed_goes_by_size_dtype_and_whether_onednn_is_wanted() -> None:
+    assert isinstance(matrix_of(LEAST), Packed)
+    assert isinstance(matrix_of(LEAST[1:]), Plain)
+    assert isinstance(matrix_of(LEAST.double()), Plain)
+    assert isinstance(matrix_of(LEAST.half()), Plain)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert isinstance(matrix_of(LEAST), Plain)
+
+
+def test_what_is_shared_and_plain_takes_no_more_memory() -> None:
+    embedding = torch.ones(5, 3, dtype=torch.float64)
+    matrix = matrix_of(embedding, is_shared=True)
+    assert isinstance(matrix, Plain)
+    assert matrix.matrix.data_ptr() == embedding.data_ptr()

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec prompts`: what is in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.conftest import Run
+from trtspec.engine.prompts.load import own_sets
+
+RECORDS = [
+    {"question_id": 1, "category": "qa", "turns": ["Who?", "Why?"]},
+    {"question_id": 2, "category": "rag", "turns": ["Where?"]},
+    {"question_id": 3, "category": "qa", "turns": ["Whence?"]},
+]
+
+
+def question(workplace: Path) -> Path:
+    path = workplace / "question.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+def test_a_file_is_summed_up_by_kind(workplace: Path, trtspec: Run) -> None:
+    question(workplace)
+    shown = trtspec("prompts", "question.jsonl")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.splitlines() == [
+        "question.jsonl: Spec-Bench",
+        "kind                prompts    characters",
+        "question-answering        2  22 / 24 / 25",
+        "rag                       1  24 / 24 / 24",
+        "all                       3  22 / 24 / 25",
+        "3 prompts, lengths as least / median / greatest; of 3 a chat template makes the text; 1 further turn left out",
+    ]
+
+
+def test_the_document_has_lengths_in_tokens_too(recipe: Path, trtspec: Run) -> None:
+    question(recipe.parent)
+    (recipe.parent / "target" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    document = trtspec("prompts", "question.jsonl", "--tokenizer", "target", "--json").document
+    assert (document["format"], document["prompts"], document["further_turns"]) == ("spec_bench", 3, 1)
+    assert document["characters"] == {"min": 4, "median": 6, "max": 7, "total": 17}
+    assert document["tokens"]["total"] == sum(kind["tokens"]["total"] for kind in document["kinds"]) > 0
+    assert [(kind["kind"], kind["prompts"]) for kind in document["kinds"]] == [("question-answering", 2), ("rag", 1)]
+    assert trtspec("prompts", "question.jsonl", "--json").document["tokens"] is None
+    assert "tokens" in trtspec("prompts", "question.jsonl", "--tokenizer", "target").out
+
+
+def test_our_own_sets_are_listed_and_have_names(workplace: Path, trtspec: Run) -> None:
+    shown = trtspec("prompts", "--list")
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["name", *own_sets()]
+    document = trtspec("prompts", "--list", "--json").document
+    assert [each["name"] for each in document["sets"]] == [*own_sets()]
+    assert trtspec("prompts", "default", "--json").document["prompts"] == 12
+
+
+def test_wrong_uses_say_what_to_do(workplace: Path, trtspec: Run) -> None:
+    for arguments in ((), ("some", "--list")):
+        assert trtspec("prompts", *arguments).err == "error: say what to look at: either FILE or --list\n"
+    done = trtspec("prompts", "nosuch.jsonl", "--json")
+    assert done.code == 1
+    assert json.loads(done.out)["error"]["hint"].startswith("trtspec prompts --list shows some")
+    (workplace / "p").write_text("a")
+    assert trtspec("prompts", "p", "--tokenizer", "nowhere").err.startswith("error: nowhere: no tokenizer.json")

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""External drafts: the output distribution is the target's, the request ends there, neighbours are not affected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests._support.tiny import convert, make_llama, make_model, reference_model
+from tests.engine import lossless
+from tests.engine.lossless import (
+    DISTRIBUTION_SHAPE,
+    engine_texts,
+    let_rules_go_wrong,
+    random_prompts,
+    target_distribution,
+)
+from tests.methods import eagle3_heads, heads, recurrent
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.drafting.base import Draft
+from trtspec.engine.engine import Engine
+from trtspec.engine.external_drafts import ExternalDrafts
+from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.generation.request_state import Running
+from trtspec.engine.settings import EngineSettings
+from trtspec.kernels import reference
+
+pytestmark = pytest.mark.integration
+
+PROMPTS = random_prompts(6)
+LEN = 24
+MAX_LEN = 56  # of the engine that does not draft by itself
+Tokens = tuple[int, ...]
+Drafting = Callable[[Tokens], Tokens]  # from what will follow
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("source") / "hf")
+
+
+@pytest.fixture(scope="module")
+def model(source: Path) -> Any:
+    return reference_model(source)
+
+
+@pytest.fixture(scope="module")
+def texts(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Tokens]:
+    """Return the target's own continuations of the prompts, longer than the tests go."""
+    settings = EngineSettings(max_seq_len=128, device="cpu")
+    engine = Engine.load(convert(source, tmp_path_factory.mktemp("texts")), None, settings)
+    results = engine.generate([Request(prompt, LEN + 8) for prompt in PROMPTS])
+    engine.close()
+    return [result.ids for result in results]
+
+
+CHOICES = [[0], [1], [0, 0]]
+METHODS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "none in chunks": {"max_num_tokens": 7},
+    "draft_target": {"draft_len": 3},
+    "ngram": {"draft_len": 3, "options": {"min_match": 1}},
+    "lookahead": {"options": {"window": 3, "ngram": 3, "verification": 2}},
+    "medusa": {"options": {"choices": CHOICES}},
+    "eagle3": {"draft_len": 3},
+    "eagle3 in chunks": {"draft_len": 3, "max_num_tokens": 7},
+    "redrafter": {"draft_len": 3, "options": {"beams": 3}},
+}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def engine(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Yield an engine of each way to draft, some with prompts in chunks of few tokens."""
+    method, *_ = request.param.split()
+    root, draft = tmp_path_factory.mktemp(method), None
+    if method == "medusa":
+        head_root = heads.save_heads(root / "part", heads.random_heads(2))
+        target = heads.convert_with(source, head_root, root / "target", CHOICES)
+    elif method == "eagle3":
+        head_root = eagle3_heads.save_head(eagle3_heads.random_head(), root / "head")
+        target = eagle3_heads.convert_with(source, head_root, root / "target")
+    elif method == "redrafter":
+        target = recurrent.convert_with(source, recurrent.random_drafter().save(root / "head"), root / "target")
+    else:
+        target = convert(source, root / "target")
+    if method == "draft_target":
+        draft = convert(make_llama(root / "hf-draft", seed=1, num_hidden_layers=1), root / "draft")
+    settings = METHODS[request.param] | {"max_batch_size": 4, "max_seq_len": 128, "device": "cpu"}
+    engine = Engine.load(target, draft, EngineSettings(method, **settings))
+    yield engine
+    engine.close()
+
+
+def right(length: int) -> Drafting:
+    return lambda following: following[:length]
+
+
+def wrong_from(place: int) -> Drafting:
+    """Return a drafting of 5 tokens that is right up to a place."""
+    return lambda following: (*following[:place], *((token + 1) % 64 for token in following[place:5]))
+
+
+DRAFTINGS = {"right": right(4), "wrong": wrong_from(0), "partly-right": wrong_from(2), "nothing": right(0)}
+
+
+def called(engine: Engine, prompt: Tokens, expected: Tokens, drafting: Drafting) -> Tokens:
+    """Let a text be made by one request after another, each with a draft, as a model in front of the engine does."""
+    made: Tokens = ()
+    while len(made) < LEN:
+        draft = drafting(expected[len(made) :])
+        (result,) = engine.generate([Request(prompt + made, LEN - len(made), draft_ids=draft)])
+        made += result.ids
+    return made
+
+
+class TestGreedyText:
+    @pytest.mark.parametrize("drafting", DRAFTINGS.values(), ids=DRAFTINGS)
+    def test_of_many_calls_is_the_targets(self, engine: Engine, texts: list[Tokens], drafting: Drafting) -> None:
+        for prompt, expected in zip(PROMPTS[:2], texts, strict=False):
+            assert called(engine, prompt, expected, drafting) == expected[:LEN]
+
+    def test_of_one_call_ends_behind_what_is_wrong_in_any_batch(self, engine: Engine, texts: list[Tokens]) -> None:
+        """Right, wrong and no drafts of different lengths, more requests than rows; only those without one go on."""
+        draftings = [right(5), wrong_from(0), right(0), wrong_from(3), right(1), right(9)]
+        lens = [6, 1, LEN, 4, 2, 10]
+        requests = [
+            Request(prompt, LEN, draft_ids=drafting(text))
+            for prompt, text, drafting in zip(PROMPTS, texts, draftings, strict=True)
+        ]
+        together = engine.generate(requests)
+        assert [result.ids for result in together] == [text[:n] for text, n in zip(texts, lens, strict=True)]
+        assert {result.finish_reason for result in together} == {"length"}
+        assert together == [engine.generate([request])[0] for request in requests]
+
+    def test_what_drafts_for_a_neighbour_sees_its_own_prompt_alone(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        alone = Request(PROMPTS[1], LEN)
+        guided = [Request(prompt, LEN, draft_ids=(1,) * 9) for prompt in PROMPTS[2:4]]
+        assert drafts(engine, [guided[0], alone, guided[1]], monkeypatch) == drafts(engine, [alone], monkeypatch)
+
+
+def drafts(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return all texts that are drafted for, and what is drafted for each."""
+    noted: list[Any] = []
+    propose = engine.speculator.drafter.propose
+
+    def noting(texts: Sequence[Sequence[int]], *how: Any) -> Draft:
+        draft = propose(texts, *how)
+        noted.append(([list(text) for text in texts], draft.tokens.tolist()))
+        return draft
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.speculator.drafter, "propose", noting)
+        engine.generate(requests)
+    assert bool(noted) == (engine.settings.method != "none")
+    return noted
+
+
+@pytest.fixture(scope="module")
+def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Yield an engine that does not draft by itself."""
+    settings = EngineSettings(max_batch_size=4, max_seq_len=MAX_LEN, device="cpu")
+    engine = Engine.load(convert(source, tmp_path_factory.mktemp("plain")), None, settings)
+    yield engine
+    engine.close()
+
+
+class TestStats:
+    @pytest.mark.parametrize(("place", "counts"), [(5, (5, 5)), (2, (5, 2)), (0, (5, 0))])
+    def test_count_the_draft_as_a_step(
+        self, plain: Engine, texts: list[Tokens], place: int, counts: tuple[int, int]
+    ) -> None:
+        (result,) = plain.generate([Request(PROMPTS[0], LEN, draft_ids=wrong_from(place)(texts[0]))])
+        stats = result.stats
+        assert (stats.drafted, stats.accepted) == counts
+        assert (stats.steps, stats.new_tokens) == (1, counts[1] + 1)
+
+    def test_count_only_what_there_was_room_for(self, plain: Engine, texts: list[Tokens]) -> None:
+        (result,) = plain.generate([Request(PROMPTS[0], 3, draft_ids=texts[0][:9])])
+        assert (result.ids, result.finish_reason) == (texts[0][:3], "length")
+        assert (result.stats.drafted, result.stats.accepted, result.stats.steps) == (2, 2, 1)
+        (result,) = plain.generate([Request(PROMPTS[0], 1, draft_ids=texts[0][:9])])
+        assert (result.ids, result.stats.drafted, result.stats.steps) == (texts[0][:1], 0, 0)
+
+    def test_a_draft_up_to_the_last_position_fits(self, plain: Engine, texts: list[Tokens]) -> None:
+        room = MAX_LEN - len(PROMPTS[0])
+        (result,) = plain.generate([Request(PROMPTS[0], room, draft_ids=texts[0][: room - 1])])
+        assert result.ids == texts[0][:room]
+        assert result.stats.accepted == room - 1
+
+
+class TestTheEnd:
+    def test_an_end_id_in_the_draft_ends_the_text(self, plain: Engine, texts: list[Tokens]) -> None:
+        end = texts[0][3]
+        until = texts[0].index(end)
+        (result,) = plain.generate([Request(PROMPTS[0], LEN, end_ids=(end,), draft_ids=texts[0][:8])])
+        assert (result.ids, result.finish_reason) == (texts[0][:until], "end_id")
+
+
+class TestNeighbours:
+    def test_sampled_text_depends_on_the_request_alone(self, plain: Engine) -> None:
+        """Greedy and sampled rows, with drafts, with their logits, and without, share a batch."""
+        rng = np.random.default_rng(3)
+        requests = []
+        for seed in range(8):
+            length = seed % 4
+            draft = tuple(rng.integers(0, 64, length).tolist())
+            logits = rng.normal(size=(length, 64)).astype(np.float32) if seed % 2 else None
+            how = SamplingOptions(0.0 if seed == 5 else 0.9, top_k=20 * (seed == 3), seed=seed)
+            requests.append(Request(PROMPTS[seed % 6], 8, how, draft_ids=draft, draft_logits=logits))
+        assert plain.generate(requests) == [plain.generate([request])[0] for request in requests]
+
+    def test_each_draws_for_its_own_tokens(self) -> None:
+        """The first numbers of the seed's stream are for the draft's tokens, and the one behind them for the next."""
+        batch = [
+            Running(Request((1,), 9, SamplingOptions(1.0, seed=7), draft_ids=(2,) * n), print, None) for n in (2, 0, 3)
+        ]
+        stream = np.random.Generator(np.random.Philox(7)).integers(0, 1 << 32, 4) / 2.0**32
+        a, b, c, d = stream.tolist()
+        external = ExternalDrafts.of(batch, torch.device("cpu"))
+        assert external.uniforms().tolist() == [[a, b, 0.0, c], [0.0, 0.0, 0.0, a], [a, b, c, d]]
+        assert batch[0].uniforms(1).tolist() == [d]
+
+    def test_what_tokens_are_from_is_said_by_their_logits_whatever_the_sampling(self) -> None:
+        """And what does not say where it is from was chosen."""
+        logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], np.float32))
+        asked = [Request((1,), 9, SamplingOptions(0.5, top_k=1), draft_ids=(0, 2), draft_logits=logits),
+                 Request((1,), 9, SamplingOptions(1.0), draft_ids=(1,))]  # fmt: skip
+        probs = ExternalDrafts.of([Running(request, print, None) for request in asked], torch.device("cpu")).probs()
+        assert probs is not None
+        np.testing.assert_allclose(probs[0], [[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], rtol=1e-6)
+        assert probs[1, 0].tolist() == [0.0, 1.0, 0.0]
+
+
+# -- the exact distribution --------------------------------------------------------------------------------------------
+
+PROMPT = (1, 2, 0)
+NEW = 3
+SAMPLINGS = [SamplingOptions(1.0), SamplingOptions(0.6, top_k=2), SamplingOptions(1.3, top_p=0.8)]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Any]]:
+    """Yield an engine on a vocabulary of three, and transformers' model of its target."""
+    root = tmp_path_factory.mktemp("small")
+    source = make_model(root / "hf", **DISTRIBUTION_SHAPE)
+    engine = Engine.load(convert(source, root / "c"), None, EngineSettings(max_seq_len=32, device="cpu"))
+    yield engine, reference_model(source)
+    engine.close()
+
+
+def draft_logits(prefix: tuple[int, ...]) -> np.ndarray:
+    """Return what some draft says after a prefix [vocab]."""
+    return np.random.default_rng(prefix).normal(size=3).astype(np.float32) * 1.5
+
+
+@dataclass
+class Distributions:
+    """The distributions of texts of `NEW` tokens after the prompt."""
+
+    engine: Engine
+    monkeypatch: pytest.MonkeyPatch
+    wanted: np.ndarray
+
+    def with_draft(self, asked: Request) -> np.ndarray:
+        """Return the distribution of what the engine says to a request, which the target itself goes on with."""
+        distribution = np.zeros_like(self.wanted)
+        for ids, weight in engine_texts(self.engine, self.monkeypatch, asked).items():
+            distribution[ids] += weight * self.wanted[ids] / self.wanted[ids].sum()
+        return distribution
+
+    def with_drawn_draft(self, sampling: SamplingOptions, drawn_by: SamplingOptions) -> np.ndarray:
+        """Return it for two tokens with the draft's logits, drawn from these by a sampling of their own."""
+        distribution = np.zeros_like(self.wanted)
+        for tokens in product(range(3), repeat=2):
+            rows = np.stack([draft_logits((9, *tokens[:place])) for place in range(2)])
+            weight = np.prod([probs_for(row, drawn_by)[token] for row, token in zip(rows, tokens, strict=True)])
+            if weight > 0:
+                asked = Request(PROMPT, NEW, sampling, draft_ids=tokens, draft_logits=rows)
+                distribution += float(weight) * self.with_draft(asked)
+        return distribution
+
+
+def probs_for(row: np.ndarray, sampling: SamplingOptions) -> np.ndarray:
+    return reference.probs_of(row.astype(np.float64), sampling.temperature, sampling.top_k, sampling.top_p)
+
+
+class TestTheDistribution:
+    @pytest.fixture(params=SAMPLINGS, ids=str)
+    def sampling(self, request: pytest.FixtureRequest) -> SamplingOptions:
+        return request.param
+
+    @pytest.fixture
+    def distributions(
+        self, small: tuple[Engine, Any], sampling: SamplingOptions, monkeypatch: pytest.MonkeyPatch
+    ) -> Distributions:
+        engine, model = small
+        return Distributions(engine, monkeypatch, target_distribution(model, PROMPT, sampling, NEW))
+
+    @pytest.mark.parametrize("tokens", [(0,), (2, 1), (1, 1), (0, 2, 2, 1)], ids=str)
+    def test_stays_whatever_was_chosen(
+        self, distributions: Distributions, sampling: SamplingOptions, tokens: tuple[int, ...]
+    ) -> None:
+        distribution = distributions.with_draft(Request(PROMPT, NEW, sampling, draft_ids=tokens))
+        np.testing.assert_allclose(distribution, distributions.wanted, atol=2e-5)
+
+    def test_stays_with_tokens_drawn_from_their_logits(
+        self, distributions: Distributions, sampling: SamplingOptions
+    ) -> None:
+        distribution = distributions.with_drawn_draft(sampling, drawn_by=SamplingOptions(1.0))
+        np.testing.assert_allclose(distribution, distributions.wanted, atol=2e-5)
+
+    @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
+    def test_is_lost_with_tokens_drawn_by_the_requests_sampling(
+        self, distributions: Distributions, sampling: SamplingOptions
+    ) -> None:
+        """So the logits count, and count as they are."""
+        distribution = distributions.with_drawn_draft(sampling, drawn_by=sampling)
+        assert np.abs(distribution - distributions.wanted).sum() > 0.01
+
+    @pytest.mark.parametrize("sampling", SAMPLINGS[:1], ids=str)
+    def test_is_lost_with_a_wrong_rule(
+        self, distributions: Distributions, sampling: SamplingOptions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        let_rules_go_wrong(distributions.engine, monkeypatch)
+        chosen = distributions.with_draft(Request(PROMPT, NEW, sampling, draft_ids=(2, 1)))
+        drawn = distributions.with_drawn_draft(sampling, drawn_by=sampling)
+        assert np.abs(chosen - distributions.wanted).sum() > 0.01
+        assert np.abs(drawn - distributions.wanted).sum() > 0.01
+
+    def test_logits_make_more_of_a_sampled_draft_accepted(self, plain: Engine, model: Any) -> None:
+        """Drafts drawn from the target's own distribution are all taken with their logits, and far from all without."""
+        logits = lossless.logits_along(model, PROMPTS[0], (3, 4, 5))
+        rows = logits[:1].repeat(3, 0)  # the first token is drawn from it, the others are never asked for
+        accepted = {True: 0, False: 0}
+        for seed, says in product(range(40), (True, False)):
+            probs = reference.probs_of(rows[0].astype(np.float64), 1.0, 0, 1.0)
+            token = int(np.random.default_rng(seed).choice(64, p=probs))
+            asked = Request(PROMPTS[0], 2, SamplingOptions(1.0, seed=seed), draft_ids=(token,),
+                            draft_logits=rows[:1] if says else None)  # fmt: skip
+            accepted[says] += plain.generate([asked])[0].stats.accepted
+        assert accepted[True] == 40
+        assert accepted[False] < 20
+
+
+# -- logits of the text ------------------------------------------------------------------------------------------------
+
+
+class TestGenerationLogits:
+    @pytest.mark.parametrize(
+        "how", [SamplingOptions(), SamplingOptions(0.7, top_k=5, seed=3)], ids=["greedy", "sampled"]
+    )
+    def test_are_those_of_transformers(self, engine: Engine, model: Any, how: SamplingOptions) -> None:
+        """With drafts and without, in a batch with a request that asks for none."""
+        requests = [
+            Request(PROMPTS[0], LEN, how, return_logits=True),
+            Request(PROMPTS[1], LEN, how, return_logits=True, draft_ids=(1, 2, 3)),
+            Request(PROMPTS[2], LEN, how),
+        ]
+        *asked, silent = engine.generate(requests)
+        assert silent.scores is None
+        for request, result in zip(requests, asked, strict=False):
+            assert result.scores is not None
+            assert result.scores.logits.dtype == np.float32
+            expected = lossless.logits_along(model, request.prompt_ids, result.ids)
+            np.testing.assert_allclose(result.scores.logits, expected, atol=1e-4)
+
+    def test_of_accepted_drafts_are_theirs(self, plain: Engine, model: Any, texts: list[Tokens]) -> None:
+        asked = Request(PROMPTS[0], LEN, return_logits=True, draft_ids=texts[0][:5])
+        (result,) = plain.generate([asked])
+        assert result.stats.accepted == 5
+        np.testing.assert_allclose(
+            result.scores.logits, lossless.logits_along(model, PROMPTS[0], texts[0][:6]), atol=1e-4
+        )
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"draft_ids": (64,)}, "the draft has a token id outside 0..63"),
+        (
+            {"draft_ids": (1,), "draft_logits": np.zeros((1, 63), np.float32)},
+            "draft logits are 1 x 63, expected 1 x 64: tokens and vocabulary",
+        ),
+        ({"options": {"window": 2}}, "window is 2, but the engine's method has no window that a request may lower"),
+    ],
+)
+def test_a_bad_draft_is_that_requests_error(plain: Engine, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrtspecError, match=message):
+        plain.submit(Request(PROMPTS[0], 4, **asked), print)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FP8 on a CUDA device: the simulation and the calibration say what they say on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests._support.tiny import FAMILY_SHAPES, convert, make_model
+from trtspec.checkpoints.quant.activations import Activations
+from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.source_model import load_model
+from trtspec.engine.calibration.measure import measure
+from trtspec.engine.engine import Engine
+from trtspec.engine.generation.request import Request
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.fp8 import rows_through_e4m3, through_e4m3
+from trtspec.engine.settings import EngineSettings
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
+
+DEVICE = "cuda"
+ROWS, LENGTH = 24, 6
+SCHEMES = {"fp8": Scheme("fp8"), "fp8 rowwise": Scheme("fp8_rowwise"), "fp8, cache too": Scheme("fp8", "fp8")}
+CASES = [(family, name) for family in FAMILY_SHAPES for name in SCHEMES if (family, name) != ("mixtral", "fp8 rowwise")]
+TEXTS = [np.random.default_rng(seed).integers(0, 64, length).tolist() for seed, length in enumerate((1, 7, 40, 120))]
+# what is left of a number after a few roundings to the source's dtype
+CLOSE = {"float32": 1e-4, "float16": 2**-7, "bfloat16": 2**-4}
+# in half precision another expert may be the better one
+MEASURED = [(family, dtype) for family in FAMILY_SHAPES for dtype in CLOSE if (family, dtype[-2:]) != ("mixtral", "16")]
+
+
+def peaks(source: Path, device: str) -> dict[str, dict[str, float]]:
+    model = load_model(source, "auto")
+    return measure(model.config, model.matched, TEXTS, device=device)
+
+
+def quantized(root: Path, family: str, name: str) -> Path:
+    source = make_model(root / "hf", family)
+    return convert(source, root / "c", scheme=SCHEMES[name], activations=Activations(**peaks(source, "cpu")))
+
+
+def logits(root: Path, device: str) -> Tensor:
+    decoder = Decoder.load(root, ROWS, LENGTH, torch.device(device), torch.float32)
+    tokens = torch.randint(0, 64, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0)).to(device)
+    found = decoder.forward(tokens, decoder.windows.chain([0] * ROWS, LENGTH))
+    return found.view(ROWS, LENGTH, -1).cpu()
+
+
+@pytest.mark.parametrize(("family", "dtype"), MEASURED)
+def test_calibration_measures_what_the_cpu_measures(family: str, dtype: str, tmp_path: Path) -> None:
+    source = make_model(tmp_path, family, dtype=dtype)
+    found, expected = peaks(source, DEVICE), peaks(source, "cpu")
+    for kind, table in expected.items():
+        assert found[kind] == pytest.approx(table, rel=CLOSE[dtype]), kind
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
+@torch.inference_mode()
+def test_logits_are_those_of_the_cpu(family: str, name: str, tmp_path: Path) -> None:
+    """But for the few rows in which a value is on the edge between two numbers of FP8."""
+    root = quantized(tmp_path, family, name)
+    ours, theirs = logits(root, DEVICE), logits(root, "cpu")
+    off = (ours - theirs).abs().amax((1, 2)) / theirs.abs().max()
+    assert (off < 1e-4).sum() >= ROWS - 6
+    assert off.max() < 0.1
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_checkpoints_own_dtype_runs(name: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_batch_size": 4, "max_seq_len": 128, "device": DEVICE}
+    engine = Engine.load(quantized(tmp_path, "llama", name), None, EngineSettings("ngram", 4, **settings))
+    try:
+        assert engine.speculator.target.dtype == (torch.bfloat16 if DEVICE == "cuda" else torch.float64)
+        results = engine.generate([Request(tuple(text), 20) for text in TEXTS[:3]])
+        assert [len(result.ids) for result in results] == [20] * 3
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_are_rounded_as_on_the_cpu(dtype: torch.dtype) -> None:
+    """All values of 16 bits, and as many random ones of 32; a static scale and each row's own."""
+    if dtype == torch.float32:
+        values = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)) * 30
+    else:
+        values = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+        values = values[values.isfinite()]
+    values = values[: len(values) // 64 * 64].view(-1, 64)
+    scale = torch.tensor(0.37)
+    assert torch.equal(through_e4m3(values.to(DEVICE), scale.to(DEVICE)).cpu(), through_e4m3(values, scale))
+    assert torch.equal(rows_through_e4m3(values.to(DEVICE)).cpu(), rows_through_e4m3(values))

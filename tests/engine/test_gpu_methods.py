@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every method on a CUDA device, in float32: the greedy text is transformers', and the drawn one the CPU's, whichever
+rules verify. Half precision runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests._support.tiny import reference_model
+from tests.engine.every_method import METHODS, Models
+from tests.engine.lossless import assert_greedy_text, random_prompts
+from trtspec.engine.engine import Engine
+from trtspec.engine.generation.request import Request, Result, SamplingOptions
+from trtspec.kernels.verifier import CompiledVerifier
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
+
+DEVICE = "cuda"
+SAMPLINGS = (SamplingOptions(1.0), SamplingOptions(0.7, top_k=5), SamplingOptions(1.2, top_p=0.8), SamplingOptions())
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+def texts(engine: Engine) -> list[Result]:
+    """Return what an engine says to requests that sample in different ways, all in one batch; and close it."""
+    hows = [SAMPLINGS[number % len(SAMPLINGS)] for number in range(8)]
+    try:
+        return engine.generate([Request(prompt, 24, how) for prompt, how in zip(random_prompts(8), hows, strict=True)])
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("name", METHODS)
+class TestEveryMethod:
+    def test_greedy_text_is_that_of_transformers(self, name: str, models: Models) -> None:
+        engine = models.engine(name, DEVICE)
+        try:
+            assert_greedy_text(engine, reference_model(models.source), 12)
+        finally:
+            engine.close()
+
+    def test_drawn_text_is_that_of_the_cpu(self, name: str, models: Models) -> None:
+        assert texts(models.engine(name, DEVICE)) == texts(models.engine(name, "cpu"))
+
+    def test_compiled_rules_say_the_same(self, name: str, models: Models) -> None:
+        library = Path(os.environ.get("TRTSPEC_TEST_LIBRARY", ""))
+        if not library.is_file():
+            pytest.skip("TRTSPEC_TEST_LIBRARY names no library")
+        compiled = models.engine(name, DEVICE, kernels=(library,))
+        verifier = compiled.speculator.verifier
+        assert texts(compiled) == texts(models.engine(name, DEVICE))
+        assert isinstance(verifier, CompiledVerifier)
+
+    def test_bfloat16_runs_every_step(self, name: str, models: Models) -> None:
+        assert all(len(result.ids) == 24 for result in texts(models.engine(name, DEVICE, "auto")))

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What drafters learn of a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trtspec.engine.drafting.base import Outcome
+from trtspec.kernels.verify_result import VerifyResult
+
+
+@pytest.mark.parametrize("paths", [[[], [], []], [[1], [1], [1]], [[1, 3], [], [2]]])
+def test_features_of_accepted_paths(paths: list[list[int]]) -> None:
+    """As rows taken one by one, in memory of their own."""
+    width = 2 if paths[0] == [1] else 1 if not any(paths) else 4
+    features = torch.randn(3, width, 5)
+    outcome = Outcome([VerifyResult(path, 7) for path in paths], torch.empty(0), features)
+    for row, (found, path) in enumerate(zip(outcome.accepted_features(), paths, strict=True)):
+        assert torch.equal(found, features[row, [0, *path]])
+        assert found.untyped_storage().nbytes() == found.nbytes
+
+
+def test_without_features_there_are_none() -> None:
+    with pytest.raises(ValueError, match="gets features"):
+        Outcome([], torch.empty(0), None).accepted_features()

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that begin like one that ended: what was computed of it is not computed again, and the text stays the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests._support.tiny import convert, greedy, make_model, reference_model
+from tests.engine.lossless import random_prompts
+from trtspec.engine.engine import Engine
+from trtspec.engine.generation.request import Request
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.prefix_cache import PrefixStore
+from trtspec.engine.settings import EngineSettings
+
+LEN = 24
+
+
+class OneLayer:
+    """A cache of 4 rows whose keys and values at a position are the row's number and the position."""
+
+    def __init__(self) -> None:
+        self.rows = [torch.tensor([[row * 100 + at for at in range(16)]]) for row in range(4)]
+
+    def row(self, row: int, length: int) -> torch.Tensor:
+        return self.rows[row][:, :length]
+
+
+def test_the_longest_beginning_is_restored_and_never_the_last_token() -> None:
+    cache = OneLayer()
+    store = PrefixStore(cache, 100)
+    store.keep(0, [1, 2, 3, 4], 3)
+    store.keep(1, [1, 2, 9, 9, 9], 4)
+    assert store.restore(3, [1, 2, 9, 8, 7]) == 3
+    assert cache.rows[3][0, :4].tolist() == [100, 101, 102, 303]
+    assert store.restore(3, [1, 2, 3]) == 2
+    assert cache.rows[3][0, :3].tolist() == [0, 1, 102]
+    assert store.restore(3, [5, 1, 2]) == 0
+    assert [store.known(text) for text in ([1, 2, 9, 8, 7], [1, 2, 3], [5, 1, 2], [1])] == [3, 2, 0, 0]
+
+
+def test_texts_that_do_not_fit_push_out_the_one_that_was_used_longest_ago() -> None:
+    store = PrefixStore(OneLayer(), 8)
+    store.keep(0, [1, 1, 1, 0], 3)
+    store.keep(1, [2, 2, 2, 0], 3)
+    assert store.restore(3, [1, 1, 5]) == 2
+    store.keep(2, [3, 3, 3], 9)
+    assert [store.restore(3, [token, token, token, token]) for token in (1, 2, 3)] == [3, 0, 3]
+    store.keep(0, list(range(20)), 19)
+    store.keep(0, [], 3)
+    assert [store.restore(3, [token, token, token, token]) for token in (1, 3)] == [3, 3]
+
+
+def test_a_text_that_went_on_replaces_its_beginning() -> None:
+    store = PrefixStore(OneLayer(), 9)
+    store.keep(1, [9, 9], 1)
+    for length in range(2, 9):
+        store.keep(0, [*range(length), 0], length)
+    assert store.restore(3, [9, 9]) == 1, "not pushed out by beginnings of a text that is kept whole"
+    assert store.restore(3, list(range(9))) == 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_comes_back_is_what_was_kept_however_often_others_were_pushed_out(seed: int) -> None:
+    chance, cache = np.random.default_rng(seed), OneLayer()
+    store = PrefixStore(cache, 20)
+
+    def values(text: list[int]) -> list[int]:
+        """What a model makes of a text: a number at each place, of all that stands before it."""
+        return [hash(tuple(text[:end])) for end in range(1, len(text) + 1)]
+
+    restored = []
+    for _ in range(300):
+        text, row = chance.integers(0, 3, chance.integers(2, 17)).tolist(), int(chance.integers(3))
+        cache.rows[row][0, : len(text)] = torch.tensor(values(text))
+        store.keep(row, text, len(text) - 1)
+        asked = chance.integers(0, 3, 16).tolist()
+        known = store.known(asked)
+        restored.append(store.restore(3, asked))
+        assert restored[-1] == known
+        assert cache.row(3, known)[0].tolist() == values(asked)[:known]
+    assert len(set(restored)) > 4
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2"])
+def pair(request, tmp_path_factory) -> Iterator[tuple[Engine, Path]]:
+    root = tmp_path_factory.mktemp("reuse")
+    source = make_model(root / "hf", family=request.param)
+    settings = EngineSettings(max_seq_len=96, max_batch_size=4, device="cpu", max_num_tokens=24)
+    engine = Engine.load(convert(source, root / "target"), None, settings)
+    yield engine, source
+    engine.close()
+
+
+def draft_model(root: Path) -> Path:
+    """Return a converted draft, which serves PARD too."""
+    source = make_model(root / "small", family="llama", seed=1)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "pard_token": 2}))
+    return convert(source, root / "draft")
+
+
+def computed(model: Decoder, monkeypatch) -> list[int]:
+    """Return a list that grows by the tokens of each pass of a model."""
+    passes: list[int] = []
+    forward = model.forward_with_features
+
+    def counting(tokens, *rest):
+        passes.append(tokens.numel())
+        return forward(tokens, *rest)
+
+    monkeypatch.setattr(model, "forward_with_features", counting)
+    return passes
+
+
+@pytest.mark.integration
+def test_a_text_asked_for_piece_by_piece(pair: tuple[Engine, Path], monkeypatch) -> None:
+    """With drafts that are right, wrong in the middle, and missing; several texts of different lengths at once."""
+    engine, source = pair
+    model = reference_model(source)
+    prompts = random_prompts(6)
+    expected = [greedy(model, prompt, LEN) for prompt in prompts]
+    texts: list[list[int]] = [[] for _ in prompts]
+    passes, rounds = computed(engine.speculator.target, monkeypatch), 0
+    while any(len(text) < LEN for text in texts):
+        asked = []
+        for number, (prompt, text, whole) in enumerate(zip(prompts, texts, expected, strict=True)):
+            draft = [*whole[len(text) : len(text) + 1], 3, 3][: (number + rounds) % 4]
+            asked.append(Request((*prompt, *text), max_new_tokens=len(draft) + 1, draft_ids=tuple(draft)))
+        for text, result in zip(texts, engine.generate(asked), strict=True):
+            text.extend(result.ids)
+        rounds += 1
+    assert [text[:LEN] for text in texts] == expected
+    longest = max(map(len, prompts))
+    once = 2 * 4 * longest  # two batches of at most four rows, as long as the longest prompt
+    assert sum(passes) <= once + rounds * 2 * 4 * 5, "each round computes at most what is new: a token and its draft"
+
+
+@pytest.mark.integration
+def test_a_text_of_before_is_not_computed_again(pair: tuple[Engine, Path], monkeypatch) -> None:
+    engine, _ = pair
+    prompt = tuple(random_prompts(1)[0])
+    first = engine.generate([Request(prompt, max_new_tokens=8)])[0]
+    passes = computed(engine.speculator.target, monkeypatch)
+    again = engine.generate([Request((*prompt, *first.ids[:4]), max_new_tokens=4)])[0]
+    assert again.ids == first.ids[4:]
+    assert sum(passes) == 4
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("method", ["draft_target", "pard", "ngram", "suffix", "lookahead"])
+def test_an_engine_that_drafts_does_not_compute_it_again_either(method: str, tmp_path: Path, monkeypatch) -> None:
+    """Rows move when others end, and drafts were written behind what is kept: the text stays the target's own."""
+    source = make_model(tmp_path / "hf", family="llama")
+    target = convert(source, tmp_path / "target")
+    draft = draft_model(tmp_path) if method in ("draft_target", "pard") else None
+    draft_len = 0 if method == "lookahead" else 3
+    settings = EngineSettings(method, draft_len, max_seq_len=192, max_batch_size=4, device="cpu", max_num_tokens=64)
+    model, prompts = reference_model(source), random_prompts(6)
+    expected = [greedy(model, prompt, LEN) for prompt in prompts]
+    engine = Engine.load(target, draft, settings)
+    try:
+        passes = computed(engine.speculator.target, monkeypatch)
+        draft_passes: list[int] = []
+        if draft:
+            draft_passes = computed(engine.speculator.drafter._model, monkeypatch)
+        counted, drafts_counted, accepted = [], [], []
+        for taken in (0, 0, 5, LEN // 2):
+            begun, drafts_begun = len(passes), len(draft_passes)
+            asked = [
+                Request((*prompt, *whole[:taken]), max_new_tokens=LEN - taken)
+                for prompt, whole in zip(prompts, expected, strict=True)
+            ]
+            results = engine.generate(asked)
+            assert [list(result.ids) for result in results] == [whole[taken:] for whole in expected]
+            counted.append(passes[begun])
+            accepted.append([result.stats.accepted for result in results])
+            drafts_counted += draft_passes[drafts_begun : drafts_begun + 1]
+        assert counted[0] > 4 * 4
+        assert counted[1:] == [4, 4, 4], "of each of four texts the last token alone"
+        assert drafts_counted[1:] == ([4, 4, 4] if draft else []), "and so does the draft"
+        assert not draft or accepted[1] == accepted[0], "which drafts the same"
+    finally:
+        engine.close()
+
+
+def test_a_head_reads_what_only_computing_gives() -> None:
+    assert EngineSettings("ngram", 3, max_batch_size=2, max_seq_len=64).reuse_tokens == 128
+    assert EngineSettings("medusa", 3, max_batch_size=2, max_seq_len=64).reuse_tokens == 0
+    assert EngineSettings("ngram", 3, keeps_texts=False).reuse_tokens == 0, "which is measured"

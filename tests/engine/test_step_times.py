@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which steps are timed, and of which texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request_state import Progress, Running
+from trtspec.engine.step_times import step_times
+
+STEPS, ROUNDS = 3, 2
+
+
+@dataclass
+class Accepting:
+    """A speculator that accepts all it drafts, and notes what it was asked for."""
+
+    max_seq_len: int
+    prefills: list[list[int]] = field(default_factory=list)
+    steps: Counter[tuple[int, int]] = field(default_factory=Counter)
+    longest: int = 0
+
+    @property
+    def settings(self) -> Any:
+        return SimpleNamespace(max_seq_len=self.max_seq_len)
+
+    def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
+        self.prefills.append([len(running.text) for running in batch])
+        return [Progress(0, [], 1) for _ in batch]
+
+    def step(self, batch: Sequence[Running]) -> list[Progress]:
+        drafted = [running.draft_len(10) for running in batch]
+        assert len({*drafted}) == 1
+        self.steps[len(batch), drafted[0]] += 1
+        self.longest = max(self.longest, *(len(running.text) + drafted[0] + 1 for running in batch))
+        return [Progress(most, [1] * most, 1) for most in drafted]
+
+
+def times(engine: Any, prompt: int = 5, said: int = 24, least_s: float = 0) -> dict[tuple[int, int], list[float]]:
+    texts = [((1,) * prompt, (1,) * said)]
+    return step_times(engine, texts, [1, 4], [0, 2, 5], steps=STEPS, least_s=least_s, rounds=ROUNDS, max_tokens=8)
+
+
+CASES = [(rows, draft_len) for rows in (1, 4) for draft_len in (0, 2, 5)]
+
+
+def test_of_each_case_one_round_and_one_step_of_every_round_are_not_timed() -> None:
+    engine = Accepting(100)
+    found = times(engine)
+    assert {case: len(samples) for case, samples in found.items()} == dict.fromkeys(CASES, ROUNDS)
+    assert engine.steps == dict.fromkeys(CASES, (ROUNDS + 1) * (STEPS + 1))
+
+
+def test_rows_are_at_all_places_of_their_answers() -> None:
+    """Once it is known how far texts grow, the last one ends about where its answer does."""
+    engine = Accepting(200)
+    times(engine, prompt=5, said=40)
+    grown = {0: 1 + 4, 2: 1 + 12, 5: 1 + 24}
+    begun = {(rows, each): [5 + (2 * row + 1) * (40 - new) // (2 * rows) for row in range(rows)]
+             for rows in (1, 4) for each, new in grown.items()}  # fmt: skip
+    assert engine.prefills[len(CASES) :] == [begun[case] for case in CASES] * ROUNDS
+
+
+@pytest.mark.parametrize("max_seq_len", [27, 30, 50])
+def test_long_texts_are_cut_off_at_their_beginnings(max_seq_len: int) -> None:
+    """No step drafts less than it is to because a text ends."""
+    engine = Accepting(max_seq_len)
+    found = times(engine, prompt=40)
+    assert engine.steps == dict.fromkeys(found, (ROUNDS + 1) * (STEPS + 1))
+    assert engine.longest <= max_seq_len
+
+
+@pytest.mark.parametrize(("said", "most"), [(18, 18), (23, 23), (40, 24)])
+def test_short_steps_are_timed_as_long_as_answers_are(said: int, most: int) -> None:
+    """All take less than is wanted: behind the first round each length goes through so many tokens."""
+    engine = Accepting(100)
+    times(engine, said=said, least_s=60.0)
+    timed = {draft_len: max(STEPS + 1, most // (draft_len + 1)) for draft_len in (0, 2, 5)}
+    assert engine.steps == {(rows, each): STEPS + 1 + ROUNDS * timed[each] for rows, each in CASES}
+
+
+def test_an_engine_that_is_too_short_is_told() -> None:
+    with pytest.raises(TrtspecError, match="leaves no room for 24 new tokens"):
+        times(Accepting(26))

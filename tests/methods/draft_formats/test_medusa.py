@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medusa heads between dialects: what heads share, what is no bias, whole models, and every mistake by its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.checkpoints.quant.compressed import compress, compressed_tensors
+from tests.methods.draft_formats import medusa_nets as nets
+from tests.methods.draft_formats.medusa_nets import HEADS, blocks_alone, fasterdecoding, sharing, vllm
+from tests.methods.draft_formats.nets import Config, changed, config_of, contents, make_target
+from tests.methods.draft_formats.test_faults import add, pop, said, set_at, set_size
+from tests.methods.heads import HIDDEN, random_heads
+from trtspec.checkpoints.source_model import SourceModel, load_model
+from trtspec.core.errors import TrtspecError
+from trtspec.methods.draft_formats.convert import convert_draft
+
+Save = Callable[[Path], Path]
+Change = Callable[[Config, dict[str, Tensor]], None]
+Fault = tuple[str, Save, Change, str]  # what is wrong, of which heads, how it is made, words of the message
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_target(tmp_path_factory.mktemp("target") / "hf")
+
+
+@pytest.fixture(scope="module")
+def model(target: Path) -> SourceModel:
+    return load_model(target, "auto")
+
+
+def refused(source: Path, to: str, out: Path, words: str, where: Path | str = "") -> str:
+    """Convert what cannot be said, look that nothing lies there, and return the hint."""
+    with pytest.raises(TrtspecError, match=words) as caught:
+        convert_draft(source, to, out, str(where))
+    assert not out.exists()
+    return caught.value.hint or ""
+
+
+class TestWhatHeadsShare:
+    """FasterDecoding's since "2" are blocks alone; vLLM has the target's LM head among their tensors, once."""
+
+    def test_there_and_back(self, target: Path, tmp_path: Path) -> None:
+        source = blocks_alone(tmp_path / "source")
+        refused(source, "vllm", tmp_path / "out", "is the target's, and this dialect needs it")
+        convert_draft(source, "vllm", tmp_path / "there", str(target))
+        assert config_of(tmp_path / "there")["original_lm_head"] is True
+        there, theirs = (load_file(root / "model.safetensors") for root in (tmp_path / "there", target))
+        assert torch.equal(there["lm_head.weight"], theirs["lm_head.weight"])
+        assert len(there) == 9
+        refused(tmp_path / "there", "fasterdecoding", tmp_path / "out", "which this dialect takes from the target")
+        convert_draft(tmp_path / "there", "fasterdecoding", tmp_path / "back", str(target))
+        assert contents(tmp_path / "back") == contents(source)
+        assert config_of(tmp_path / "back")["version"] == "2"
+
+    def test_one_that_is_not_the_targets_stays(self, tmp_path: Path) -> None:
+        other = make_target(tmp_path / "other", seed=1)
+        source = sharing()(tmp_path / "source")
+        refused(source, "fasterdecoding", tmp_path / "out", "its lm_head.weight is not the target's", other)
+
+    def test_the_first_heads_may_be_it(self, target: Path, tmp_path: Path) -> None:
+        convert_draft(sharing("lm_heads.0.weight")(tmp_path / "source"), "vllm", tmp_path / "out", str(target))
+        convert_draft(sharing()(tmp_path / "usual"), "vllm", tmp_path / "as", str(target))
+        assert contents(tmp_path / "out") == contents(tmp_path / "as")
+
+    def test_a_whole_model_has_none(self, target: Path, tmp_path: Path) -> None:
+        source = sharing()(tmp_path / "source")
+        refused(source, "modelopt", tmp_path / "out", "no key for shares_lm_head = true, and means false", target)
+
+    def test_sizes_have_to_be_known(self, target: Path, tmp_path: Path) -> None:
+        source = changed_file(blocks_alone(tmp_path / "sound"), tmp_path / "source", partial(unset, "vocab_size"))
+        refused(source, "fasterdecoding", tmp_path / "out", "says no vocab_size")
+        convert_draft(source, "fasterdecoding", tmp_path / "out", str(target))
+        assert config_of(tmp_path / "out")["vocab_size"] == 64
+
+
+def test_heads_without_biases_are_nobodys_but_vllms(target: Path, tmp_path: Path) -> None:
+    source = vllm(bias=False)(tmp_path / "source")
+    for to in ("fasterdecoding", "modelopt"):
+        refused(source, to, tmp_path / "out", r"no key for has_bias = false, and means true", target)
+    convert_draft(source, "vllm", tmp_path / "out")
+    assert config_of(tmp_path / "out")["medusa_fc_bias"] is False
+
+
+def test_a_whole_model_stays_behind_if_it_is_the_target(target: Path, tmp_path: Path) -> None:
+    source = nets.modelopt(tmp_path / "source")
+    refused(source, "vllm", tmp_path / "out", "lies in a whole model")
+    refused(source, "vllm", tmp_path / "out", "is not the target's", make_target(tmp_path / "other", seed=1))
+    convert_draft(source, "vllm", tmp_path / "out", str(target))
+    assert len(contents(tmp_path / "out")) == 4 * (2 * 2 + 1)
+    refused(tmp_path / "out", "modelopt", tmp_path / "back", "has heads in their target's files")
+    convert_draft(nets.medusa_1_0(tmp_path / "1.0"), "vllm", tmp_path / "of-1.0", str(target))
+    convert_draft(fasterdecoding()(tmp_path / "alone"), "vllm", tmp_path / "of-alone")
+    assert contents(tmp_path / "of-1.0") == contents(tmp_path / "of-alone")
+
+
+def test_a_quantized_target_takes_no_heads_into_its_files(target: Path, tmp_path: Path) -> None:
+    """What is written would be refused when it is read back, after gigabytes."""
+    quantized = compress(make_target(tmp_path / "quantized"), compressed_tensors())
+    source = fasterdecoding()(tmp_path / "source")
+    hint = refused(source, "modelopt", tmp_path / "out", f"those in {quantized} are quantized", quantized)
+    assert hint == "give the target as it was before"
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_whose_heads_they_are_is_written_for_fasterdecoding(target: Path, tmp_path: Path) -> None:
+    """Which takes a Vicuna otherwise; TGI drafts with no heads whose config.json has a class."""
+    source = vllm()(tmp_path / "source")
+    refused(source, "fasterdecoding", tmp_path / "out", "names the target, and nobody has named it")
+    convert_draft(source, "fasterdecoding", tmp_path / "out", str(target))
+    config = config_of(tmp_path / "out")
+    assert config["base_model_name_or_path"] == str(target)
+    assert "architectures" not in config
+    assert [path.name for path in (tmp_path / "out").glob("*.safetensors")] == ["medusa_lm_head.safetensors"]
+
+
+def changed_file(source: Path, root: Path, change: Change) -> Path:
+    """Copy heads with config.json and tensors changed, whatever their file is called."""
+    (path,) = source.glob("*.safetensors")
+    path.rename(source / "model.safetensors")
+    return changed(source, root, change)
+
+
+def unset(key: str, config: Config, tensors: dict[str, Tensor]) -> None:
+    del config[key]
+
+
+def lose(pattern: str, config: Config, tensors: dict[str, Tensor]) -> None:
+    for name in [name for name in tensors if re.search(pattern, name)]:
+        del tensors[name]
+
+
+def put(pattern: str, value: Callable[[Tensor], Tensor], config: Config, tensors: dict[str, Tensor]) -> None:
+    """Replace tensors."""
+    for name in [name for name in tensors if re.search(pattern, name)]:
+        tensors[name] = value(tensors[name])
+
+
+def also(name: str, shape: tuple[int, ...], config: Config, tensors: dict[str, Tensor]) -> None:
+    tensors[name] = torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def truncate(mapped: bool, config: Config, tensors: dict[str, Tensor]) -> None:
+    config["truncated_vocab_size"] = 40
+    put(r"lm_heads", lambda each: each[:40], config, tensors)
+    if mapped:
+        tensors["token_map"] = torch.arange(40)
+
+
+def idle(head: int, config: Config, tensors: dict[str, Tensor]) -> None:
+    """Put the target's own LM head first, as a head whose blocks add nothing."""
+    put(rf"^(blocks\.)?{head}\.", torch.zeros_like, config, tensors)
+
+
+# By dialect: keys of the numbers of heads and layers; a head's tensors, its matrix, the first bias.
+WHERE: dict[str, tuple[tuple[str, ...], tuple[str, ...], str, str, str]] = {
+    "fasterdecoding": (("medusa_num_heads",), ("medusa_num_layers",), r"^{}\.", r"^{}\.1\.weight", "0.0.linear.bias"),
+    "modelopt": (
+        ("medusa", "num_medusa_heads"),
+        ("medusa", "num_medusa_layers"),
+        r"^medusa_heads\.{}\.",
+        r"^medusa_heads\.{}\.2\.weight",
+        "0.0.linear.bias",
+    ),
+    "vllm": (
+        ("num_heads",),
+        ("num_hidden_layers",),
+        r"^(block|lm_head)s\.{}\.",
+        r"^lm_heads\.{}\.weight",
+        "0.layers.0.bias",
+    ),
+}
+
+
+def common(dialect: str) -> Iterator[tuple[str, Change, str]]:
+    """Yield faults that each dialect can make."""
+    count, layers, head, matrix, bias = WHERE[dialect]
+    yield "a head's number is left out", partial(lose, head.format(1)), r"1\..*: missing"
+    yield "fewer heads than said", partial(lose, head.format(3)), r"makes it 4 heads, but .* of 3"
+    yield "more heads than said", partial(set_at, count, 2), r"makes it 2 heads, and .* of 4"
+    yield "other layers than said", partial(set_at, layers, 3), r"have 3 layers, but"
+    yield "a bias is missing", partial(pop, bias), r"bias: missing"
+    yield "the first matrix is missing", partial(lose, matrix.format(0)), r"needs .*, the first head's matrix"
+    yield "another matrix is missing", partial(lose, matrix.format(2)), r"weight: missing"
+    transposed = partial(put, matrix.format(r"\d"), lambda each: each.T.contiguous())
+    yield "transposed matrices", transposed, r"\[32, 64\] in .* makes it \[64, 32\], so it is transposed"
+    small = partial(put, bias.replace("bias", "weight"), lambda each: each[:8, :8].contiguous())
+    yield "a block of another size", small, r"\[8, 8\]"
+    yield "another hidden size", partial(set_size, "hidden_size", 40), r"\[40, 40\]"
+    yield "another vocabulary", partial(set_size, "vocab_size", 96), r"\[96, 32\]|drafts 64 of 96"
+    yield "an unknown tensor", add, r"surplus\.weight"
+
+
+def faults() -> Iterator[Fault]:
+    """Yield all faults."""
+    for (_, dialect), save in HEADS.items():
+        for what, change, words in common(dialect):
+            yield f"{dialect}: {what}", save, change, words
+    one, fast = HEADS["medusa", "vllm"], HEADS["medusa", "fasterdecoding"]
+    gap = partial(lose, r"\.1\.layers\.0\.")
+    yield "a layer's number is left out", one, gap, r"blocks\.1\.layers\.0\.weight: missing"
+    yield (
+        "biases that vLLM leaves out",
+        one,
+        partial(unset, "medusa_fc_bias"),
+        r"leaves out biases where medusa_fc_bias is false",
+    )
+    yield (
+        "biases that vLLM never fills",
+        vllm(bias=False),
+        partial(set_at, ("medusa_fc_bias",), True),
+        r"never fills the biases",
+    )
+    yield "layers that vLLM leaves out", one, partial(unset, "num_hidden_layers"), r"have 1 layers, but .* of 2"
+    yield "heads that vLLM takes for five", one, partial(unset, "num_heads"), r"makes it 5 heads, but .* of 4"
+    yield (
+        "a number that vLLM takes for theirs",
+        one,
+        partial(set_at, ("num_attention_heads",), 4),
+        r"known to have: num_attention_heads",
+    )
+    yield "a vocabulary of its own", one, partial(truncate, True), r"drafts 40 of 64 tokens by a token_map"
+    yield "a vocabulary without a map", one, partial(truncate, False), r"drafts 40 of 64 tokens without a token_map"
+    yield "a map that is not read", one, partial(also, "token_map", (40,)), r"token_map: no rule uses it"
+    yield (
+        "one LM head of which nothing is said",
+        sharing(),
+        partial(unset, "original_lm_head"),
+        r"needs lm_heads\.0\.weight",
+    )
+    yield (
+        "LM heads that are left out",
+        one,
+        partial(set_at, ("original_lm_head",), True),
+        r"lm_heads\.1\.weight: no rule uses it",
+    )
+    yield (
+        "biases that are said to be none",
+        fast,
+        partial(set_at, ("medusa_fc_bias",), False),
+        r"medusa_fc_bias is false",
+    )
+    yield "heads under two names", fast, partial(also, "medusa_head.0.0.linear.weight", (32, 32)), r"under two prefixes"
+    yield "a bias that no reader has", fast, partial(also, "0.1.bias", (64,)), r"0\.1\.bias: no rule uses it"
+    yield "the target's own LM head first", sharing(), partial(idle, 0), r"own LM head says what head 0 says"
+    yield "heads that are not trained", blocks_alone, partial(put, ".", torch.zeros_like), r"head 0, 1, 2, 3 says"
+
+
+FAULTS = list(faults())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_fault_is_named(fault: Fault, model: SourceModel, tmp_path: Path) -> None:
+    _, save, change, words = fault
+    sound = save(tmp_path / "sound")
+    assert said(sound, model) == ""
+    assert re.search(words, said(changed_file(sound, tmp_path / "faulty", change), model), re.DOTALL)
+
+
+def test_a_head_of_its_own_is_the_targets_too(target: Path, model: SourceModel, tmp_path: Path) -> None:
+    """Its matrix is compared with the target's LM head, not only its blocks with zeros."""
+    lm_head = load_file(target / "model.safetensors")["lm_head.weight"]
+
+    def first(config: Config, tensors: dict[str, Tensor], matrix: Tensor) -> None:
+        idle(0, config, tensors)
+        tensors["0.1.weight"] = matrix
+
+    for matrix, expected in ((lm_head, "head 0 says"), (torch.zeros_like(lm_head), "")):
+        root = tmp_path / (expected or "other")
+        source = changed_file(fasterdecoding()(root / "sound"), root / "changed", partial(first, matrix=matrix))
+        assert expected in said(source, model)
+        assert bool(expected) == bool(said(source, model))
+
+
+def test_pickles_are_not_opened(target: Path, tmp_path: Path) -> None:
+    source = fasterdecoding()(tmp_path / "source")
+    tensors = load_file(source / "medusa_lm_head.safetensors")
+    (source / "medusa_lm_head.safetensors").unlink()
+    torch.save(tensors, source / "medusa_lm_head.pt")
+    assert "is a pickle, which is not opened" in refused(source, "vllm", tmp_path / "out", r"no \*\.safetensors file")
+
+
+def test_no_number_of_heads_is_too_small_for_the_usual_tree(target: Path, tmp_path: Path) -> None:
+    said = {**nets.FASTERDECODING, "medusa_num_heads": 1}
+    source = nets.save(tmp_path / "source", said, random_heads(1, 0, hidden=HIDDEN))
+    assert convert_draft(source, "vllm", tmp_path / "out", str(target)).draft.facts["num_layers"] == 0

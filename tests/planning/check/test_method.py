@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe that does not give its method what it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conftest import Run
+from tests.planning.check.finding import replace, the_problem
+
+
+def test_a_method_that_lacks_its_draft(trtspec: Run, recipe: Path) -> None:
+    replace(recipe, "  draft:\n    model: ./draft\n", "")
+    assert the_problem(trtspec, recipe, (6, 3, "speculation")) == (
+        "draft_target drafts with a model",
+        "name one under speculation.draft; trtspec train makes those that docs/train.md lists",
+    )
+
+
+def test_a_draft_that_nothing_uses(trtspec: Run, recipe: Path) -> None:
+    message, _ = the_problem(trtspec, recipe, (9, 5, "speculation.draft"), "--set", "speculation.method=none")
+    assert message == "method none drafts with nothing"
+
+
+def test_options_of_another_engine_are_warned_of(trtspec: Run, recipe: Path) -> None:
+    checked = trtspec("check", recipe, "--set", "engine.extra.gemm_plugin=auto")
+    assert checked.code == 0
+    assert checked.out.startswith("--set engine.extra.gemm_plugin=auto  engine.extra.gemm_plugin\n  warning: an option")

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two models that do not go together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests._support.tiny import DRAFT_SHAPE, MERGES, PAIR_VOCAB, make_llama, make_tokenizer
+from tests.conftest import Run
+from tests.planning.check.finding import DRAFT, TARGET, rewrite, the_problem
+
+
+def draft_in_parallel(recipe: Path, pard_token: int = 3) -> None:
+    """Have the draft draft all tokens in one pass, which none of another vocabulary does."""
+    path = recipe.parent / "draft" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pard_token": pard_token}))
+    recipe.write_text(recipe.read_text().replace("method: draft_target", "method: pard"))
+
+
+def test_vocabularies_of_different_sizes(trtspec: Run, recipe: Path) -> None:
+    make_llama(recipe.parent / "draft", vocab_size=PAIR_VOCAB + 8, **DRAFT_SHAPE)
+    draft_in_parallel(recipe, PAIR_VOCAB + 2)  # a row that cannot be left out
+    assert the_problem(trtspec, recipe, DRAFT) == (
+        f"the draft has {PAIR_VOCAB + 8} vocabulary entries, the target {PAIR_VOCAB}",
+        "a draft has to share the target's vocabulary",
+    )
+
+
+def test_tokenizers_that_split_differently(trtspec: Run, recipe: Path) -> None:
+    make_tokenizer(recipe.parent / "draft", merges=MERGES[2:] + MERGES[:2])
+    draft_in_parallel(recipe)
+    assert the_problem(trtspec, recipe, DRAFT) == (
+        "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
+        "choose a draft of the target's family",
+    )
+
+
+def test_tokenizers_with_other_words(trtspec: Run, recipe: Path) -> None:
+    path = recipe.parent / "draft" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    numbers = document["model"]["vocab"]
+    numbers["A"], numbers["B"] = numbers["B"], numbers["A"]
+    path.write_text(json.dumps(document))
+    draft_in_parallel(recipe)
+    message, hint = the_problem(trtspec, recipe, DRAFT)
+    assert message == (
+        f"draft and target have different tokenizers: their vocabularies differ, as at 'A' (id {numbers['B']})"
+    )
+    assert hint == "draft tokens would mean other texts; choose a draft of the target's family"
+
+
+def test_equal_tokenizers_in_different_files_are_equal(trtspec: Run, recipe: Path) -> None:
+    path = recipe.parent / "draft" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["model"]["merges"] = [" ".join(pair) for pair in document["model"]["merges"]]  # as older versions wrote it
+    path.write_text(json.dumps(document, separators=(",", ":")))
+    assert trtspec("check", recipe).code == 0
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_missing_tokenizer(role: str, trtspec: Run, recipe: Path) -> None:
+    (recipe.parent / role / "tokenizer.json").unlink()
+    assert the_problem(trtspec, recipe, TARGET if role == "target" else DRAFT) == (
+        f"{role}: no tokenizer.json",
+        "save the tokenizer in the fast format with transformers",
+    )
+
+
+def test_a_tokenizer_that_is_none(trtspec: Run, recipe: Path) -> None:
+    (recipe.parent / "target" / "tokenizer.json").write_text('{"version": ')
+    message, _ = the_problem(trtspec, recipe, TARGET)
+    assert message == "target/tokenizer.json: not a tokenizer: it does not begin and end as a JSON object"
+
+
+def test_a_draft_with_fewer_positions(trtspec: Run, recipe: Path) -> None:
+    rewrite(recipe.parent / "draft" / "config.json", max_position_embeddings=100)
+    assert the_problem(trtspec, recipe, DRAFT) == (
+        "the draft has 100 positions, fewer than engine.max_seq_len",
+        "set engine.max_seq_len to at most 100",
+    )
+
+
+@pytest.mark.slow
+def test_a_pair_of_unusual_sizes_is_warned_of_and_built(trtspec: Run, recipe: Path) -> None:
+    shutil.rmtree(recipe.parent / "draft")
+    shutil.copytree(recipe.parent / "target", recipe.parent / "draft")
+    checked = trtspec("check", recipe, "--json")
+    assert checked.code == 0
+    (problem,) = checked.document["problems"]
+    assert (problem["severity"], problem["code"]) == ("warning", "size-ratio")
+    assert problem["message"].startswith("the target is 1.0 times the draft (0.2 M and 0.2 M parameters)")
+    assert "warning: the target is 1.0 times the draft" in trtspec("build", recipe).err

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input is met before anything is built: what is wrong, at which line of the recipe, and what to do about it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from tests.planning.check.finding import problems_of, replace, the_problem
+from trtspec.core.registry import discover
+from trtspec.engine.prompts.records import HINT as PROMPTS_HINT
+
+
+def test_a_pair_that_fits(trtspec: Run, recipe: Path) -> None:
+    checked = trtspec("check", recipe, "--json")
+    fits = {"format_version": 1, "ok": True, "problems": []}
+    only = {"name": "tiny", "file": str(recipe), "end_ids": [0], "end_ids_from": "generation_config.json"}
+    assert (checked.code, checked.document) == (0, {**fits, "recipes": [{**fits, **only}]})
+    assert checked.err == ""
+    shown = trtspec("check", recipe)
+    assert (shown.out, shown.err) == ("end ids: 0 (generation_config.json)\ntiny: fits together\n", "")
+
+
+def test_people_see_place_line_message_and_hint(trtspec: Run, recipe: Path) -> None:
+    shutil.rmtree(recipe.parent / "target")
+    checked = trtspec("check", recipe)
+    assert checked.code == 1
+    assert checked.err == ""
+    assert checked.out == (
+        f"{recipe}:4:10  target.model\n"
+        "  4 │   model: ./target\n"
+        f"  no such directory: {recipe.parent}/target\n"
+        "  hint: a checkpoint is a directory with config.json and *.safetensors\n"
+        "\n"
+        f"1 error in {recipe}\n"
+    )
+
+
+def test_all_problems_come_at_once(trtspec: Run, recipe: Path) -> None:
+    shutil.rmtree(recipe.parent / "target")
+    (recipe.parent / "draft" / "config.json").write_text("{")
+    (recipe.parent / "prompts.jsonl").unlink()
+    replace(recipe, "method: draft_target", "method: draft_targe")
+    assert [problem["path"] for problem in problems_of(trtspec, recipe)] == [
+        "target.model",
+        "speculation.method",
+        "speculation.draft.model",
+        "gates.prompts",
+    ]
+
+
+def test_a_recipe_that_is_missing(trtspec: Run, workplace: Path) -> None:
+    checked = trtspec("check", "nosuch.yaml", "--json")
+    assert checked.code == 1
+    (problem,) = checked.document["problems"]
+    assert problem["file"] == "nosuch.yaml"
+    assert problem["message"] == "nosuch.yaml does not exist"
+
+
+LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
+    (
+        "draft_len: 3",
+        "draft_len: 65",
+        (7, 14, "speculation.draft_len"),
+        "draft_len must be at most 64, got 65",
+        None,
+    ),
+    (
+        "draft_len: 3",
+        "draft_len: 0",
+        (7, 14, "speculation.draft_len"),
+        "draft_len must be at least 1, got 0",
+        None,
+    ),
+    (
+        "method: draft_target",
+        "method: draft_targe",
+        (6, 11, "speculation.method"),
+        "unknown speculation method 'draft_targe'; known: " + ", ".join(discover("trtspec.methods", "METHOD")),
+        "did you mean 'draft_target'?",
+    ),
+    (
+        "max_batch_size: 4",
+        "backend: embeded",
+        (11, 12, "engine.backend"),
+        "unknown backend 'embeded'; known: edge_llm, embedded, llmapi, sglang, tensorrt_llm, vllm",
+        "did you mean 'embedded'?",
+    ),
+    (
+        "max_batch_size: 4",
+        "version: '1.2'",
+        (11, 12, "engine.version"),
+        "this engine comes with trtspec and has no version",
+        "remove it",
+    ),
+    (
+        "max_seq_len: 256",
+        "max_seq_len: 257",
+        (13, 16, "engine.max_seq_len"),
+        "max_seq_len 257 is more than the target's 256 positions",
+        "at most 256",
+    ),
+    (
+        "prompts: ./prompts.jsonl",
+        "prompts: ./nosuch.jsonl",
+        (15, 12, "gates.prompts"),
+        "nosuch.jsonl: cannot be read: No such file or directory",
+        PROMPTS_HINT,
+    ),
+    (
+        "  model: ./target",
+        "  model: ./target\n  quantization: {weights: fp8_rowwise, exclude: [lm_head, q_proj]}",
+        (5, 59, "target.quantization.exclude.1"),
+        "no module matches 'q_proj'; one is transformer.layers.0.attention.qkv",
+        "target.quantization.exclude: fnmatch patterns of modules that are not quantized, by TensorRT-LLM's names",
+    ),
+    (
+        "    model: ./draft",
+        "    model: ./draft\n    quantization: {weights: fp8_rowwise, exclude: []}",
+        (10, 51, "speculation.draft.quantization.exclude"),
+        "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head",
+        "speculation.draft.quantization.exclude: fnmatch patterns of modules that are not quantized, by TensorRT-LLM's"
+        " names",
+    ),
+    (
+        "    model: ./draft",
+        "    model: ./draft\n    quantization: {weights: fp8, calibration: {prompts: ./nosuch.jsonl}}",
+        (10, 57, "speculation.draft.quantization.calibration.prompts"),
+        "nosuch.jsonl: cannot be read: No such file or directory",
+        PROMPTS_HINT,
+    ),
+    (
+        "  model: ./target",
+        "  model: ./target\n  parallel: {tensor: 2, pipeline: 5}",
+        (5, 13, "target.parallel"),
+        "4 layers are fewer than 5 pipeline stages",
+        "tensor can be 1, 2, 4; pipeline at most 4",
+    ),
+    (
+        "gates:",
+        "plugins: [verify_chian]\ngates:",
+        (14, 10, "plugins"),
+        "there is no plugin 'verify_chian'; "
+        "known: compact_kv, quantize, sha256, verify_block, verify_chain, verify_tree",
+        "did you mean 'verify_chain'?",
+    ),
+    (
+        "gates:",
+        "plugins: [verify_chain, quantize]\ngates:",
+        (14, 10, "plugins"),
+        "quantize is what builds call, and no engine does",
+        "remove quantize",
+    ),
+    (
+        "  draft_len: 3",
+        "  options: {stop_belov: 0.5}",
+        (7, 13, "speculation.options.stop_belov"),
+        "draft_target has no option 'stop_belov' (stop_below, use_draft_logits)",
+        "did you mean 'stop_below'?",
+    ),
+    (
+        "  draft_len: 3",
+        "  options: {stop_below: 1.5}",
+        (7, 25, "speculation.options.stop_below"),
+        "stop_below must be less than 1, got 1.5",
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "place", "message", "hint"), LINES, ids=[case[1].strip() for case in LINES])
+def test_a_line_that_cannot_stand(
+    old: str, new: str, place: tuple[int, int, str], message: str, hint: str | None, trtspec: Run, recipe: Path
+) -> None:
+    replace(recipe, old, new)
+    assert the_problem(trtspec, recipe, place) == (message, hint)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        *((line, 'expected {"prompt": "some text"}') for line in ('{"prompt": 3}', '{"prompt": ""}', '{"text": "a"}')),
+        *((line, "not a JSON object") for line in ('["prompt"]', '"prompt"')),
+    ],
+)
+def test_a_prompt_that_is_none(line: str, said: str, trtspec: Run, recipe: Path) -> None:
+    (recipe.parent / "prompts.jsonl").write_text('{"prompt": "fine"}\n\n' + line + "\n")
+    message, _ = the_problem(trtspec, recipe, (15, 12, "gates.prompts"))
+    assert message == f"prompts.jsonl:3: {said}"
+
+
+def test_a_value_that_was_set_names_its_place(trtspec: Run, recipe: Path) -> None:
+    (problem,) = problems_of(trtspec, recipe, "--set", "speculation.draft_len=99")
+    assert (problem["file"], problem["message"]) == (
+        "--set speculation.draft_len=99",
+        "draft_len must be at most 64, got 99",
+    )
+
+
+def test_a_matrix_is_checked_whole(trtspec: Run, recipe: Path) -> None:
+    recipe.write_text(
+        recipe.read_text() + "matrix:\n  speculation.draft_len: [1, 2]\n  engine.max_batch_size: [1, 400000]\n"
+    )
+    checked = trtspec("check", recipe)
+    assert checked.code == 0
+    assert checked.out.count("tiny-") == 4
+
+
+def test_what_is_looser_than_its_default_is_a_warning_at_its_line(trtspec: Run, recipe: Path) -> None:
+    recipe.write_text(recipe.read_text() + "serving: {rollout: {max_failed: 100}}\n")
+    line = len(recipe.read_text().splitlines())
+    checked = trtspec("check", recipe, "--set", "gates.lossless=false", "--json")
+    assert (checked.code, checked.document["ok"]) == (0, True)
+    found = {each["path"]: each for each in checked.document["problems"]}
+    assert found.keys() == {"serving.rollout.max_failed", "gates.lossless"}
+    assert {(each["severity"], each["code"]) for each in found.values()} == {("warning", "loosened")}
+    limit = found["serving.rollout.max_failed"]
+    assert (limit["file"], limit["line"], limit["column"]) == (str(recipe), line, 33)
+    assert limit["message"] == "serving.rollout.max_failed is 100, by default 0, which is what is safe"
+    assert limit["hint"] == "remove it unless it is meant"
+    assert found["gates.lossless"]["file"] == "--set gates.lossless=false"

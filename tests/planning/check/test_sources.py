@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that are not what they have to be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from tests.planning.check.finding import DRAFT, TARGET, replace, rewrite, the_problem
+
+
+def test_a_model_that_is_a_file(trtspec: Run, recipe: Path) -> None:
+    replace(recipe, "./target", "./target/config.json")
+    message, _ = the_problem(trtspec, recipe, TARGET)
+    assert message == "is a file, not a directory: target/config.json"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_model_that_cannot_be_read(name: str, trtspec: Run, recipe: Path) -> None:
+    path = recipe.parent / "target" / name
+    path.unlink()
+    path.mkdir()  # permissions do not stop root; this does
+    message, _ = the_problem(trtspec, recipe, TARGET)
+    assert message == f"target/{name}: not a regular file"
+
+
+SERVED = (
+    "Gemma2ForCausalLM, Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Phi3ForCausalLM,"
+    " Qwen2ForCausalLM, Qwen3ForCausalLM"
+)
+
+
+AS_IT_IS = (
+    "engine.backend: llmapi or sglang or vllm takes the model as it is; docs/extending.md describes how to add a family"
+)
+CORRECT = "correct it in config.json, or name a checkpoint that has it right"
+
+
+CONFIGS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"architectures": None}, "architectures is null, expected a list with one name", CORRECT),
+    ({"architectures": []}, "architectures is [], expected a list with one name", CORRECT),
+    (
+        {"architectures": ["LlamaForCausalM"]},
+        f"architecture 'LlamaForCausalM' is not supported; supported: {SERVED}",
+        AS_IT_IS,
+    ),
+    ({"architectures": ["Falcon3"]}, f"architecture 'Falcon3' is not supported; supported: {SERVED}", AS_IT_IS),
+    ({"hidden_size": "64"}, "hidden_size is '64', expected int", CORRECT),
+]
+
+
+@pytest.mark.parametrize(("changes", "message", "hint"), CONFIGS)
+def test_a_config_that_says_too_little(
+    changes: dict[str, Any], message: str, hint: str | None, trtspec: Run, recipe: Path
+) -> None:
+    rewrite(recipe.parent / "target" / "config.json", **changes)
+    assert the_problem(trtspec, recipe, TARGET) == (f"target/config.json: {message}", hint)
+
+
+def test_a_shard_that_the_index_names_and_nobody_has(trtspec: Run, recipe: Path) -> None:
+    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (recipe.parent / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
+    message, _ = the_problem(trtspec, recipe, TARGET)
+    assert message == (
+        "target/model.safetensors.index.json: names the shard model-00002-of-00002.safetensors, which is missing"
+    )
+
+
+def test_a_truncated_shard(trtspec: Run, recipe: Path) -> None:
+    shard = recipe.parent / "draft" / "model.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-100])
+    message, _ = the_problem(trtspec, recipe, DRAFT)
+    whole, left = f"{len(content):,}", f"{len(content) - 100:,}"
+    assert message == (f"draft/model.safetensors: truncated: its tensors need {whole} bytes and the file has {left}")
+
+
+def test_a_shape_that_is_not_what_config_says(trtspec: Run, recipe: Path) -> None:
+    rewrite(recipe.parent / "draft" / "config.json", intermediate_size=40)
+    message, _ = the_problem(trtspec, recipe, DRAFT)
+    assert message == (
+        "draft: 3 tensors do not add up:\n"
+        "  model.layers.0.mlp.down_proj.weight: [16, 32] in model.safetensors, but config.json makes it [16, 40]\n"
+        "  model.layers.0.mlp.gate_proj.weight: [32, 16] in model.safetensors, but config.json makes it [40, 16]\n"
+        "  model.layers.0.mlp.up_proj.weight: [32, 16] in model.safetensors, but config.json makes it [40, 16]"
+    )
+
+
+def test_a_hub_model_that_was_not_downloaded(trtspec: Run, recipe: Path) -> None:
+    commit = "0abcdef123" * 4
+    replace(recipe, "model: ./target", f"model: org/name\n  revision: {commit}")
+    for command in ("check", "plan"):  # with the hub: tests/everyday/test_hub_check.py
+        (problem,) = trtspec(command, recipe, "--json").document["problems"]
+        message = f"org/name at commit {commit}: it is not in the hub cache, and HF_HUB_OFFLINE is set"
+        assert (problem["line"], problem["message"]) == (TARGET[0], message)
+        assert problem["hint"] == "unset HF_HUB_OFFLINE and try again"
+
+
+def test_a_hub_model_is_found_in_the_cache(trtspec: Run, recipe: Path) -> None:
+    commit = "0abcdef123" * 4
+    snapshot = recipe.parent / "hub" / "models--org--name" / "snapshots" / commit
+    shutil.copytree(recipe.parent / "target", snapshot)
+    replace(recipe, "model: ./target", f"model: org/name\n  revision: {commit}")
+    assert trtspec("check", recipe).code == 0

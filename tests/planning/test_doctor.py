@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.core.doctor_check import Probe
+from trtspec.kernels import build, toolchain
+from trtspec.planning import doctor
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+    """No probe of a real server: tests/serving/triton does that."""
+    monkeypatch.setattr(doctor, "probe_server", lambda: [Probe("tritonserver", True, "one")])
+
+
+def findings() -> dict[str, Probe]:
+    return {finding.name: finding for finding in doctor.probe_machine()}
+
+
+def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = metadata.version
+
+    def without_torch(name: str) -> str:
+        if name == "torch":
+            raise metadata.PackageNotFoundError
+        return version(name)
+
+    assert findings()["torch"].ok
+    monkeypatch.setattr(metadata, "version", without_torch)
+    assert findings()["torch"] == Probe("torch", False, "not installed", "pip install 'trtspec[embedded]'")
+    assert findings()["tensorrt-llm"].ok  # nobody has to have it
+    shown = trtspec("doctor")
+    assert shown.code == 1
+    assert shown.err == ""
+    assert shown.out.endswith("torch: pip install 'trtspec[embedded]'\nmissing: torch\n")
+
+
+def test_a_python_that_cannot_run_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert findings()["python"].ok
+    monkeypatch.setattr(doctor, "version_fault", lambda: "Python 3.99: 3.10 to 3.13 can be used on this machine")
+    assert findings()["python"].hint == "Python 3.99: 3.10 to 3.13 can be used on this machine"
+    assert not findings()["python"].ok
+
+
+def test_what_computes_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> str:
+        return findings()["conversions"].detail
+
+    monkeypatch.setattr(toolchain, "_output", lambda *command: "g++ 12\n")
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/g++" if name == "g++" else None)
+    assert found() == "numpy, until /bin/g++ compiles them, for the first large one"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert found() == "numpy, which is slower: no C++ compiler is on the PATH (g++ or clang++)"
+    monkeypatch.setattr(build, "find_libraries", lambda names=(): [Path("there.so")] if "quantize" in names else [])
+    assert found() == "there.so"
+
+
+def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+    free = doctor.LEAST_FREE_BYTES
+    usage = shutil.disk_usage(workplace)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
+    assert findings()["cache"] == Probe(
+        "cache", True, f"{workplace}/cache, 2.0 GiB free", "make room, or point TRTSPEC_CACHE at another disk"
+    )
+    free -= 1
+    assert not findings()["cache"].ok
+    assert not (workplace / "cache").exists()  # probing changes nothing
+
+
+def test_what_verifies_drafts(monkeypatch: pytest.MonkeyPatch, workplace: Path, kernel_library: Path) -> None:
+    assert findings()["kernels"] == Probe(
+        "kernels", True, "not compiled; torch verifies drafts (trtspec plugins build)"
+    )
+    monkeypatch.setenv("TRTSPEC_CACHE", str(kernel_library.parents[2]))
+    assert findings()["kernels"] == Probe("kernels", True, str(kernel_library))

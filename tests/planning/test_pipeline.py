@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.backends.steps.calibrate import Calibrate
+from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.core.diagnostics import RecipeError
+from trtspec.core.paths import calibration_prompts, recipes_dir
+from trtspec.methods.speedup import expected_speedup
+from trtspec.planning import pipeline
+from trtspec.planning.pipeline import Build, open_store, plan_build, run_build
+from trtspec.recipe.load import load_recipe
+from trtspec.store import throughput
+from trtspec.store.executor import Unobserved
+from trtspec.store.manifest import load_manifest, verify_files
+
+
+def plan(recipe: Path, *overrides: str) -> Build:
+    return plan_build(load_recipe(recipe, overrides))
+
+
+def test_the_layout_of_an_artifact(recipe: Path) -> None:
+    build = plan(recipe)
+    assert {directory: step.name for directory, step in build.artifact.steps.items()} == {
+        "checkpoints/target": "convert-target",
+        "checkpoints/draft": "convert-draft",
+        "tokenizer": "copy-tokenizer",
+        "prompts": "copy-prompts",
+        "model_repository": "emit-repository",
+    }
+    without = plan(recipe, "gates.prompts=null").artifact.steps
+    assert list(without) == [each for each in build.artifact.steps if each != "prompts"]
+
+
+@pytest.mark.slow
+def test_a_plan_is_the_same_wherever_the_files_lie(recipe: Path, pair_master: Path, tmp_path: Path) -> None:
+    here = [step.key for step in plan(recipe).plan.steps]
+    shutil.copytree(pair_master, tmp_path / "elsewhere")
+    assert [step.key for step in plan(tmp_path / "elsewhere" / "recipe.yaml").plan.steps] == here
+
+
+def test_a_draft_head_in_the_target_is_no_other_target() -> None:
+    names = ("quickstart", "quickstart-eagle3")
+    targets = [plan(recipes_dir() / f"{name}.yaml").artifact.steps["checkpoints/target"] for name in names]
+    assert targets[0].key != targets[1].key
+    assert [step.bare_key for step in targets if isinstance(step, ConvertCheckpoint)] == [targets[0].key] * 2
+
+
+def test_planning_writes_nothing(recipe: Path) -> None:
+    plan(recipe).status(open_store())
+    assert not (recipe.parent / "cache" / "store").exists()
+
+
+def test_what_is_too_large_to_read_now_is_said(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 1000)
+    assert not plan(recipe).is_read
+    steps = trtspec("plan", recipe, "--json").document["steps"]
+    assert steps[0]["why"] == "never built; its source was never read, so the key is not final"
+    assert plan_build(load_recipe(recipe), read_all=True).is_read
+
+
+@pytest.mark.slow
+def test_a_second_build_reads_no_tensor(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = plan_build(load_recipe(recipe), read_all=True)
+    for status in ("published", "unchanged"):
+        assert run_build(build, recipe.parent / "out", open_store(), Unobserved()).status == status
+        # the links of the artifact have changed the times of the store's files, which it was told of
+        monkeypatch.setattr("trtspec.store.entry.file_sha256", lambda path: pytest.fail(f"hashed {path} again"))
+
+
+@pytest.mark.slow
+def test_a_build_reads_large_sources_while_it_converts_them(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # a file that was written just now is not remembered
+    before = run_build(plan_build(load_recipe(recipe), read_all=True), tmp_path / "one", open_store(), Unobserved())
+    monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 0)
+    unread = plan(recipe)
+    assert not unread.is_read
+    meanwhile = run_build(unread, tmp_path / "two", open_store(), Unobserved())
+    assert [(step.key, step.status) for step in meanwhile.steps] == [(step.key, "built") for step in before.steps]
+    assert (tmp_path / "two" / "manifest.json").read_bytes() == (tmp_path / "one" / "manifest.json").read_bytes()
+    assert verify_files(tmp_path / "two", load_manifest(tmp_path / "two")) == []
+    assert {each.status for each in plan(recipe).status(open_store())} == {"hit"}
+
+
+@pytest.mark.slow
+def test_a_plan_says_how_long_earlier_builds_took(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throughput, "LEAST_BYTES", 1)
+    assert trtspec("plan", recipe, "--json").document["steps"][0]["expected_seconds"] is None
+    step = plan(recipe).artifact.steps["checkpoints/target"]
+    open_store().rates.note(step, 90.0)
+    planned = trtspec("plan", recipe, "--json").document["steps"]
+    seconds = {each["name"]: each["expected_seconds"] for each in planned}
+    assert seconds["convert-target"] == pytest.approx(90.0)
+    assert 0 < seconds["convert-draft"] < 90  # of the same kind, and smaller
+    assert seconds["emit-repository"] is None
+    assert "convert-target, convert-draft: about 1 min" in trtspec("plan", recipe).out
+    assert trtspec("build", recipe).code == 0
+    assert {each["expected_seconds"] for each in trtspec("plan", recipe, "--json").document["steps"]} == {None}
+
+
+def test_default_lengths_bow_to_the_target(recipe: Path) -> None:
+    text = recipe.read_text().replace("  max_input_len: 128\n  max_seq_len: 256\n", "")
+    recipe.write_text(text)
+    engine = plan(recipe).recipe.engine
+    assert (engine.max_input_len, engine.max_seq_len) == (256, 256)  # the target's positions; the defaults are larger
+
+
+def test_the_default_draft_len_is_the_methods(recipe: Path) -> None:
+    assert plan(recipe, "speculation.draft_len=null").recipe.speculation.draft_len == 5
+
+
+def test_predicted_speedup(recipe: Path) -> None:
+    build = plan(recipe)
+    assert build.context.target
+    assert build.context.draft
+    cost = build.context.draft.config.num_parameters / build.context.target.config.num_parameters
+    assert 0.02 < cost < 0.1
+    predicted = build.predicted()
+    assert predicted["draft_cost"] == round(cost, 4)
+    assert predicted["speedup_by_acceptance_rate"] == {
+        str(rate): round(expected_speedup(rate, 3, cost), 2) for rate in (0.5, 0.6, 0.7, 0.8, 0.9)
+    }
+
+
+def test_without_a_draft_nothing_is_predicted(recipe: Path) -> None:
+    text = recipe.read_text()
+    recipe.write_text(text[: text.index("speculation:")] + text[text.index("engine:") :])
+    build = plan(recipe)
+    assert build.predicted() == {}
+    assert build.memory()[0].draft_bytes == 0
+    assert build.recipe.speculation.method == "none"
+
+
+def test_a_recipe_with_problems_has_no_plan(recipe: Path) -> None:
+    shutil.rmtree(recipe.parent / "draft")
+    with pytest.raises(RecipeError, match="no such directory"):
+        plan(recipe)
+
+
+@pytest.mark.slow
+def test_the_manifest_says_what_was_built(recipe: Path) -> None:
+    build = plan_build(load_recipe(recipe), read_all=True)
+    built = run_build(build, recipe.parent / "out", open_store(), Unobserved())
+    manifest = load_manifest(built.artifact)
+    assert manifest.recipe == build.recipe.without_places()
+    assert [(step.name, step.key) for step in manifest.steps] == [(step.name, step.key) for step in build.plan.steps]
+    assert [record.path for record in manifest.files] == sorted(record.path for record in manifest.files)
+    assert {"checkpoints/target/rank0.safetensors", "tokenizer/tokenizer.json", "prompts/prompts.jsonl"} <= {
+        record.path for record in manifest.files
+    }
+    assert set(manifest.tools) == {"trtspec", "python", "numpy"}
+    assert manifest.backend.name == "embedded"
+
+
+def test_an_fp8_target_is_planned_in_float64(recipe: Path) -> None:
+    plain = plan_build(load_recipe(recipe)).memory()[0]
+    for key in ("weights=fp8_rowwise", "kv_cache=fp8"):
+        quantized = plan_build(load_recipe(recipe, [f"target.quantization.{key}"])).memory()[0]
+        assert quantized.weights_bytes == 2 * plain.weights_bytes
+        assert quantized.kv_cache_bytes == 2 * plain.kv_cache_bytes
+
+
+def test_an_engine_keeps_as_much_of_ended_texts_unless_a_head_drafts() -> None:
+    sizes = ["engine.max_batch_size=8", "engine.max_seq_len=512"]
+    model, looked_up, head = (
+        plan_build(load_recipe(recipes_dir() / f"quickstart{name}.yaml", sizes)).memory()[0].kv_cache_bytes
+        for name in ("", "-ngram", "-eagle3")
+    )
+    assert model == looked_up == 2 * head
+
+
+def test_a_calibration_comes_before_its_conversion(recipe: Path) -> None:
+    build = plan_build(load_recipe(recipe, ["target.quantization.weights=fp8"]))
+    names = [step.name for step in build.plan.steps]
+    assert names[:3] == ["calibrate-target", "convert-target", "convert-draft"]
+    (calibration,) = (step for step in build.plan.steps if isinstance(step, Calibrate))
+    assert calibration.prompts.paths == [calibration_prompts()]
+    (warning,) = build.diagnostics
+    assert (warning.severity, warning.code) == ("warning", "default-prompts")
+    rowwise = plan_build(load_recipe(recipe, ["target.quantization.weights=fp8_rowwise"]))
+    assert not any(isinstance(step, Calibrate) for step in rowwise.plan.steps)

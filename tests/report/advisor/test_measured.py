@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that are read of metrics: of a server's own text, and asked of a real Prometheus that reads it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.conftest import Run
+from tests.report.advisor.serving import serving
+from tests.report.monitoring.prometheus import prometheus as running
+from trtspec.core.errors import TrtspecError
+from trtspec.report.advisor.metric_facts import measured_answers, readings, scrape
+from trtspec.report.advisor.prometheus_values import Queried
+from trtspec.report.advisor.questions import QUESTIONS, Answer
+from trtspec.report.monitoring.prometheus import Prometheus
+
+
+def ours(ended: float) -> str:
+    """Return metrics of a server that ended so many requests.
+
+    100 prompt tokens each, 40 new ones, 20 ms a token, 2.5 a step. A model drafts, and asks another eight times a text.
+    """
+    text = 'trtspec_requests_running{model="ensemble",method="ngram"} 0\n'
+    for model, running_now, requests in (("tensorrt_llm_bls", 3, ended), ("tensorrt_llm", 2, 8 * ended)):
+        labels = f'model="{model}",method="draft_target"'
+        for reason, part in (("length", 0.75), ("end_id", 0.25)):
+            text += f'trtspec_requests_total{{{labels},finish_reason="{reason}"}} {requests * part}\n'
+        for name, value in {
+            "requests_running": running_now,
+            "prompt_tokens_total": 100 * ended,
+            "generated_tokens_total": 40 * ended,
+            "time_per_output_token_seconds_sum": 0.02 * requests,
+            "time_per_output_token_seconds_count": requests,
+        }.items():
+            text += f"trtspec_{name}{{{labels}}} {value}\n"
+    drafts = '{model="tensorrt_llm_bls",method="draft_target"}'
+    return (
+        text + f"trtspec_accepted_tokens_total{drafts} {24 * ended}\ntrtspec_decode_steps_total{drafts} {16 * ended}\n"
+        f"trtspec_drafted_tokens_total{drafts} {48 * ended}\n"
+    )
+
+
+ANSWERS = {"concurrency": 3, "prompt_tokens": 100, "output_tokens": 40, "tpot_ms": 20, "mean_accepted_len": 2.5}
+NONE = Answer(0.0, "")
+VLLM = """vllm:num_requests_running{engine="0",model_name="m"} 12.0
+vllm:request_generation_tokens_sum{model_name="m"} 900.0
+vllm:request_generation_tokens_count{model_name="m"} 3.0
+vllm:request_prompt_tokens_sum{model_name="m"} 1500.0
+vllm:request_prompt_tokens_count{model_name="m"} 3.0
+vllm:time_per_output_token_seconds_sum{model_name="m"} 0.5
+vllm:time_per_output_token_seconds_count{model_name="m"} 50.0
+vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 30.0
+vllm:spec_decode_num_drafts_total{model_name="m"} 20.0
+"""
+TRTLLM = """nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="active",version="1"} 70
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="max",version="1"} 2048
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="0"} 0.3
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="1"} 0.5
+"""
+
+
+def read(*texts: str) -> dict[str, float]:
+    """Return the answers of a server that says one text after the other."""
+    said = iter([*texts, texts[-1]])
+    found = scrape("http://here/metrics", 0, lambda url: next(said).encode())
+    return {name: round(each.value, 6) for name, each in found.items()}
+
+
+def test_a_server_of_ours_is_read_by_the_model_that_makes_texts() -> None:
+    found = read(ours(10), ours(30))
+    assert found.pop("request_rate") > 0
+    assert found == ANSWERS
+
+
+def test_a_server_that_drafts_nothing_says_nothing_of_drafts() -> None:
+    """It counts its steps all the same: that one gives a token is no reason against drafting."""
+    found = read(*(text.replace(f" {48 * ended}\n", " 0\n") for ended in (10, 30) for text in [ours(ended)]))
+    assert "mean_accepted_len" not in found
+    assert found["output_tokens"] == 40
+
+
+def test_what_is_new_counts_before_what_was() -> None:
+    before = ours(10)
+    after = ours(11).replace(" 440\n", " 500\n")  # one request of 100 tokens
+    assert read(before, after)["output_tokens"] == 100
+
+
+def test_the_same_names_of_other_servers() -> None:
+    assert read(VLLM) == {
+        "concurrency": 12,
+        "prompt_tokens": 500,
+        "output_tokens": 300,
+        "tpot_ms": 10,
+        "mean_accepted_len": 2.5,
+    }
+    assert read(TRTLLM) == {"concurrency": 70, "gpu_utilization": 40}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hello", "trtspec_requests_running NaN\n", ours(0).replace(" 3\n", " 0\n").replace(" 2\n", " 0\n")]
+)
+def test_metrics_that_answer_nothing(text: str) -> None:
+    with pytest.raises(TrtspecError, match="none of its metrics is known"):
+        read(text)
+
+
+def test_each_reading_is_of_a_question_and_of_one_kind() -> None:
+    assert readings().keys() <= QUESTIONS.keys()
+    for entries in readings().values():
+        for entry in entries:
+            assert sum(map(bool, (entry.gauge, entry.mean, entry.rate, entry.ratio))) == 1
+            assert bool(entry.ratio) == bool(entry.per)
+
+
+def test_names_of_ours_are_those_that_are_exported() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    names = {
+        name
+        for entries in readings().values()
+        for each in entries
+        for name in (each.gauge, each.rate, each.ratio, each.per, each.where)
+    }
+    for name in filter(lambda name: name.startswith("trtspec_"), names):
+        assert f"| `{name.removesuffix('_sum').removesuffix('_count')}` |" in page
+
+
+@pytest.mark.slow
+def test_a_prometheus_says_the_same_as_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real Prometheus reads a server that ends ten requests a second."""
+    monkeypatch.setattr("trtspec.report.advisor.prometheus_values.WINDOW", "2s")
+    started = time.monotonic()
+    with serving(lambda path: (200, ours(10 * (time.monotonic() - started)).encode())) as url:
+        targets = [{"targets": [urlsplit(url).netloc]}]
+        config = {
+            "global": {"scrape_interval": "250ms"},
+            "scrape_configs": [{"job_name": "a", "static_configs": targets}],
+        }
+        with running(tmp_path, config) as process:
+            base = process._base
+            found = wait_for(lambda: measured_answers(Queried(Prometheus(base)), base), 8)
+            none = Queried(Prometheus(base), 'instance="elsewhere"')
+            with pytest.raises(TrtspecError, match="none of its metrics is known"):
+                measured_answers(none, base)
+    values = {name: each.value for name, each in found.items()}
+    assert values.pop("request_rate") == pytest.approx(10, rel=0.2)
+    assert values == pytest.approx(ANSWERS, rel=1e-6)
+
+
+def wait_for(ask: Callable[[], dict[str, Answer]], rate: float) -> dict[str, Answer]:
+    """Return the answers once there is as much history as a rate is of."""
+    deadline = time.monotonic() + 30
+    while True:
+        with suppress(TrtspecError):
+            if (found := ask()).get("request_rate", NONE).value > rate:
+                return found
+        assert time.monotonic() < deadline, "Prometheus saw nothing in time"
+        time.sleep(0.2)
+
+
+def test_the_command_reads_a_server(trtspec: Run) -> None:
+    counts: Iterator[int] = iter((10, 30))
+    with serving(lambda path: (200, ours(next(counts)).encode())) as url:
+        found = trtspec(
+            "advise", "--metrics", f"{url}/metrics", "--seconds", 0, "--output-tokens", 300, "--json"
+        ).document
+    assert found["answers"]["concurrency"] == {"value": 3.0, "from": f"{url}/metrics"}
+    assert found["answers"]["output_tokens"] == {"value": 300.0, "from": "told"}
+    assert (found["speculate"], found["decided_by"]["name"]) == ("yes", "few-requests")
+
+
+def test_the_command_asks_a_prometheus(trtspec: Run) -> None:
+    def answer(path: str) -> tuple[int, bytes]:
+        query = parse_qs(urlsplit(path).query)["query"][0]
+        values = [{"metric": {}, "value": [0, "90"]}] if "trtspec_requests_running" in query else []
+        assert 'job="a"' in query
+        return 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": values}}).encode()
+
+    with serving(answer) as url:
+        found = trtspec("advise", "--prometheus", url, "--selector", 'job="a"', "--json").document
+    assert found["decided_by"]["name"] == "many-requests"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--metrics", "nowhere"), "'nowhere' is not an address"),
+        (("--metrics", "http://127.0.0.1:1/metrics"), "cannot be reached"),
+        (("--prometheus", "http://ada:secret@127.0.0.1:1"), "names and passwords in an address would be shown"),
+        (("--concurrency", "0"), "Invalid value for '--concurrency'"),
+        (("--work", "poetry"), "'poetry' is not one of"),
+        (("nosuch.yaml",), "nosuch.yaml"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(workplace: Path, trtspec: Run, arguments: tuple[str, ...], message: str) -> None:
+    outcome = trtspec("advise", *arguments)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert message in outcome.err

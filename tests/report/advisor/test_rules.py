@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules as a table: each fires, none contradicts another, every answer gets a reason, load never speaks for it."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.report.advisor.table import table
+from trtspec.engine.prompts.prompt import KINDS
+from trtspec.methods.base import methods
+from trtspec.report.advisor.evaluate import Advice, advise
+from trtspec.report.advisor.questions import DERIVED, PLANNED, QUESTIONS, Answer
+from trtspec.report.advisor.rules import VERDICTS, Condition, Rule, method_rules, speculate_rules
+
+RULES = (*speculate_rules(), *method_rules())
+DRAFTS = ("none", "model", "head", "mtp")
+LOADS = ("concurrency", "request_rate", "gpu_utilization")
+
+
+def named(rule: Rule) -> str:
+    return rule.name
+
+
+def told(**values: Any) -> dict[str, Answer]:
+    return {name: Answer(value, "told") for name, value in values.items()}
+
+
+def advised(**values: Any) -> Advice:
+    return advise(told(**values))
+
+
+def values_at(condition: Condition) -> list[Any]:
+    """Return values at the limits of a condition, and on either side of them."""
+    if condition.among:
+        return list(condition.among)
+    limits = [
+        limit for limit in (condition.least, condition.most, condition.above, condition.below) if limit is not None
+    ]
+    return [limit * step for limit in limits for step in (0.5, 0.999, 1, 1.001, 2)] + [0.0] * (0.0 in limits) or [3.0]
+
+
+def witness(rule: Rule) -> dict[str, Answer]:
+    """Return answers by which a rule fires, and no others."""
+    found = {name: next(value for value in values_at(each) if each.holds(value)) for name, each in rule.when.items()}
+    return told(**found)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=named)
+def test_a_rule_fires_and_says_why(rule: Rule) -> None:
+    answers = witness(rule)
+    assert rule.fires(answers)
+    assert "{" not in rule.reason(answers)
+    for name in answers:
+        assert not rule.fires({other: each for other, each in answers.items() if other != name})
+
+
+@pytest.mark.parametrize("rule", speculate_rules(), ids=named)
+def test_a_rule_decides_where_nothing_else_is_told(rule: Rule) -> None:
+    assert advise(witness(rule)).decided_by is rule
+
+
+@pytest.mark.parametrize("rule", method_rules(), ids=named)
+def test_a_rule_chooses_the_method_where_nothing_else_is_told(rule: Rule) -> None:
+    assert advise(witness(rule)).method_rule is rule
+
+
+def test_rules_ask_for_answers_that_there_are() -> None:
+    known = {*QUESTIONS, *DERIVED, *PLANNED}
+    for rule in RULES:
+        assert {*rule.when, *rule.unless} <= known, rule.name
+        fields = {name for _, name, _, _ in Formatter().parse(rule.why) if name}
+        assert fields <= rule.when.keys(), rule.name
+        assert rule.source
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert all(rule.says in VERDICTS for rule in speculate_rules())
+    words = {word for rule in RULES for each in (*rule.when.values(), *rule.unless.values()) for word in each.among}
+    assert words <= {*KINDS, *DRAFTS}
+    tried = {method for rule in method_rules() for method in rule.methods if "{" not in method}
+    assert tried <= methods().keys()
+
+
+def test_no_rule_contradicts_another() -> None:
+    """Rules that ask for the same answers never say yes and no to the same ones."""
+    for yes, no in product(speculate_rules(), repeat=2):
+        if (yes.says, no.says) != ("yes", "no") or yes.when.keys() != no.when.keys():
+            continue
+        grids = [{*values_at(yes.when[name]), *values_at(no.when[name])} for name in yes.when]
+        for values in product(*grids):
+            answers = told(**dict(zip(yes.when, values, strict=True)))
+            assert not (yes.fires(answers) and no.fires(answers)), (yes.name, no.name, values)
+
+
+GRID: dict[str, tuple[Any, ...]] = {
+    "concurrency": (None, 1, 20, 100),
+    "request_rate": (None, 0.5, 50),
+    "prompt_tokens": (None, 100, 50_000),
+    "output_tokens": (None, 4, 400),
+    "gpu_utilization": (None, 2, 20, 80),
+    "temperature": (None, 1.0),
+    "tpot_ms": (None, 20),
+    "tpot_target_ms": (None, 10, 30),
+    "draft": (None, *DRAFTS),
+    "work": (None, "rag", "code"),
+}
+
+
+@pytest.mark.slow
+def test_every_combination_gets_an_answer_with_a_reason() -> None:
+    seen = set()
+    for number, values in enumerate(product(*GRID.values())):
+        if number % 17:  # a prime, so that all values of all answers meet
+            continue
+        given_ = {name: value for name, value in zip(GRID, values, strict=True) if value is not None}
+        found = advised(**given_)
+        assert found.speculate in VERDICTS
+        assert found.decided_by.reason(found.answers)
+        assert found.decided_by.source
+        assert found.methods
+        assert found.first
+        assert found.speculate == min((rule.says for rule in (found.decided_by, *found.others)), key=VERDICTS.index)
+        seen.add(found.decided_by.name)
+    assert len(seen) >= 9
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"concurrency": 8}, "few-requests"),
+        ({"concurrency": 8.01}, "some-requests"),
+        ({"concurrency": 63.9}, "some-requests"),
+        ({"concurrency": 64}, "many-requests"),
+        ({"concurrency": 64, "prompt_tokens": 16384}, "many-long-requests"),
+        ({"concurrency": 64, "prompt_tokens": 16383}, "many-requests"),
+        ({"gpu_utilization": 8.9}, "spare-compute"),
+        ({"gpu_utilization": 9}, "some-spare-compute"),
+        ({"gpu_utilization": 34.9}, "some-spare-compute"),
+        ({"gpu_utilization": 35}, "no-spare-compute"),
+        ({"concurrency": 1, "output_tokens": 7.9}, "few-tokens"),
+        ({"concurrency": 1, "output_tokens": 8}, "short-answers"),
+        ({"concurrency": 1, "output_tokens": 31.9}, "short-answers"),
+        ({"concurrency": 1, "output_tokens": 32}, "few-requests"),
+        ({"concurrency": 1, "output_tokens": 40, "prompt_tokens": 3999}, "few-requests"),
+        ({"concurrency": 1, "output_tokens": 40, "prompt_tokens": 4000}, "mostly-prefill"),
+        ({"concurrency": 1, "temperature": 0.99}, "few-requests"),
+        ({"concurrency": 1, "temperature": 1.0}, "hot"),
+        ({"concurrency": 1, "acceptance_rate": 0.49}, "seldom-accepted"),
+        ({"concurrency": 1, "acceptance_rate": 0.5}, "few-requests"),
+        ({"concurrency": 1, "mean_accepted_len": 1.49}, "short-steps"),
+        ({"concurrency": 1, "mean_accepted_len": 1.5}, "few-requests"),
+        ({"concurrency": 1, "tpot_ms": 30, "tpot_target_ms": 30}, "fast-enough"),
+        ({"concurrency": 1, "tpot_ms": 30, "tpot_target_ms": 29}, "few-requests"),
+        ({"concurrency": 1, "tpot_ms": 20, "tpot_target_ms": 30, "mean_accepted_len": 3}, "few-requests"),
+        ({"concurrency": 1, "tpot_ms": 37, "tpot_target_ms": 10}, "out-of-reach"),
+        ({"request_rate": 1}, "few-arrivals"),
+        ({"request_rate": 2}, "nothing-decides"),
+        ({"request_rate": 4}, "many-arrivals"),
+        ({"request_rate": 10, "output_tokens": 100, "tpot_ms": 8}, "few-requests"),
+        ({"request_rate": 10, "output_tokens": 100, "tpot_ms": 64}, "many-requests"),
+        ({}, "nothing-decides"),
+    ],
+)
+def test_the_rule_at_a_limit(values: dict[str, float], rule: str) -> None:
+    assert advised(**values).decided_by.name == rule
+
+
+@pytest.mark.parametrize(
+    ("values", "tried"),
+    [
+        ({"draft": "head"}, ("eagle3",)),
+        ({"draft": "head", "memory_left_gb": 0.9}, ("suffix", "ngram")),
+        ({"draft": "model", "memory_left_gb": 2.9}, ("suffix", "ngram")),
+        ({"draft": "model", "memory_left_gb": 3}, ("draft_target",)),
+        ({"draft": "mtp", "memory_left_gb": 0}, ("mtp",)),
+        ({"draft": "head", "work": "code-editing"}, ("suffix", "ngram")),
+        ({"draft": "none", "work": "code"}, ("suffix", "ngram")),
+        ({"draft": "head", "recipe_method": "medusa"}, ("medusa",)),
+    ],
+)
+def test_the_methods_that_are_tried(values: dict[str, Any], tried: tuple[str, ...]) -> None:
+    assert advised(**values).methods == tried
+
+
+COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+OTHERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "prompt_tokens": st.floats(1, 1e5),
+        "output_tokens": st.floats(1, 4096),
+        "tpot_ms": st.floats(0.1, 1000),
+        "tpot_target_ms": st.floats(0.1, 1000),
+        "memory_left_gb": st.floats(0, 200),
+        "temperature": st.floats(0, 2),
+        "acceptance_rate": st.floats(0, 1),
+        "mean_accepted_len": st.floats(1, 10),
+        "work": st.sampled_from(KINDS),
+        "draft": st.sampled_from(DRAFTS),
+        "concurrency": st.floats(0.01, 500),
+        "request_rate": st.floats(0.001, 500),
+        "gpu_utilization": st.floats(0, 100),
+    },
+)
+
+
+@settings(**COMMON)
+@given(OTHERS, st.sampled_from(LOADS), st.floats(0.001, 100), st.floats(0.001, 100))
+def test_more_load_never_speaks_for_it(others: dict[str, Any], load: str, one: float, other: float) -> None:
+    ranks = [VERDICTS.index(advised(**{**others, load: value}).speculate) for value in sorted((one, other))]
+    assert ranks[1] <= ranks[0]
+
+
+def test_what_was_not_told_is_named_with_the_rules_that_it_could_make_decide() -> None:
+    found = advised(concurrency=2)
+    assert found.not_told["--acceptance-rate",] == ["seldom-accepted"]
+    assert "hot" in found.not_told["--temperature",]
+    assert found.not_told["--tpot", "--tpot-target"] == ["fast-enough", "out-of-reach"]
+    assert not any("--concurrency" in options for options in found.not_told)
+    assert "many-requests" in advised().not_told["--concurrency",]
+    assert "--output-tokens" not in {
+        option for options in advised(output_tokens=500).not_told for option in options if len(options) == 1
+    }
+
+
+def test_only_what_could_change_the_verdict_is_asked_for() -> None:
+    decided = advised(concurrency=100, draft="head", memory_left_gb=10, work="chat", prompt_tokens=10)
+    assert decided.speculate == "no"
+    assert decided.not_told == {}
+    told = advised(concurrency=20, gpu_utilization=20, draft="mtp", work="chat", memory_left_gb=10)
+    assert "few-requests" not in {name for names in told.not_told.values() for name in names}
+
+
+@settings(**COMMON)
+@given(OTHERS)
+def test_what_is_asked_for_is_not_there_yet(others: dict[str, Any]) -> None:
+    found = advised(**others)
+    for options, names in found.not_told.items():
+        assert names
+        assert not {QUESTIONS[name] for name in others} & {*options}
+
+
+def test_the_page_has_the_rules() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "advise.md").read_text(encoding="utf-8")
+    assert table() in page, "python -m tests.report.advisor.table prints what is to stand there"

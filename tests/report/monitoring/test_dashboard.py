@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard as data; that its queries find something is in test_served.py."""
+
+from __future__ import annotations
+
+import json
+
+from trtspec.report.monitoring.dashboard import PER_ROW, WIDTH, dashboard
+
+
+def test_it_is_the_same_each_time_and_whole() -> None:
+    assert json.dumps(dashboard()) == json.dumps(dashboard())
+    panels = dashboard()["panels"]
+    assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(places)) == len(places)
+    assert PER_ROW * WIDTH == 24, "the columns that Grafana has"
+
+
+def test_the_data_source_is_the_readers_choice() -> None:
+    variables = {each["name"]: each for each in dashboard()["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            assert target["datasource"]["uid"] == "${datasource}"
+            assert 'model=~"$model", instance=~"$instance"' in target["expr"]
+    assert set(variables) == {"datasource", "model", "instance"}

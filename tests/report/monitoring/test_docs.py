@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of docs/metrics.md against what the code registers, and its alerts against the rules."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.serving.triton.fakes import make_pb_utils
+from trtspec.report.monitoring.rules import rules
+from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models.metric_families import FAMILIES, Family
+
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+ROWS = [
+    [cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| `trtspec_")
+]
+BLS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS, *known.OF_FALLBACKS)
+
+
+def listed(backend: str) -> set[str]:
+    return {row[0].strip("`") for row in ROWS if backend in row[5].split(", ")}
+
+
+def names(families: Iterable[Family]) -> set[str]:
+    return {family.name for family in families}
+
+
+def test_the_table_has_every_metric_as_it_is_registered() -> None:
+    expected = [
+        [f"`{each.name}`", each.kind, ", ".join(f"`{label}`" for label in each.labels), each.unit, each.description]
+        for each in FAMILIES
+    ]
+    assert sorted(row[:5] for row in ROWS) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("backend", "code"),
+    {
+        "embedded": "backends.embedded.served_model",
+        "llmapi": "backends.llmapi.served_model",
+        "sglang": "backends.sglang.served_model",
+        "edge_llm": "backends.edge_llm.served_model",
+        "vllm": "backends.vllm.stand_in",
+    }.items(),
+)
+def test_the_backends_of_the_table_are_those_that_export(
+    backend: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", make_pb_utils())
+    model = importlib.import_module(f"trtspec.{code}")
+    sys.modules.pop(f"trtspec.{code}")  # which has this test's stub
+    told = model.METRICS if hasattr(model, "METRICS") else model.TritonPythonModel.METRICS
+    assert names(told) == listed(backend)
+
+
+def test_the_model_beside_engines_exports_all() -> None:
+    assert listed("tensorrt_llm") == names(BLS) == names(FAMILIES)
+
+
+def test_the_alerts_are_those_of_the_rules() -> None:
+    alerts = {rule["alert"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule}
+    assert set(re.findall(r"^\| `(Trtspec\w+)`", PAGE, re.MULTILINE)) == alerts

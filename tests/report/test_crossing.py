@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where speculation stops paying, between the loads that were measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from trtspec.report.crossing import crossing, pays
+
+LOADS = (1, 4, 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "place", "load"),
+    [
+        ([2.0, 1.5, 1.1, 0.9], 2.5, 32.0),  # halfway on a logarithmic axis
+        ([2.0, 1.0, 0.5, 0.4], 1.0, 4.0),
+        ([2.0, None, 0.0, None], 1.0, 4.0),  # over a gap
+        ([0.9, 1.2, 0.6, 0.5], 1 + 1 / 3, 4 * 4 ** (1 / 3)),  # it begins to pay first
+    ],
+)
+def test_it_lies_where_the_line_meets_one(ratios: list[float | None], place: float, load: float) -> None:
+    found = crossing(LOADS, ratios)
+    assert found
+    assert (found.place, found.load) == pytest.approx((place, load))
+
+
+def test_words_where_it_does_not_cross() -> None:
+    assert pays(LOADS, [2.0, 1.5, 1.2, 1.1]) == "up to 64+"
+    assert pays(LOADS, [0.9, 0.8, 0.7, 0.7]) == "nowhere"
+    assert pays(LOADS, [None, None, None, None]) == "nowhere"
+    assert pays(LOADS, [0.99, 1.2, 1.3, 1.4]) == "from 4 on"
+    assert pays(LOADS, [0.9, 1.25, 0.5, None]) == "from 4 to ~6"
+    assert pays(LOADS, [None, 1.25, 0.5, 1.1]) == "up to ~6 and from 64 on"
+    assert pays(LOADS, [2.0, 1.5, 1.1, 0.9]) == "up to ~32"

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The front as a process, before a server that a test plays at its Unix sockets."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from trtspec.core.ports import free_ports
+from trtspec.core.processes import wait_until
+from trtspec.deploy.sidecar import responds
+from trtspec.serving.front.command import FRONT_SOCKET, PORT_IN_USE, front_command
+from trtspec.serving.triton.client import UNIX, UnixConnection
+from trtspec.serving.triton.names import DEPARTURES, SOCKETS
+
+WAIT_S = 30.0
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+BODY = b'{"text_input": "x"}'
+
+
+@dataclass
+class Server:
+    """What listens at the HTTP socket: it reads one request a connection and answers by `answer`."""
+
+    place: Path
+    ports: dict[str, int]
+    process: subprocess.Popen[bytes]
+    requests: list[bytes] = field(default_factory=list)
+    left: threading.Event = field(default_factory=threading.Event)  # a connection was closed by the front
+    answer: Callable[[socket.socket], None] = lambda connection: connection.sendall(OK)
+
+    def listen(self) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX)
+        path = self.place / SOCKETS["http"]
+        path.unlink(missing_ok=True)
+        listening.bind(str(path))
+        listening.listen(100)
+        threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
+        return listening
+
+    def _accept(self, listening: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=(listening.accept()[0],), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        data = b""
+        with suppress(OSError), connection:
+            while not is_whole(data):
+                data += connection.recv(1 << 16)
+            self.requests.append(data)
+            self.answer(connection)
+            if not connection.recv(1):
+                self.left.set()
+
+    def open(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.ports["http"]), timeout=WAIT_S)
+
+    def ask(self, data: bytes) -> bytes:
+        """Return all that comes until the front closes the connection, or has sent nothing for a moment."""
+        with closing(self.open()) as connection:
+            with suppress(OSError):
+                connection.sendall(data)
+            return everything(connection)
+
+    def counts(self) -> dict[str, int]:
+        connection = UnixConnection(str(self.place / FRONT_SOCKET))
+        connection.request("GET", "/")
+        counts: dict[str, int] = json.loads(connection.getresponse().read())
+        return counts
+
+
+def is_whole(data: bytes) -> bool:
+    head, end, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", head)
+    return bool(end) and len(body) >= (int(length[1]) if length else 0)
+
+
+def everything(connection: socket.socket) -> bytes:
+    data = b""
+    with suppress(OSError):
+        while got := connection.recv(1 << 16):
+            data += got
+            if data.endswith((b"ok", b"}")):
+                connection.settimeout(0.3)
+    return data
+
+
+def post(body: bytes = BODY, path: str = "/v2/models/ensemble/generate", headers: str = "") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    place = tmp_path / ("a directory whose name is long " * 4)  # longer than the address of a socket may be
+    (place / DEPARTURES).mkdir(parents=True)
+    short = tmp_path / "s"
+    short.symlink_to(place)
+    http, metrics = free_ports(2)
+    ports = {"http": http, "metrics": metrics}
+    process = subprocess.Popen(front_command(place, "127.0.0.1", ports))
+    served = Server(short, ports, process)
+    try:
+        assert wait_until(lambda: responds(f"{UNIX}{place / FRONT_SOCKET}", 1.0), WAIT_S)
+        with served.listen():
+            yield served
+        assert process.poll() is None, "whatever came, the front runs"
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+
+
+def test_requests_of_one_connection_are_answered_in_turn(server: Server) -> None:
+    with closing(server.open()) as connection:
+        connection.sendall(post() + post(b'{"second": 1}'))  # the second before the first is answered
+        assert wait_until(lambda: len(server.requests) == 2, WAIT_S)
+        connection.settimeout(0.5)
+        assert everything(connection) == OK + OK
+    assert b'"second": 1' in server.requests[1]
+
+
+def test_body_in_chunks_reaches_the_server_with_a_length(server: Server) -> None:
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in (BODY[:3], BODY[3:], b""))
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert server.ask(head + chunks) == OK
+    assert b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY) in server.requests[0]
+    assert b"Transfer-Encoding" not in server.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (post(headers="Content-Length: 3\r\n"), 400),
+        (post(headers="Transfer-Encoding: chunked\r\n"), 400),
+        (post().replace(b"\r\n", b"\n"), 400),
+        (post(headers="Origin: http://evil.example\r\n"), 403),
+        (post().replace(b"localhost", b"evil.example"), 421),
+        (post(b"a=b&" * 1_000_000, headers="Content-Type: application/x-www-form-urlencoded\r\n"), 415),
+        (post(b"[" * 1_000_000), 400),
+        (b"POST /v2 HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 900_000, 413),
+        (b"POST /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n" + bytes(20_000_000), 413),
+        (b"GET /v2 HTTP/1.1\r\n" + b"X: aaaaaaaaaaaaaaaaaaa\r\n" * 1_000_000, 431),
+        (b"x" * 1_000_000, 431),
+    ],
+)
+def test_refused_request_gets_a_response_and_the_server_gets_nothing(server: Server, data: bytes, status: int) -> None:
+    response = server.ask(data)
+    assert response.startswith(b"HTTP/1.1 %d " % status), response[:200]
+    assert response.count(b"HTTP/1.1 ") == 1
+    assert "error" in json.loads(response.partition(b"\r\n\r\n")[2])
+    assert server.requests == []
+    assert server.ask(post()) == OK, "others are served"
+
+
+def test_server_that_is_gone_is_answered_for_with_503_until_it_is_back(server: Server) -> None:
+    (server.place / SOCKETS["http"]).unlink()
+    response = server.ask(post())
+    assert response.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1\r\n" in response
+    with server.listen():
+        assert server.ask(post()) == OK
+
+
+def test_server_that_dies_during_a_request_is_answered_for(server: Server) -> None:
+    server.answer = lambda connection: connection.close()
+    assert server.ask(post()).startswith(b"HTTP/1.1 503 ")
+    server.answer = lambda connection: (connection.sendall(OK[:-1]), connection.close())
+    assert server.ask(post()) == OK[:-1], "a part cannot be mended: the client notices the missing end"
+
+
+def test_events_are_passed_on_as_they_come(server: Server) -> None:
+    goes_on = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+        assert goes_on.wait(WAIT_S)
+        connection.sendall(b"3\r\ntwo\r\n0\r\n\r\n")
+
+    server.answer = answer
+    with closing(server.open()) as connection:
+        connection.sendall(post(path="/v2/models/ensemble/generate_stream"))
+        data = b""
+        while b"one" not in data:
+            data += connection.recv(1 << 16)
+        goes_on.set()
+        while not data.endswith(b"0\r\n\r\n"):
+            data += connection.recv(1 << 16)
+
+
+def test_slow_reader_holds_back_the_server_and_not_the_memory(server: Server) -> None:
+    sent: list[int] = []
+    size = 64 << 20
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+        for _ in range(size >> 16):
+            connection.sendall(bytes(1 << 16))
+            sent.append(1 << 16)
+
+    server.answer = answer
+    with closing(server.open()) as connection:
+        connection.sendall(post())
+        time.sleep(1.0)
+        assert sum(sent) < 16 << 20, "what neither the client nor the sockets hold stays with the server"
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        assert int(re.search(r"VmRSS:\s+(\d+)", status)[1]) < 120_000  # type: ignore[index]
+        got = 0
+        while got < size:
+            got += len(connection.recv(1 << 20))
+
+
+def test_client_that_leaves_closes_the_server_s_connection(server: Server) -> None:
+    server.answer = lambda connection: None
+    with closing(server.open()) as connection:
+        connection.sendall(post(path="/v2/models/ensemble/generate_stream"))
+        assert wait_until(lambda: bool(server.requests), WAIT_S)
+    assert server.left.wait(WAIT_S)
+
+
+def test_client_of_generate_that_leaves_is_noted_until_the_model_has_ended(server: Server) -> None:
+    ends = threading.Event()
+    server.answer = lambda connection: (ends.wait(WAIT_S), connection.sendall(OK))
+    with closing(server.open()) as connection:
+        connection.sendall(post())
+        assert wait_until(lambda: bool(server.requests), WAIT_S)
+    token = re.search(rb'"trtspec_client":"([0-9a-f]{32})"', server.requests[0])
+    assert token
+    noted = server.place / DEPARTURES / token[1].decode()
+    assert wait_until(noted.exists, WAIT_S)
+    ends.set()
+    assert wait_until(lambda: not noted.exists(), WAIT_S)
+    assert server.ask(post()) == OK
+
+
+def test_slow_heads_do_not_keep_others_out(server: Server) -> None:
+    """More connections than the front takes, none of which ends its head."""
+    slow = []
+    try:
+        for _ in range(1100):
+            slow.append(server.open())
+            slow[-1].sendall(b"GET /v2 HTTP/1.1\r\n")
+        assert server.ask(post()) == OK
+        assert server.counts()["connections"] <= 1024
+    finally:
+        for each in slow:
+            each.close()
+
+
+def test_head_that_does_not_come_is_not_waited_for(server: Server) -> None:
+    with closing(server.open()) as connection:
+        begun = time.monotonic()
+        connection.sendall(b"GET /v2 HTTP/1.1\r\n")
+        assert everything(connection).startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - begun < 20
+
+
+def test_large_bodies_together_are_bounded(server: Server) -> None:
+    held = []
+    try:
+        for _ in range(20):
+            held.append(server.open())
+            held[-1].sendall(b"POST /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16777216\r\n\r\n")
+            with suppress(OSError):
+                held[-1].sendall(bytes(16_777_215))
+        assert server.counts()["held_bytes"] <= 260 << 20
+        assert server.ask(post()).startswith((b"HTTP/1.1 503 ", OK))
+    finally:
+        for each in held:
+            each.close()
+    assert wait_until(lambda: server.counts()["held_bytes"] == 0, WAIT_S)
+    assert server.ask(post()) == OK
+
+
+def test_metrics_are_read_and_nothing_else(server: Server) -> None:
+    with closing(socket.create_connection(("127.0.0.1", server.ports["metrics"]), timeout=WAIT_S)) as connection:
+        connection.sendall(post(path="/metrics"))
+        assert everything(connection).startswith(b"HTTP/1.1 405 ")
+
+
+def test_client_that_waits_for_continue_gets_it(server: Server) -> None:
+    with closing(server.open()) as connection:
+        head, _, body = post(headers="Expect: 100-continue\r\n").partition(b"\r\n\r\n")
+        connection.sendall(head + b"\r\n\r\n")
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert everything(connection) == OK
+    assert b"Expect" not in server.requests[0]
+
+
+def test_port_that_is_taken_ends_the_front_with_its_own_status(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        ports = {"http": taken.getsockname()[1], "metrics": free_ports(1)[0]}
+        done = subprocess.run(
+            front_command(tmp_path, "127.0.0.1", ports), capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+    assert done.returncode == PORT_IN_USE
+    assert f"http port {ports['http']} of 127.0.0.1 cannot be opened: Address already in use" in done.stderr

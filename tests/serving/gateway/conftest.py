@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One real tritonserver with the quickstart for all tests of the entry, and the entry that asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.serving.triton.serving import Served, serving
+from trtspec.core.paths import recipes_dir
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's artifact."""
+    from trtspec.cli.app import main
+
+    root = tmp_path_factory.mktemp("quickstart")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
+        with pytest.raises(SystemExit) as ended:
+            main(["build", str(recipes_dir() / "quickstart.yaml"), "--out", str(root / "artifact"), "--json"])
+    assert ended.value.code == 0
+    return root / "artifact"
+
+
+@pytest.fixture(scope="session")
+def served(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A tritonserver with it."""
+    with serving(tmp_path_factory.mktemp("server"), quickstart / "model_repository") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def entry(quickstart: Path, served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """The entry that asks it, with a chat template that the quickstart's model has not."""
+    from tests.serving.gateway.running import running, with_template
+    from trtspec.serving.gateway.command import entry_config
+
+    config = entry_config(quickstart, grpc=f"127.0.0.1:{served.grpc}", port=0)
+    tokenizer = with_template(Path(config.tokenizer), tmp_path_factory.mktemp("chat") / "tokenizer")
+    with running(replace(config, tokenizer=str(tokenizer))) as entry:
+        yield entry

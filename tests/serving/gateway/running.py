@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An entry that runs in a thread of the tests, and a Triton of functions for what a real one cannot be brought to."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import requests
+import uvicorn
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.serving.triton.answering import Models
+from trtspec.serving.gateway.app import make_app
+from trtspec.serving.gateway.command import base_url
+from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.server import _listen
+
+TEMPLATE = """
+{%- for message in messages %}{{ message['role'] }}: {{ message['content'] }}
+{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+WAIT_S = 20.0
+INPUTS = (
+    "input_ids input_lengths request_output_len end_id streaming stop_words_list temperature runtime_top_k "
+    "runtime_top_p seed num_draft_tokens return_log_probs num_top_logprobs"
+)
+
+
+@dataclass(frozen=True)
+class Running:
+    """An entry; `url` is its address."""
+
+    url: str
+    config: EntryConfig
+    server: uvicorn.Server
+
+    def post(self, path: str = "/v1/completions", **body: Any) -> requests.Response:
+        asked = {"model": self.config.model, "prompt": "The", **body}
+        if "chat" in path:
+            asked.pop("prompt")
+        return requests.post(self.url + path, json=asked, timeout=WAIT_S)
+
+    def get(self, path: str) -> requests.Response:
+        return requests.get(self.url + path, timeout=WAIT_S)
+
+    def metric(self, line: str) -> float:
+        """Return the value of a metric, by its name and labels; 0 where it is not there."""
+        found = [each for each in self.get("/metrics").text.splitlines() if each.startswith(f"{line} ")]
+        return float(found[0].split()[-1]) if found else 0.0
+
+
+@contextmanager
+def running(config: EntryConfig, keys: list[str] | None = None) -> Iterator[Running]:
+    """Serve an entry in a thread."""
+    server = uvicorn.Server(uvicorn.Config(make_app(config, keys or []), log_config=None, timeout_graceful_shutdown=1))
+    listener = _listen(config.host, config.port)
+    config = replace(config, port=listener.getsockname()[1])
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield Running(base_url(config), config, server)
+    finally:
+        server.should_exit = True
+        thread.join(WAIT_S)
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> float:
+    """Return how long it took until something held; it has to."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < timeout_s
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def with_template(tokenizer: Path, out: Path) -> Path:
+    """Copy a tokenizer and give it a chat template."""
+    shutil.copytree(tokenizer, out)
+    (out / "chat_template.jinja").write_text(TEMPLATE)
+    return out
+
+
+class Fake(Models):
+    """Triton with one model whose answers are a function; `status` ends a stream, `ready` is what it says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready = True
+        self.status: tuple[grpc.StatusCode, str] | None = None
+        self.inputs, self.outputs = INPUTS.split(), ["output_ids", "sequence_length"]
+
+    @contextmanager
+    def taking(self, name: str) -> Iterator[None]:
+        """Have a further input meanwhile."""
+        self.inputs.append(name)
+        yield
+        self.inputs.remove(name)
+
+    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802  its name
+        return service_pb2.ModelReadyResponse(ready=self.ready)
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802  its name
+        response = service_pb2.ModelConfigResponse()
+        response.config.name = request.name
+        for name in self.inputs:
+            response.config.input.add(name=name)
+        for name in self.outputs:
+            response.config.output.add(name=name, dims=[1])
+        response.config.model_transaction_policy.decoupled = True
+        return response
+
+    def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        yield from super().ModelStreamInfer(request_iterator, context)
+        if self.status is not None:
+            context.abort(*self.status)
+
+
+@contextmanager
+def fake_triton() -> Iterator[Fake]:
+    """Serve a fake on loopback."""
+    fake = Fake()
+    server = grpc.server(ThreadPoolExecutor(16))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
+    fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield fake
+    finally:
+        server.stop(grace=None).wait(30)

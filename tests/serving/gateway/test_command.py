@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the entry is told of the artifact that it serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests._support.manifests import read_manifest, resolved, write_manifest
+from trtspec.recipe.schema import EntryLimits
+from trtspec.serving.gateway.command import entry_config
+from trtspec.serving.gateway.config import Limits
+from trtspec.store.manifest import BackendRecord, Manifest
+
+LIMITS = {
+    "max_body_bytes": 65536,
+    "max_choices": 3,
+    "requests_per_minute": 90,
+    "timeout_s": 61.0,
+    "stall_s": 7.0,
+    "write_timeout_s": 2.0,
+    "body_timeout_s": 4.0,
+}
+
+
+def write(root: Path, **serving: object) -> Path:
+    """Write the manifest of an artifact without a file."""
+    recipe = resolved(serving=serving, engine={"max_batch_size": 2})
+    backend = BackendRecord(name="embedded", why="a test")
+    manifest = Manifest(recipe=recipe, steps=(), files=(), tools={}, gpu={}, backend=backend)
+    (root / "manifest.json").write_bytes(manifest.render())
+    return root
+
+
+def limits_of(artifact: Path) -> Limits:
+    return entry_config(artifact, grpc="127.0.0.1:1", port=1).limits
+
+
+def test_the_entry_has_the_limits_of_the_recipe(tmp_path: Path) -> None:
+    assert limits_of(write(tmp_path, max_queue_size=5, limits=LIMITS)) == Limits(max_texts=7, **LIMITS)  # type: ignore[arg-type]
+
+
+def test_a_recipe_that_says_none_has_the_entrys_own() -> None:
+    assert EntryLimits().model_dump() == {key: getattr(Limits(), key) for key in EntryLimits.model_fields}
+
+
+def test_an_artifact_of_before_has_the_entrys_own(tmp_path: Path) -> None:
+    write(tmp_path, max_queue_size=5)
+    document = read_manifest(tmp_path)
+    del document["recipe"]["serving"]["limits"]
+    write_manifest(tmp_path, document)
+    assert limits_of(tmp_path) == Limits(max_texts=7)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that ask nothing, or too slowly, are ended, and those beyond a number are not taken."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tests.serving.gateway.running import wait_until
+from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.connections import bounded, most_connections
+from trtspec.serving.gateway.server import _listen, server_config
+
+HEAD_S = 0.4
+WAIT_S = 20.0  # more than any test takes, and less than uvicorn keeps what asks nothing
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+CONFIG = EntryConfig("127.0.0.1:1", 0, "m", "tensorrt_llm", "", 100, 100)
+
+BOTH = pytest.mark.parametrize("kind", [H11Protocol, HttpToolsProtocol])
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answer once all of a request's body has come."""
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextmanager
+def served(config: uvicorn.Config) -> Iterator[Callable[[], socket.socket]]:
+    """Yield what connects to a server in a thread, and what it connected is closed."""
+    server, listener = uvicorn.Server(config), _listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    address, clients = listener.getsockname(), []
+
+    def connect() -> socket.socket:
+        clients.append(socket.create_connection(address, timeout=WAIT_S))
+        return clients[-1]
+
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield connect
+    finally:
+        for client in clients:
+            client.close()
+        server.should_exit = True
+        thread.join(WAIT_S)
+
+
+def config_of(kind: Any, most: int = 100, head_s: float = HEAD_S, keep_s: int = 75) -> uvicorn.Config:
+    protocol = bounded(kind, most, head_s)
+    return uvicorn.Config(
+        app, http=protocol, lifespan="off", log_config=None, timeout_keep_alive=keep_s, timeout_graceful_shutdown=1
+    )
+
+
+def is_ended(client: socket.socket) -> bool:
+    """Return whether the server ended a connection, before a socket's own time is over."""
+    try:
+        return client.recv(1000) == b""
+    except ConnectionResetError:
+        return True
+
+
+def answer(client: socket.socket) -> bytes:
+    client.sendall(REQUEST)
+    found = b""
+    while not found.endswith(b"ok"):
+        more = client.recv(1000)
+        assert more, "the server ended it"
+        found += more
+    return found
+
+
+@BOTH
+@pytest.mark.parametrize("begun", [b"", b"GET / HT", REQUEST[:-2]])
+def test_a_connection_whose_head_does_not_come_is_ended(kind: Any, begun: bytes) -> None:
+    with served(config_of(kind)) as connect:
+        client = connect()
+        client.sendall(begun)
+        assert is_ended(client)
+
+
+@BOTH
+def test_a_head_that_drips_is_ended_though_each_byte_is_in_time(kind: Any) -> None:
+    with served(config_of(kind)) as connect:
+        client = connect()
+        client.settimeout(HEAD_S / 8)
+        client.sendall(REQUEST[:-2])
+        for sent in range(1000):
+            try:
+                client.sendall(b"X: 1\r\n")
+                assert client.recv(1000) == b""
+                break
+            except TimeoutError:
+                assert sent < 100, "it is still open"
+            except ConnectionError:
+                break
+
+
+@BOTH
+def test_a_second_head_is_waited_for_no_longer_than_the_first(kind: Any) -> None:
+    with served(config_of(kind)) as connect:
+        client = connect()
+        answer(client)
+        client.sendall(REQUEST[:9])
+        assert is_ended(client)
+
+
+@BOTH
+def test_a_connection_is_kept_between_requests_and_while_a_body_comes(kind: Any) -> None:
+    with served(config_of(kind)) as connect:
+        client, other = connect(), connect()
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na")
+        answer(other)
+        assert is_ended(connect()), "the time for a head is over"
+        answer(other)
+        client.sendall(b"bc")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+@BOTH
+def test_only_so_many_are_open_and_one_that_goes_makes_room(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(kind, most=3, head_s=WAIT_S)
+    with caplog.at_level(logging.WARNING, "trtspec.serving.gateway.connections"), served(config) as connect:
+        kept = [connect() for _ in range(3)]
+        for client in kept:
+            answer(client)
+        assert all(is_ended(connect()) for _ in range(5))
+        assert caplog.messages == ["3 connections are open, and no more are taken"]
+        kept[0].close()
+        wait_until(lambda: _is_taken(connect()))
+        answer(kept[1])
+
+
+def _is_taken(client: socket.socket) -> bool:
+    try:
+        return answer(client).startswith(b"HTTP/1.1 200")
+    except (AssertionError, ConnectionError):
+        return False
+
+
+def test_half_of_the_files_may_be_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files, most in ((1024, 512), (1, 1), (1 << 20, 16384), (resource.RLIM_INFINITY, 16384)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
+        assert most_connections() == most
+
+
+def test_the_entry_is_served_so() -> None:
+    config = server_config(app, CONFIG, HEAD_S)
+    with served(config) as connect:
+        assert is_ended(connect())
+    assert config.timeout_keep_alive == 75

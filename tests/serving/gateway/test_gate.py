@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys, rates, and how many texts are made together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtspec.core.errors import TrtspecError
+from trtspec.serving.gateway.admission import Gate, load_keys
+from trtspec.serving.gateway.config import Limits
+from trtspec.serving.gateway.errors import ApiError
+
+
+def test_keys_come_from_the_environment_and_a_private_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("three\n\nfour\n")
+    with pytest.raises(TrtspecError, match="others can read the API keys"):
+        load_keys(str(file), {})
+    file.chmod(0o600)
+    assert load_keys(str(file), {"TRTSPEC_OPENAI_KEYS": "one, two,"}) == ["one", "two", "three", "four"]
+    assert load_keys("", {}) == []
+    file.write_text("\n")
+    with pytest.raises(TrtspecError, match="no API key in it"):
+        load_keys(str(file), {})
+    with pytest.raises(TrtspecError, match="cannot be read"):
+        load_keys(str(tmp_path / "none"), {})
+
+
+def test_only_a_key_lets_in() -> None:
+    gate = Gate(Limits(), ["secret", "other"])
+    gate.check("Bearer secret")
+    gate.check("Bearer other")
+    for wrong in ("", "Bearer", "Bearer secre", "Bearer secret2", "Basic secret"):
+        with pytest.raises(ApiError) as caught:
+            gate.check(wrong)
+        assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+    Gate(Limits(), []).check("")
+
+
+def test_each_key_has_a_rate_of_its_own_that_comes_back() -> None:
+    now = [0.0]
+    gate = Gate(Limits(requests_per_minute=2), ["a", "b"], lambda: now[0])
+    gate.check("Bearer a")
+    gate.check("Bearer a")
+    with pytest.raises(ApiError, match="more than 2 requests a minute") as caught:
+        gate.check("Bearer a")
+    assert (caught.value.status, caught.value.headers) == (429, {"retry-after": "30"})
+    gate.check("Bearer b")
+    now[0] = 30.0
+    gate.check("Bearer a")
+
+
+def test_more_texts_than_fit_are_for_later() -> None:
+    gate = Gate(Limits(max_texts=3), [])
+    with gate.making(2):
+        with pytest.raises(ApiError, match="at most 3 are together") as caught, gate.making(2):
+            pass
+        assert (caught.value.status, caught.value.headers) == (503, {"retry-after": "1"})
+        with gate.making(1):
+            assert gate.texts == 3
+    assert gate.texts == 0

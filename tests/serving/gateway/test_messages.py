@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that are no prompt, as a client is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.gateway.running import with_template
+from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.errors import ApiError
+from trtspec.serving.gateway.prompts import Prompts
+
+
+def refused(tokenizer: Path, messages: Any) -> dict[str, Any]:
+    prompts = Prompts(EntryConfig("", 0, "m", "t", str(tokenizer), 64, 32))
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(prompts.read({"messages": messages}, 1, chat=True))
+    assert caught.value.status == 400
+    return dict(caught.value.document["error"])
+
+
+def test_a_model_without_a_template_says_where_to_ask(pair_master: Path) -> None:
+    error = refused(pair_master / "target", [{"role": "user", "content": "x"}])
+    assert error["message"] == "this model has no chat template: ask for a completion"
+    assert (error["param"], error["code"]) == ("messages", "no_chat_template")
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "code"),
+    [
+        ({"role": "user"}, "messages.0.content", "invalid_value"),
+        ({"role": "tool", "content": "x"}, "messages.0", "unsupported_parameter"),
+        ({"role": "user", "content": "x" * 100_000}, "messages", "context_length_exceeded"),
+    ],
+)
+def test_messages_are_refused_with_their_place(
+    message: Any, param: str, code: str, pair_master: Path, tmp_path: Path
+) -> None:
+    error = refused(with_template(pair_master / "target", tmp_path / "tokenizer"), [message])
+    assert (error["param"], error["code"]) == (param, code)
+
+
+def test_a_chat_that_takes_too_long_is_a_400(pair_master: Path, tmp_path: Path) -> None:
+    root = with_template(pair_master / "target", tmp_path / "t")
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (root / "chat_template.jinja").write_text(loops)
+    error = refused(root, [{"role": "user", "content": "x"}])
+    assert error["code"] == "chat_template_failed"
+    assert error["message"].startswith("the chat template was stopped: it took")

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the entry exports of itself, by the rules of Prometheus' linter, which is asked where it is here."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.report.monitoring.prometheus import promtool
+from trtspec.serving.gateway.metrics import Metrics, OfRevision
+from trtspec.serving.gateway.routing_state import Shadowed
+
+SHADOWED = Shadowed(sent=7, failed=2, compared=4, different=1, dropped=3)
+SAMPLE = re.compile(r'(\w+)(?:\{(?:\w+="[^"]*",?)*\})? -?[\d.e+-]+')
+
+
+@pytest.fixture(scope="module")
+def exposition() -> str:
+    metrics = Metrics()
+    metrics.requests["/v1/completions", 200] += 1
+    metrics.rejected["overloaded"] += 1
+    metrics.broken["broken"] += 1
+    metrics.duration.observe("/v1/completions", 0.2)
+    metrics.first_token.observe("/v1/completions", 0.1)
+    return metrics.render(2, [OfRevision(1, 90, {"ok": 5, "failed": 1}), OfRevision(2, 10, {}, SHADOWED)])
+
+
+def test_a_trial_has_its_counters_and_a_revision_without_none(exposition: str) -> None:
+    told = [line.split("_shadow_")[1] for line in exposition.splitlines() if line.startswith("trtspec_openai_shadow_")]
+    assert told == [
+        'requests_total{revision="2",outcome="ok"} 5',
+        'requests_total{revision="2",outcome="failed"} 2',
+        'requests_total{revision="2",outcome="dropped"} 3',
+        'texts_total{revision="2",outcome="same"} 3',
+        'texts_total{revision="2",outcome="different"} 1',
+    ]
+
+
+def test_each_family_says_what_it_is_and_counters_are_totals(exposition: str) -> None:
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", exposition, re.MULTILINE))
+    assert {*kinds} == {*re.findall(r"^# HELP (\w+) .*[^.]\.$", exposition, re.MULTILINE)}
+    assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds.items())
+    samples = [line for line in exposition.splitlines() if not line.startswith("#")]
+    assert len({line.rsplit(" ", 1)[0] for line in samples}) == len(samples), "a series is told once"
+    for line in samples:
+        found = SAMPLE.fullmatch(line)
+        assert found, line
+        assert re.sub(r"_(bucket|sum|count)$", "", found.group(1)) in kinds or found.group(1) in kinds
+
+
+def test_prometheus_linter_has_no_complaint(exposition: str) -> None:
+    assert promtool("check", "metrics", given=exposition) == ""

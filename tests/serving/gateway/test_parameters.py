@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request may ask for, and what is said of the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trtspec.serving.gateway.errors import ApiError
+from trtspec.serving.gateway.parameters import check_model, read_parameters
+
+
+def refused(body: dict[str, Any], *, chat: bool = False) -> dict[str, Any]:
+    with pytest.raises(ApiError) as caught:
+        read_parameters(body, chat=chat)
+    assert caught.value.status == 400
+    error = caught.value.document["error"]
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def test_the_defaults_are_openais() -> None:
+    asked = read_parameters({"prompt": "x"}, chat=False)
+    assert (asked["temperature"], asked["top_p"], asked["n"], asked.max_tokens) == (1.0, 1.0, 1, 16)
+    assert (asked.stop, asked.top_logprobs, asked.include_usage, asked["stream"]) == ((), None, False, False)
+    assert read_parameters({"messages": []}, chat=True).max_tokens is None
+    nulls = read_parameters(
+        {"prompt": "x", "temperature": None, "stop": None, "n": None, "max_tokens": None}, chat=False
+    )
+    assert nulls == asked
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"temperature": 2.1}, "temperature", "invalid_value"),
+        ({"temperature": "hot"}, "temperature", "invalid_type"),
+        ({"temperature": True}, "temperature", "invalid_type"),
+        ({"temperature": 10**400}, "temperature", "invalid_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 1.0}, "n", "invalid_type"),
+        ({"seed": 2**63}, "seed", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"stream": 1}, "stream", "invalid_type"),
+        ({"stop": ["a"] * 5}, "stop", "invalid_value"),
+        ({"stop": [""]}, "stop", "invalid_value"),
+        ({"stop": "\ud800"}, "stop", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"stream": True, "stream_options": 3}, "stream_options", "invalid_type"),
+        ({"logprobs": 6}, "logprobs", "invalid_value"),
+        ({"echo": True}, "echo", "unsupported_parameter"),
+        ({"logit_bias": [5]}, "logit_bias", "invalid_type"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias", "invalid_type"),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"five": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias", "invalid_value"),
+        ({"best_of": 3}, "best_of", "unsupported_parameter"),
+        ({"max_token": 3}, "max_token", "unknown_parameter"),
+    ],
+)
+def test_a_wrong_parameter_is_named(body: dict[str, Any], param: str, code: str) -> None:
+    error = refused({"prompt": "x", **body})
+    assert (error["param"], error["code"]) == (param, code)
+    assert param.split(".", maxsplit=1)[0] in error["message"]
+
+
+def test_tools_and_forms_of_answers_are_refused_clearly() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert "tools" in refused({"messages": [], "tools": [tool]}, chat=True)["message"]
+    assert (
+        refused({"messages": [], "response_format": {"type": "json_object"}}, chat=True)["param"] == "response_format"
+    )
+    plain = {"messages": [], "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
+    read_parameters(plain, chat=True)
+
+
+def test_what_changes_no_token_is_taken_and_a_misspelling_is_not() -> None:
+    read_parameters({"prompt": "x", "user": "me", "metadata": {"a": "b"}, "store": False}, chat=False)
+    assert "did you mean temperature?" in refused({"prompt": "x", "temprature": 1})["message"]
+    assert refused({"messages": [], "prompt": "x"}, chat=True)["param"] == "prompt"
+
+
+def test_biases_are_by_token_id_and_those_of_nothing_are_left_out() -> None:
+    asked = read_parameters({"prompt": "x", "logit_bias": {"5": 1, "007": -2.5, "9": 0}}, chat=False)
+    assert asked.logit_bias == {5: 1.0, 7: -2.5}
+    assert read_parameters({"prompt": "x", "logit_bias": {}}, chat=False).logit_bias == {}
+
+
+def test_log_probabilities_are_asked_for_in_two_ways() -> None:
+    assert read_parameters({"prompt": "x", "logprobs": 0}, chat=False).top_logprobs == 0
+    assert read_parameters({"messages": [], "logprobs": True, "top_logprobs": 3}, chat=True).top_logprobs == 3
+    assert read_parameters({"messages": [], "logprobs": False}, chat=True).top_logprobs is None
+    assert refused({"messages": [], "top_logprobs": 3}, chat=True)["param"] == "top_logprobs"
+
+
+def test_the_newer_name_of_the_length_goes_first() -> None:
+    asked = read_parameters({"messages": [], "max_tokens": 3, "max_completion_tokens": 5}, chat=True)
+    assert asked.max_tokens == 5
+
+
+def test_another_model_is_none() -> None:
+    check_model({"model": "m"}, "m")
+    with pytest.raises(ApiError, match="you must provide a model") as missing:
+        check_model({}, "m")
+    with pytest.raises(ApiError, match='"x" does not exist') as other:
+        check_model({"model": "x"}, "m")
+    assert (missing.value.status, other.value.status) == (400, 404)
+
+
+def test_no_directory_of_the_server_is_in_a_message() -> None:
+    error = ApiError(400, "artifact/tokenizer: /srv/models/x/config.pbtxt: wrong and/or /v1 too")
+    assert error.message == "artifact/tokenizer: [...]: wrong and/or /v1 too"

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`profile --server` of a real tritonserver with the quickstart, against `profile` on the torch engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.serving.gateway.running import Running
+from tests.serving.triton.serving import Served
+from trtspec.bench.load.runner import Server
+from trtspec.bench.profile import run
+from trtspec.bench.profile import server_profile as profiling_served
+from trtspec.bench.profile.document import Profile
+from trtspec.bench.profile.options import Asked, Limits, Screen, Servers
+from trtspec.cli.progress import build_bars, counter
+from trtspec.core.paths import recipes_dir
+
+pytestmark = [pytest.mark.triton, pytest.mark.integration]
+
+ASKED = Asked(
+    recipes_dir() / "quickstart.yaml", ["engine.max_batch_size=2"], Path("quickstart"), None, ["draft_target"],
+    Limits(samples=6, max_tokens=24, max_draft_len=5, concurrency=1, seed=0),
+)  # fmt: skip
+SCREEN = Screen(build_bars, counter)
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time few requests: what they take is not looked at here."""
+    monkeypatch.setattr("trtspec.bench.profile.server_client.LEAST", 4)
+    monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 1)
+
+
+@pytest.fixture
+def on_engine(workplace: Path) -> Profile:
+    """The torch engine's own profile of the same prompts."""
+    return run.run(ASKED, SCREEN)
+
+
+def test_acceptance_is_that_of_the_torch_engine(on_engine: Profile, entry: Running, served: Served) -> None:
+    """Text by text: steps, drafted and accepted tokens, at every draft length that the server was asked for."""
+    by_openai, by_triton = (
+        profiling_served.run(ASKED, Servers(Server(url), None, None), SCREEN)
+        for url in (entry.url, served.client.where)
+    )
+    (theirs,) = on_engine.measured
+    for found in (by_openai, by_triton):
+        (ours,) = found.measured
+        assert (found.kinds, found.tokens) == (list(on_engine.kinds), on_engine.tokens)
+        assert ours.acceptance.keys() == theirs.acceptance.keys() == {1, 2, 3, 4, 5}
+        for length, acceptance in ours.acceptance.items():
+            true = theirs.acceptance[length]
+            counts = [[(text.steps, text.drafted, text.accepted) for text in side.texts] for side in (acceptance, true)]
+            assert counts[0] == counts[1]
+            assert acceptance.as_dict() == true.as_dict()
+            assert acceptance.depth_rate == pytest.approx(true.depth_rate, abs=1e-9)
+    for length, acceptance in by_openai.measured[0].acceptance.items():
+        true = theirs.acceptance[length]
+        assert [text.reached for text in acceptance.texts] == [text.reached for text in true.texts]
+        assert acceptance.by_position == pytest.approx(true.by_position, abs=0.1)
+    assert by_openai.server is not None
+    assert {*by_openai.server.tokens_per_s} == {(batch, length) for batch in (1, 2) for length in range(6)}
+    assert min(by_openai.server.tokens_per_s.values()) > 0

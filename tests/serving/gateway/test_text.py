@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stop texts cut where they begin, however a text is divided; and drafts counted as vLLM says them."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from tests.serving.triton.artifact import make_tokenizer
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.engine.generation.text import Pieces
+from trtspec.serving.gateway.generation import Delta, PlainText, StopCutter, TokenText, speculation
+from trtspec.serving.gateway.parameters import Asked, read_parameters
+
+
+def asked(**body: object) -> Asked:
+    return read_parameters({"model": "m", "prompt": "x", **body}, chat=False)
+
+
+def cut(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
+    cutter, shown = StopCutter(stops), ""
+    for place, piece in enumerate(pieces):
+        shown += cutter.add(piece, last=place == len(pieces) - 1)
+        if cutter.stopped:
+            break
+    return shown, cutter.stopped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("one END two", ["END"], ("one ", True)),
+        ("ababac", ["abac"], ("ab", True)),
+        ("aaab", ["aab", "ab"], ("a", True)),
+        ("no stop here EN", ["END"], ("no stop here EN", False)),
+        ("x\n\ny", ["\n\n", "y"], ("x", True)),
+        ("END", ["END"], ("", True)),
+    ],
+)
+def test_a_stop_text_is_found_however_the_text_is_divided(text: str, stops: list[str], expected: object) -> None:
+    for places in range(1 << (len(text) - 1)):
+        pieces, begun = [], 0
+        for at in range(1, len(text)):
+            if places >> (at - 1) & 1:
+                pieces.append(text[begun:at])
+                begun = at
+        assert cut([*pieces, text[begun:]], stops) == expected
+
+
+def test_only_what_may_begin_a_stop_text_waits() -> None:
+    cutter = StopCutter(["END"])
+    assert [cutter.add(piece, last=False) for piece in ("a", "bE", "N", "x")] == ["a", "b", "", "ENx"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(make_tokenizer(tmp_path_factory.mktemp("bytes") / "tokenizer"))
+
+
+def response(ids: list[int], **more: bytes) -> dict[str, bytes]:
+    return {
+        "output_ids": np.array(ids or [0], np.int32).tobytes(),
+        "sequence_length": np.array([len(ids)], np.int32).tobytes(),
+        **more,
+    }
+
+
+def test_a_text_of_single_bytes_is_shown_in_whole_characters(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("né 🙂!")
+    text = TokenText(asked(max_tokens=64), (1,), tokenizer, Pieces(tokenizer))
+    deltas = [text.take(response([token]), last=False) for token in ids]
+    assert "".join(delta.text for delta in deltas) == "né 🙂!"
+    assert "�" not in "".join(delta.text for delta in deltas)
+    assert text.take(response([]), last=True) == Delta("", "stop")
+    assert text.completion_tokens == len(ids)
+
+
+def test_a_text_ends_for_the_reason_it_has(tokenizer: Tokenizer) -> None:
+    ids, pieces = tokenizer.encode("abc"), Pieces(tokenizer)
+    full = TokenText(asked(max_tokens=3), (1,), tokenizer, pieces)
+    assert full.take(response(ids), last=True) == Delta("abc", "length")
+    end = tokenizer.end_ids[0]
+    told = TokenText(asked(max_tokens=9), (1,), tokenizer, pieces)
+    assert told.take(response([*ids, end, *ids]), last=False) == Delta("abc", "stop")
+    assert told.completion_tokens == 3
+    cut_off = TokenText(asked(max_tokens=3, stop="bc"), (1,), tokenizer, pieces)
+    assert cut_off.take(response(ids), last=True) == Delta("a", "stop")
+
+
+def test_log_probabilities_are_those_of_the_new_tokens(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("ab")
+    text = TokenText(asked(max_tokens=9, logprobs=1), (1,), tokenizer, Pieces(tokenizer))
+    told = {
+        "output_log_probs": np.array([-9.0, -0.5, -1.5], np.float32).tobytes(),  # with one of the response before
+        "top_logprobs": np.array([-0.5, -0.25], np.float32).tobytes(),
+        "top_logprob_ids": np.array([ids[0], ids[0]], np.int32).tobytes(),
+    }
+    found = text.take(response(ids, **told), last=False).logprobs
+    assert [(token.token, token.logprob, token.top) for token in found or ()] == [
+        ("a", -0.5, (("a", -0.5),)),
+        ("b", -1.5, (("a", -0.25),)),
+    ]
+
+
+@pytest.mark.parametrize("own_counts", [True, False])
+def test_a_text_that_comes_as_text_is_counted_by_its_model(own_counts: bool) -> None:
+    text = PlainText(asked(max_tokens=5), "x", own_counts=own_counts)
+
+    def says(piece: str, counted: int) -> dict[str, bytes]:
+        raw = piece.encode()
+        return {
+            "text_output": struct.pack("<I", len(raw)) + raw,
+            "num_output_tokens": np.array([counted], np.uint32).tobytes(),
+            "num_input_tokens": np.array([7], np.uint32).tobytes(),
+        }
+
+    assert text.take(says("né", 2), last=False) == Delta("né")
+    assert text.take(says("!", 3 if own_counts else 5), last=True) == Delta("!", "length")
+    assert (text.completion_tokens, text.prompt_tokens) == (5, 7)
+
+
+def test_drafts_are_told_as_vllm_tells_them(tokenizer: Tokenizer) -> None:
+    text = TokenText(asked(max_tokens=9), (1,), tokenizer, Pieces(tokenizer))
+    assert speculation(text, 3) is None
+    counts = {"total_draft_tokens": 12, "total_accepted_draft_tokens": 6, "num_draft_steps": 4}
+    raw = {name: np.array([[value]], np.int32).tobytes() for name, value in counts.items()}
+    raw["accepted_by_position"] = np.array([[3, 2, 1]], np.int32).tobytes()
+    text.take(response([5], **raw), last=True)
+    assert speculation(text, 3) == {
+        "mean_acceptance_length": 2.5,
+        "draft_acceptance_rate": 0.5,
+        "acceptance_histogram": [1, 1, 1, 1],  # steps that accepted 0, 1, 2 and 3
+        "num_spec_steps": 4,
+        "num_accepted_draft_tokens": 6,
+        "num_draft_tokens": 12,
+        "num_spec_tokens": 3,
+    }

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two revisions behind one entry, whose servers are strict doubles of Triton's gRPC: who answers for whom."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests._support.manifests import resolved
+from tests.serving.gateway.running import Fake, Running, fake_triton, running, wait_until
+from tests.serving.triton.answering import response
+from tests.serving.triton.artifact import make_tokenizer
+from trtspec.core.file_records import FileRecord
+from trtspec.serving.gateway.command import same_text
+from trtspec.serving.gateway.config import EntryConfig, Limits
+from trtspec.serving.gateway.router import sight_of
+from trtspec.serving.gateway.routing_state import Observed, Route, Routes, Shadowed, read_sight, write_routes
+from trtspec.store.manifest import BackendRecord, Manifest
+
+OLD, NEW = 1, 2
+GONE = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+def says(text: str, counted: tuple[int, int] = (0, 0)) -> Any:
+    """Answer with the rest of a text after what a prompt of two tokens has of it, a token a response."""
+    ids = [byte - 32 for byte in text.encode()]  # tokens begin at '!', which is 1
+
+    def serve(model: str, inputs: dict[str, Any]) -> list[Any]:
+        done = inputs["input_ids"].size - 2
+        return [response(output_ids=[[[one]]], sequence_length=[[1]]) for one in ids[done:]]
+
+    return serve
+
+
+@dataclass
+class Pair:
+    """An entry before two fakes; `share` says how many requests the new one gets."""
+
+    entry: Running
+    old: Fake
+    new: Fake
+    generation: int = 0
+
+    @property
+    def shadowed(self) -> Shadowed:
+        return read_sight(sight_of(Path(self.entry.config.routes_file))).shadow
+
+    def share(self, new: int, takes: int = 0, **of_new: int) -> None:
+        """Give the new one a share of the requests; it takes texts of as many tokens as the old one, or `takes`."""
+        self.generation += 1
+        config = self.entry.config
+        newer = replace(config, max_seq_len=takes or config.max_seq_len)
+        routes = (
+            Route(OLD, 100 - new, replace(config, grpc=self.old.address, fingerprint="old")),
+            Route(NEW, new, replace(newer, grpc=self.new.address, fingerprint="new"), **of_new),
+        )
+        file = Path(config.routes_file)
+        write_routes(file, Routes(self.generation, routes))
+        wait_until(lambda: read_sight(sight_of(file)).generation == self.generation)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    root = tmp_path_factory.mktemp("versions")
+    tokenizer, limits = make_tokenizer(root / "tokenizer"), Limits(resume_s=2.0, max_texts=8)
+    with fake_triton() as old, fake_triton() as new:
+        config = EntryConfig(old.address, 0, "m", "tensorrt_llm", str(tokenizer), 200, 100, limits=limits)
+        with running(replace(config, routes_file=str(root / "routes"), same_text="the same")) as entry:
+            yield Pair(entry, old, new)
+
+
+@pytest.fixture
+def pair(served: Pair) -> Pair:
+    for fake in (served.old, served.new):
+        fake.serve, fake.status, fake.ready = says("abcd"), None, True
+        fake.closes_early = fake.waits = False
+        fake.made.clear()
+    return served
+
+
+def breaks_off(fake: Fake, after: str = "") -> None:
+    """Let a server go in the midst of each text."""
+    fake.serve, fake.status, fake.closes_early, fake.ready = says(after), GONE, True, False
+
+
+def ask(pair: Pair, **body: Any) -> Any:
+    return pair.entry.post(**{"prompt": "xy", "max_tokens": 4, "temperature": 0, **body})
+
+
+def streamed(answer: Any) -> str:
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    assert "error" not in lines[-1]
+    return "".join(json.loads(line)["choices"][0]["text"] for line in lines)
+
+
+@pytest.mark.parametrize(("keys", "same"), [("aa", True), ("ab", False), (("", ""), False)])
+def test_texts_are_known_to_be_the_same_by_the_target_alone(keys: str, same: bool) -> None:
+    """Its draft head lies in its checkpoint."""
+    found = set()
+    for number, key in enumerate(keys):
+        files = [FileRecord(path="checkpoints/target/rank0.safetensors", size=1, sha256=str(number) * 64)]
+        backend = BackendRecord(name="embedded", why="a test")
+        made = {"recipe": resolved(), "steps": (), "files": files, "tools": {}, "gpu": {}, "backend": backend}
+        found.add(same_text(Manifest(**made, target_key=key * 64)))
+    assert "" not in found
+    assert (len(found) == 1) is same
+
+
+@pytest.mark.slow
+def test_the_one_before_answers_also_where_all_requests_go_to_the_new_one(pair: Pair) -> None:
+    pair.share(100)
+    assert ask(pair).json()["system_fingerprint"] == "new"
+    breaks_off(pair.new)
+    answer = ask(pair)
+    assert (answer.status_code, answer.json()["system_fingerprint"]) == (200, "old")
+
+
+def test_the_one_before_goes_on_with_a_text_that_the_new_one_broke_off(pair: Pair) -> None:
+    pair.share(100)
+    breaks_off(pair.new, after="ab")
+    assert streamed(ask(pair, stream=True)) == "abcd"
+
+
+@pytest.mark.slow
+def test_one_that_was_rolled_back_stands_in_for_nobody(pair: Pair) -> None:
+    pair.share(0)
+    breaks_off(pair.old)
+    assert ask(pair).status_code == 503
+    assert not pair.new.made
+
+
+@pytest.mark.slow
+def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair: Pair) -> None:
+    pair.share(0, shadow=50)
+    for number in range(8):
+        assert ask(pair, stream=number % 2 > 0, temperature=number // 4).status_code == 200
+        wait_until(lambda sent=(number + 1) // 2: pair.shadowed.sent == sent)
+    seen = pair.shadowed
+    assert (seen.failed, seen.compared, seen.different, seen.dropped) == (0, 2, 0, 0), "two of them sampled"
+    assert len(seen.old_s) == len(seen.new_s) == 4
+    assert len(pair.new.made) == 4
+    told = 'trtspec_openai_shadow_{}_total{{revision="2",outcome="{}"}}'
+    for what, outcome, count in (("requests", "ok", 4), ("requests", "dropped", 0), ("texts", "same", 2)):
+        assert pair.entry.metric(told.format(what, outcome)) == count
+    pair.share(50)
+    assert pair.shadowed == Shadowed()
+    assert pair.entry.metric(told.format("requests", "ok")) == 4, "a counter stays when the trial goes on without"
+
+
+@pytest.mark.slow
+def test_another_text_is_seen_and_no_client_gets_it(pair: Pair) -> None:
+    pair.share(0, shadow=100)
+    pair.new.serve = says("abXd")
+    assert ask(pair, n=2).json()["choices"][1]["text"] == "abcd"
+    wait_until(lambda: pair.shadowed.sent == 1)
+    assert (pair.shadowed.compared, pair.shadowed.different) == (2, 2)
+    assert pair.entry.metric('trtspec_openai_shadow_texts_total{revision="2",outcome="different"}') == 2
+    pair.share(0)
+
+
+@pytest.mark.slow
+def test_a_shadow_that_fails_or_hangs_costs_the_client_nothing_and_is_counted(pair: Pair) -> None:
+    """Those that hang are four at most; the others are not sent, and all end with the trial."""
+    pair.share(0, shadow=100)
+    breaks_off(pair.new)
+    assert ask(pair).json()["system_fingerprint"] == "old"
+    wait_until(lambda: pair.shadowed.failed == 1)
+    assert "does not answer now" in pair.shadowed.said
+    pair.new.status, pair.new.closes_early, pair.new.waits, pair.new.serve = None, False, True, says("ab")
+    began = time.monotonic()
+    assert [ask(pair).status_code for _ in range(7)] == [200] * 7
+    assert time.monotonic() - began < 5
+    wait_until(lambda: pair.shadowed.dropped == 3)
+    held = pair.new.made[-4:]
+    pair.share(0)
+    wait_until(lambda: all(made.left.is_set() for made in held))
+    assert pair.shadowed == Shadowed()
+
+
+@pytest.mark.slow
+def test_nothing_of_a_shadowed_text_is_written(pair: Pair) -> None:
+    pair.share(0, shadow=100)
+    pair.old.serve = pair.new.serve = says("SECRET")
+    ask(pair, max_tokens=6)
+    wait_until(lambda: pair.shadowed.sent == 1)
+    root = Path(pair.entry.config.routes_file).parent
+    assert not [file for file in root.glob("routes*") if b"SECRET" in file.read_bytes()]
+    pair.share(0)
+
+
+def test_what_only_the_new_one_refuses_is_answered_and_counted_as_its_failure(pair: Pair) -> None:
+    """As where it lost its chat template, or takes shorter texts."""
+    pair.share(100, takes=3)
+    answer = ask(pair, max_tokens=2)
+    assert (answer.status_code, answer.json()["system_fingerprint"]) == (200, "old")
+    wait_until(lambda: seen_of(pair, NEW).failed == 1)
+    assert "it refuses what revision 1 takes" in seen_of(pair, NEW).said
+
+
+def test_what_both_refuse_is_the_clients_mistake(pair: Pair) -> None:
+    pair.share(100, takes=3)
+    assert ask(pair, max_tokens=-1).status_code == 400
+    assert ask(pair, max_tokens=1).json()["system_fingerprint"] == "new"
+    wait_until(lambda: seen_of(pair, NEW).requests == 1)
+    assert seen_of(pair, NEW).failed == 0
+
+
+def seen_of(pair: Pair, revision: int) -> Observed:
+    return read_sight(sight_of(Path(pair.entry.config.routes_file))).of(revision)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server's /metrics says that trtspec's models export, and what one request adds to it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from urllib.request import urlopen
+
+from tests.serving.triton.serving import Served
+
+SAMPLE = re.compile(r'^(trtspec_\w+){.*?model="(\w+)".*} (\S+)$', re.MULTILINE)
+REQUESTS = "trtspec_requests_total"
+NEWS_S = 10.0
+
+
+def exposition(served: Served) -> str:
+    """Return all of /metrics."""
+    with urlopen(f"http://127.0.0.1:{served.metrics}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def exported(served: Served, model: str) -> Counter[str]:
+    """Return a model's metrics by name, summed over their other labels; histograms have several names."""
+    sums: Counter[str] = Counter()
+    for name, of, value in SAMPLE.findall(exposition(served)):
+        if of == model:
+            sums[name] += float(value)
+    return sums
+
+
+def added(served: Served, model: str, ask: Callable[[], object]) -> dict[str, float]:
+    """Return what a request adds to the metrics of a model, once it is told."""
+    before = exported(served, model)
+    ask()
+    deadline = time.monotonic() + NEWS_S
+    while (now := exported(served, model))[REQUESTS] == before[REQUESTS]:
+        assert time.monotonic() < deadline, "the request was never counted"
+        time.sleep(0.05)
+    return {name: value - before[name] for name, value in now.items() if value != before[name]}

@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A text made by two models: its distribution, its greedy text, where it ends, and what the models are asked for.
+
+The models are tables of logits. The target follows the rule of TensorRT-LLM's kernel (NVIDIA/TensorRT-LLM:cpp/
+tensorrt_llm/kernels/speculativeDecoding/externalDraftTokensKernels.cu@2931b93f), told once more here with every random
+choice as a fork, so that the distribution of a whole text comes out without statistics.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tests.engine.lossless import Fork
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.circuit_breaker import Breaker
+from trtspec.engine.generation.request import SamplingOptions
+from trtspec.engine.generation.stopping import Endings
+from trtspec.engine.generation.suffix_index import SuffixIndex
+from trtspec.kernels.reference import probs_of, residual
+from trtspec.serving.triton.python_models.adaptive_draft_len import Choice, DraftLengths
+from trtspec.serving.triton.python_models.bls import (
+    ALONE_TOKENS,
+    NO_ID,
+    Answer,
+    Call,
+    Draft,
+    Drafter,
+    DraftFailed,
+    GuardedDrafter,
+    Job,
+    LookupDrafter,
+    ModelDrafter,
+    generate,
+)
+
+VOCAB, END, LENGTH = 3, 2, 4
+PROMPT = (0, 1)
+Text = tuple[int, ...]
+SAMPLED = [SamplingOptions(1.0), SamplingOptions(0.6), SamplingOptions(1.4, top_k=2), SamplingOptions(0.8, top_p=0.7)]
+
+
+def table(seed: int) -> dict[Text, np.ndarray]:
+    """Return logits [VOCAB] by the last two tokens of the output."""
+    rng = np.random.default_rng(seed)
+    return {tail: rng.normal(0.0, 1.5, VOCAB) for size in range(3) for tail in product(range(VOCAB), repeat=size)}
+
+
+class TableModel:
+    """A model whose logits depend on the last two tokens of the output; remembers what it was asked."""
+
+    def __init__(self, seed: int, fork: Fork | None = None) -> None:
+        self.table, self.fork, self.calls = table(seed), fork, list[Call]()
+
+    def logits(self, text: list[int]) -> np.ndarray:
+        output = text[len(PROMPT) :]
+        return self.table[tuple(output[-2:])]
+
+    def distribution(self, text: list[int], sampling: SamplingOptions) -> np.ndarray:
+        return probs_of(
+            self.logits(text), 0.0 if sampling.greedy else sampling.temperature, sampling.top_k, sampling.top_p
+        )
+
+    def draw(self, distribution: np.ndarray) -> int:
+        return self.fork.choose(list(enumerate(distribution))) if self.fork else int(distribution.argmax())
+
+    def alone(self, call: Call) -> Answer:
+        text, rows = list(call.text), []
+        for _ in range(call.new_tokens):
+            token = self.draw(self.distribution(text, call.sampling))
+            if token == call.end_id:
+                break
+            rows.append(self.logits(text))
+            text.append(token)
+        logits = np.array(rows, np.float32).reshape(-1, VOCAB) if call.wants_logits else None
+        return Answer(text[len(call.text) :], logits)
+
+    def __call__(self, call: Call) -> Iterator[Answer]:
+        self.calls.append(call)
+        yield self.alone(call)
+
+
+class TableTarget(TableModel):
+    """Verifies a draft as TensorRT-LLM does, and ends there; or, as it may, goes on to the tokens asked for."""
+
+    goes_on = False
+
+    def __call__(self, call: Call) -> Iterator[Answer]:
+        self.calls.append(call)
+        if not call.draft.ids:
+            yield self.alone(call)
+            return
+        given = self.verify(call)
+        if self.goes_on:
+            rest = replace(call, text=[*call.text, *given], new_tokens=call.new_tokens - len(given))
+            given += self.alone(rest).ids
+        yield Answer(given)
+
+    def verify(self, call: Call) -> list[int]:
+        text = list(call.text)
+        for place, token in enumerate(call.draft.ids):
+            distribution = self.distribution(text, call.sampling)
+            if call.draft.logits is None:
+                if self.draw(distribution) != token:
+                    return [*text[len(call.text) :], self.draw(distribution)]  # once more, from all of it
+            else:
+                drawn_by = probs_of(call.draft.logits[place].astype(np.float64), 1.0, 0, 1.0)
+                chance = min(1.0, distribution[token] / drawn_by[token])
+                if not self.choose(chance):
+                    return [*text[len(call.text) :], self.draw(residual(distribution, drawn_by))]
+            text.append(token)
+        return [*text[len(call.text) :], self.draw(self.distribution(text, call.sampling))]
+
+    def choose(self, chance: float) -> bool:
+        return self.fork.choose([(True, chance), (False, 1.0 - chance)]) if self.fork else chance >= 1.0
+
+
+ENDLESS, ENDING = Endings(frozenset()), Endings(frozenset({END}))
+
+
+def job(sampling: SamplingOptions, draft_len: int = 2, endings: Endings = ENDING, **changes) -> Job:
+    asked = Job(PROMPT, LENGTH, draft_len, sampling, endings, next(iter(endings.end_ids), NO_ID))
+    return replace(asked, **changes)
+
+
+def model_drafter(model: TableModel, sampling: SamplingOptions, **options) -> Drafter:
+    return ModelDrafter(model, sampling, **{"draws": True, **options})
+
+
+def lookup_drafter(model: TableModel, sampling: SamplingOptions) -> Drafter:
+    return LookupDrafter(SuffixIndex(4), 1)
+
+
+def said(asked: Job, target: TableModel, drafter: Drafter, vocab_size: int = VOCAB) -> Text:
+    """Return the text, with END where it ended by itself."""
+    steps = list(generate(asked, target, drafter, vocab_size))
+    assert [step.finish_reason for step in steps[:-1]] == [None] * (len(steps) - 1)
+    ids = [token for step in steps for token in step.ids]
+    return (*ids, END) if steps[-1].finish_reason == "end_id" else tuple(ids)
+
+
+def distribution_of(asked: Job, drafter_of, vocab_size: int = VOCAB, target_class=TableTarget) -> dict[Text, float]:
+    """Return the distribution of the text that target and drafter make."""
+    fork, distribution = Fork(), defaultdict(float)
+    for _ in fork.runs():
+        target, draft = target_class(1, fork), TableModel(2, fork)
+        text = said(asked, target, drafter_of(draft, asked.sampling), vocab_size)
+        distribution[text] += fork.weight
+    return dict(distribution)
+
+
+def distribution_alone(asked: Job) -> dict[Text, float]:
+    """Return the distribution of what the target says when nobody drafts, by its table."""
+    target, distribution = TableModel(1), {}
+
+    def grow(output: Text, weight: float) -> None:
+        if len(output) == asked.max_tokens or output[-1:] == (END,):
+            distribution[output] = weight
+            return
+        for token, share in enumerate(target.distribution([*PROMPT, *output], asked.sampling)):
+            if share > 0.0:
+                grow((*output, token), weight * share)
+
+    grow((), 1.0)
+    return distribution
+
+
+def distance(distribution: dict[Text, float], other: dict[Text, float]) -> float:
+    return max(abs(distribution.get(text, 0.0) - other.get(text, 0.0)) for text in {*distribution, *other})
+
+
+class GoingOn(TableTarget):
+    goes_on = True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target_class", [TableTarget, GoingOn])
+@pytest.mark.parametrize("sampling", SAMPLED, ids=str)
+@pytest.mark.parametrize(
+    "drafter_of",
+    [
+        model_drafter,
+        lambda model, sampling: model_drafter(model, sampling, draws=False),
+        lambda model, sampling: model_drafter(model, sampling, stop_below=0.5),
+        lambda model, sampling: model_drafter(model, sampling, fast_logits=True),
+        lookup_drafter,
+    ],
+    ids=["drawn", "chosen", "drawn-while-sure", "drawn-by-fast-logits", "looked-up"],
+)
+def test_a_sampled_text_has_exactly_the_targets_distribution(
+    drafter_of, sampling: SamplingOptions, target_class
+) -> None:
+    asked = job(sampling)
+    distribution = distribution_of(asked, drafter_of, target_class=target_class)
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-6)
+    assert distance(distribution, distribution_alone(asked)) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "drafter_of", [lambda model, sampling: model_drafter(model, sampling, draws=False), lookup_drafter]
+)
+def test_without_logits_the_rule_of_the_executor_would_change_the_distribution(drafter_of) -> None:
+    asked = job(SamplingOptions(1.0))
+    assert distance(distribution_of(asked, drafter_of, vocab_size=0), distribution_alone(asked)) > 0.01
+
+
+@pytest.mark.slow
+def test_logits_of_another_temperature_would_change_the_distribution() -> None:
+    """What is told about a draft has to be what it was drawn by."""
+
+    class Scaled(ModelDrafter):
+        def propose(self, *given) -> Draft:
+            guess = super().propose(*given)
+            return replace(guess, logits=guess.logits * 0.5)
+
+    asked = job(SamplingOptions(0.6))
+    distribution = distribution_of(asked, lambda model, sampling: Scaled(model, sampling, draws=True))
+    assert distance(distribution, distribution_alone(asked)) > 0.01
+
+
+@pytest.mark.parametrize("draft_len", [0, 1, 2, 5, 50])
+@pytest.mark.parametrize("target_class", [TableTarget, GoingOn])
+@pytest.mark.parametrize("drafter_of", [model_drafter, lookup_drafter], ids=["model", "lookup"])
+@pytest.mark.parametrize("endings", [ENDLESS, ENDING], ids=["endless", "ending"])
+def test_greedy_text_is_the_targets(draft_len: int, target_class, drafter_of, endings: Endings) -> None:
+    asked = job(SamplingOptions(), draft_len, max_tokens=30, endings=endings)
+    target, ids = target_class(1), list[int]()
+    while len(ids) < asked.max_tokens and (endings is ENDLESS or ids[-1:] != [END]):
+        ids.append(int(target.logits([*PROMPT, *ids]).argmax()))
+    assert said(asked, target, drafter_of(TableModel(2), asked.sampling)) == tuple(ids)
+
+
+def test_top_k_1_is_greedy_and_its_drafts_bring_no_logits() -> None:
+    asked, target = job(SamplingOptions(0.9, top_k=1)), TableTarget(1)
+    said(asked, target, model_drafter(TableModel(2), asked.sampling))
+    assert all(call.draft.logits is None for call in target.calls)
+    assert any(call.draft.ids for call in target.calls)
+
+
+def test_every_call_has_a_seed_of_its_own_and_the_same_seeds_come_back() -> None:
+    def seeds(seed: int) -> list[int]:
+        asked, target, draft = (
+            job(SamplingOptions(1.0, seed=seed), max_tokens=20, endings=ENDLESS),
+            TableTarget(1),
+            TableModel(2),
+        )
+        list(generate(asked, target, model_drafter(draft, asked.sampling), VOCAB))
+        return [call.sampling.seed for call in (*target.calls, *draft.calls)]
+
+    assert len(set(seeds(7))) == len(seeds(7)) > 10
+    assert seeds(7) == seeds(7)
+    assert not set(seeds(7)) & set(seeds(8))
+    assert all(0 <= seed < 2**64 for seed in seeds(7))
+
+
+def test_what_is_drafted_leaves_a_place_for_the_targets_own_token() -> None:
+    asked, target, draft = job(SamplingOptions(), 50, max_tokens=9, endings=ENDLESS), TableTarget(1), TableModel(1)
+    [step, *_] = steps = list(generate(asked, target, model_drafter(draft, asked.sampling), VOCAB))
+    assert (draft.calls[0].new_tokens, target.calls[0].new_tokens) == (8, 9)
+    assert (step.drafted, step.accepted, len(step.ids), step.finish_reason) == (8, 8, 9, "length")
+    assert len(steps) == 1
+
+
+def test_the_last_token_alone_is_not_drafted_for() -> None:
+    asked, target, draft = job(SamplingOptions(), max_tokens=1, endings=ENDLESS), TableTarget(1), TableModel(2)
+    assert len(said(asked, target, model_drafter(draft, asked.sampling))) == 1
+    assert draft.calls == []
+    assert target.calls[0].new_tokens == 1
+
+
+def test_drafts_count_as_drafted_and_accepted() -> None:
+    asked = job(SamplingOptions(), 3, max_tokens=40, endings=ENDLESS)
+    own = list(generate(asked, TableTarget(1), model_drafter(TableModel(1), asked.sampling), VOCAB))
+    assert sum(step.accepted for step in own) == sum(step.drafted for step in own) == 30
+    other = list(generate(asked, TableTarget(1), model_drafter(TableModel(5), asked.sampling), VOCAB))
+    accepted, drafted = sum(step.accepted for step in other), sum(step.drafted for step in other)
+    assert 0 <= accepted < drafted
+    assert accepted + len(other) == 40, "each step gives one token more than it accepts"
+
+
+def test_without_drafts_the_target_is_asked_once_for_all_and_told_where_the_text_ends() -> None:
+    class Streaming(TableTarget):
+        def __call__(self, call: Call) -> Iterator[Answer]:
+            self.calls.append(call)
+            yield from (Answer([token]) for token in self.alone(call).ids)
+
+    told = {"end_id": 77, "stop_words": [[1, 0, 2]], "lookahead": (3, 2, 1), "streams": True}
+    asked = job(SamplingOptions(0.5, seed=9), 0, max_tokens=99, endings=ENDLESS, **told)
+    target = Streaming(1)
+    steps = list(generate(asked, target, None))
+    assert [len(step.ids) for step in steps] == [1] * 99
+    assert [step.finish_reason for step in steps] == [None] * 98 + ["length"]
+    [call] = target.calls
+    assert (call.new_tokens, call.draft, call.wants_counts) == (99, Draft(), True)
+    assert {name: getattr(call, name) for name in told} == told
+    assert call.sampling == asked.sampling, "the text is the one that the target itself gives by this seed"
+
+
+def test_what_a_target_drafts_by_itself_is_counted() -> None:
+    answers = [Answer([0, 1], None, 3, 1), Answer([], None, 2, 0), Answer([1, 1, 0], None, 4, 2)]
+
+    def target(call: Call) -> list[Answer]:
+        return answers
+
+    steps = list(generate(job(SamplingOptions(), 0, max_tokens=9), target, None))
+    assert [(step.ids, step.drafted, step.accepted) for step in steps] == [
+        ([0, 1], 3, 1),
+        ([], 2, 0),
+        ([1, 1, 0], 4, 2),
+        ([], 0, 0),
+    ]
+    assert steps[-1].finish_reason == "end_id"
+
+
+def test_a_call_that_brings_drafts_knows_no_end_and_gives_its_tokens_at_once() -> None:
+    asked, target = job(SamplingOptions(), streams=True), TableTarget(1)
+    said(asked, target, model_drafter(TableModel(2), asked.sampling))
+    assert all((call.end_id, call.streams) == (NO_ID, False) for call in target.calls if call.draft.ids)
+
+
+def test_an_answer_without_tokens_is_no_result_for_a_draft() -> None:
+    asked, draft = job(SamplingOptions(), 5, max_tokens=3, endings=ENDLESS), Scripted(Answer([0, 1]))
+
+    def target(call: Call) -> list[Answer]:
+        return [Answer([]), Answer([0, 1, 1])]
+
+    [step] = generate(asked, target, ModelDrafter(draft, asked.sampling, draws=True))
+    assert (step.ids, step.drafted, step.accepted) == ([0, 1, 1], 2, 2)
+
+
+class Scripted:
+    """A model that says what it is given, one answer for each call."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers, self.calls = list(answers), list[Call]()
+
+    def __call__(self, call: Call) -> list[Answer]:
+        self.calls.append(call)
+        return [self.answers.pop(0)]
+
+
+def test_a_draft_that_is_shorter_or_empty_is_verified_as_it_is() -> None:
+    asked = job(SamplingOptions(), 5, max_tokens=4, endings=ENDLESS)
+    draft = Scripted(Answer([0]), Answer([]), Answer([]))
+    target = Scripted(Answer([0, 1]), Answer([1]), Answer([0]))
+    assert said(asked, target, ModelDrafter(draft, asked.sampling, draws=True)) == (0, 1, 1, 0)
+    assert [(list(call.draft.ids), call.new_tokens) for call in target.calls] == [([0], 2), ([], 1), ([], 1)]
+
+
+def test_a_text_ends_where_the_target_says_nothing_more() -> None:
+    asked = job(SamplingOptions(), 0)
+    [step] = generate(asked, Scripted(Answer([])), LookupDrafter(SuffixIndex(4), 1))
+    assert (step.ids, step.finish_reason) == ([], "end_id")
+
+
+def test_what_comes_behind_an_end_is_not_part_of_the_text() -> None:
+    asked = job(SamplingOptions(), 3, max_tokens=9)
+    draft, target = Scripted(Answer([0, END, 1])), Scripted(Answer([0, END, 1, 1]))
+    [step] = generate(asked, target, ModelDrafter(draft, asked.sampling, draws=True))
+    assert (step.ids, step.finish_reason, step.drafted, step.accepted) == ([0], "end_id", 3, 3)
+
+
+def test_a_draft_model_without_logits_is_told_how_to_give_them() -> None:
+    asked = job(SamplingOptions(1.0))
+    drafter = ModelDrafter(Scripted(Answer([0, 1])), asked.sampling, draws=True)
+    with pytest.raises(TrtspecError, match="the draft model gave no logits") as caught:
+        list(generate(asked, TableTarget(1), drafter))
+    assert caught.value.hint == "build its engine to gather generation logits"
+
+
+def test_an_unsure_draft_is_cut_before_the_token_that_nothing_speaks_for() -> None:
+    sure, unsure = [4.0, 0.0, 0.0], [1.0, 0.9, 0.8]
+    draft = Scripted(Answer([0, 1, 0], np.array([sure, unsure, sure], np.float32)))
+    drafter = ModelDrafter(draft, SamplingOptions(), draws=True, stop_below=0.6)
+    assert list(drafter.propose([0], 0, 3).ids) == [0]
+
+
+def test_drafts_are_drawn_by_the_temperature_alone_and_say_so() -> None:
+    logits = np.array([[1.0, 2.0, 3.0]], np.float32)
+    draft = Scripted(Answer([0], logits), Answer([0], logits))
+    guess = ModelDrafter(draft, SamplingOptions(0.5, top_k=2, top_p=0.9), draws=True).propose([0], 0, 1)
+    assert (draft.calls[0].sampling.temperature, draft.calls[0].sampling.top_k, draft.calls[0].sampling.top_p) == (
+        0.5,
+        0,
+        1.0,
+    )
+    assert guess.logits.tolist() == [[2.0, 4.0, 6.0]]
+    fast = ModelDrafter(draft, SamplingOptions(0.5), draws=False, fast_logits=True).propose([0], 0, 1)
+    assert fast.logits is logits, "what tells where logits are is not to be touched"
+    assert draft.calls[1].sampling.temperature == 1.0
+
+
+def test_what_was_looked_up_is_told_to_be_certain() -> None:
+    asked, target = job(SamplingOptions(1.0), prompt=(0, 1, 0, 1), max_tokens=9), Scripted(Answer([0, END]))
+    list(generate(asked, target, lookup_drafter(TableModel(2), asked.sampling), VOCAB))
+    guess = target.calls[0].draft
+    assert list(guess.ids) == [0, 1]
+    assert np.allclose([probs_of(row.astype(np.float64), 1.0, 0, 1.0) for row in guess.logits], np.eye(VOCAB)[[0, 1]])
+
+
+class Failing(Drafter):
+    """Guesses right, but for the calls that are named: those fail or are refused."""
+
+    def __init__(self, target: TableModel, failing: Container[int] = (), refusing: Container[int] = ()) -> None:
+        self.drafter = ModelDrafter(TableModel(1), SamplingOptions(), draws=False)
+        self.failing, self.refusing, self.calls = failing, refusing, 0
+
+    def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft:
+        self.calls += 1
+        if self.calls in self.failing:
+            raise DraftFailed("no answer in time")
+        if self.calls in self.refusing:
+            raise TrtspecError("the prompt is too long")
+        return self.drafter.propose(text, position, at_most)
+
+
+def guarded(drafter: Drafter, breaker: Breaker | None = None, lengths: DraftLengths | None = None):
+    fallbacks: list[str] = []
+    return GuardedDrafter(drafter, breaker or Breaker(), lengths, lambda why, _: fallbacks.append(why)), fallbacks
+
+
+LONG = job(SamplingOptions(), 3, max_tokens=200, endings=ENDLESS)
+
+
+def whole(asked: Job) -> Text:
+    return said(asked, TableTarget(1), model_drafter(TableModel(1), asked.sampling))
+
+
+@pytest.mark.parametrize("failing", [{1}, {3}, {2, 4, 5}, range(999)], ids=str)
+def test_a_text_whose_draft_fails_is_the_same(failing: Container[int]) -> None:
+    target = TableTarget(1)
+    drafter, fallbacks = guarded(Failing(target, failing))
+    assert said(LONG, target, drafter) == whole(LONG)
+    assert fallbacks
+    assert set(fallbacks) <= {"failed", "open"}
+
+
+def test_the_target_goes_on_alone_in_pieces_and_drafts_come_back() -> None:
+    target = TableTarget(1)
+    drafter, fallbacks = guarded(Failing(target, {2}))
+    steps = list(generate(LONG, target, drafter, VOCAB))
+    assert [len(step.ids) for step in steps[:4]] == [4, ALONE_TOKENS, 4, 4]
+    assert [step.drafted for step in steps[:4]] == [3, 0, 3, 3]
+    assert fallbacks == ["failed"]
+
+
+def test_a_draft_model_that_refuses_a_text_is_not_asked_for_it_again_and_is_not_to_blame() -> None:
+    breaker = Breaker(failures=1)
+    target = TableTarget(1)
+    refusing = Failing(target, refusing={2})
+    drafter, fallbacks = guarded(refusing, breaker)
+    assert said(LONG, target, drafter) == whole(LONG)
+    assert (refusing.calls, fallbacks, breaker.is_open) == (2, ["refused"], False)
+
+
+def test_while_the_breaker_is_open_nothing_is_drafted() -> None:
+    breaker = Breaker(failures=2, now=lambda: 0.0)
+    target = TableTarget(1)
+    failing = Failing(target, range(999))
+    drafter, fallbacks = guarded(failing, breaker)
+    assert said(LONG, target, drafter) == whole(LONG)
+    assert breaker.is_open
+    assert failing.calls == 2
+    assert fallbacks == ["failed", "failed", *["open"] * (len(fallbacks) - 2)]
+
+
+@pytest.mark.parametrize("failing", [(), {2, 3}], ids=["healthy", "failing"])
+@pytest.mark.parametrize("sampling", SAMPLED[:2], ids=str)
+def test_the_distribution_is_the_targets_whatever_is_drafted_when(sampling: SamplingOptions, failing) -> None:
+    """With lengths that change, and a draft that fails in between."""
+
+    class Turning(DraftLengths):
+        def choose(self) -> Choice:
+            self.turn = getattr(self, "turn", 0) + 1
+            return Choice((2, 0, 1)[self.turn % 3], 0, 0.0)
+
+        def note(self, choice: Choice, tokens: int) -> None:
+            pass
+
+    class Sometimes(ModelDrafter):
+        calls = 0
+
+        def propose(self, *given) -> Draft:
+            self.calls += 1
+            if self.calls in failing:
+                raise DraftFailed("no answer in time")
+            return super().propose(*given)
+
+    def drafter_of(model: TableModel, sampling: SamplingOptions) -> Drafter:
+        return guarded(Sometimes(model, sampling, draws=True), lengths=Turning(2))[0]
+
+    asked = job(sampling)
+    assert distance(distribution_of(asked, drafter_of), distribution_alone(asked)) < 1e-6
+
+
+def test_lengths_that_were_chosen_are_drafted_and_measured() -> None:
+    noted: list[tuple[int, int]] = []
+
+    class Given(DraftLengths):
+        lengths: Iterator[int] = iter([2, 0, 1, 3, 3, 3, 3])
+
+        def choose(self) -> Choice:
+            return Choice(next(self.lengths), 0, 0.0)
+
+        def note(self, choice: Choice, tokens: int) -> None:
+            noted.append((choice.draft_len, tokens))
+
+    target, draft = TableTarget(1), TableModel(1)
+    drafter, _ = guarded(model_drafter(draft, SamplingOptions()), lengths=Given(3))
+    steps = list(generate(replace(LONG, max_tokens=3 + ALONE_TOKENS + 2 + 4 + 3), target, drafter, VOCAB))
+    assert [len(step.ids) for step in steps] == [3, ALONE_TOKENS, 2, 4, 3]
+    assert noted == [(2, 3), (0, ALONE_TOKENS), (1, 2), (3, 4)]
+
+
+def test_what_the_target_says_alone_is_no_measure_of_a_length_that_was_refused() -> None:
+    noted: list[int] = []
+
+    class Watched(DraftLengths):
+        def note(self, choice: Choice, tokens: int) -> None:
+            noted.append(tokens)
+
+    target = TableTarget(1)
+    drafter, _ = guarded(Failing(target, refusing={2}), lengths=Watched(3))
+    assert said(LONG, target, drafter) == whole(LONG)
+    assert len(noted) == 1
+    assert noted[0] <= 4, "the one step that was drafted"

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client against servers that answer well, badly, late or without end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from trtspec.core.errors import DeployError, StepTimeout
+from trtspec.core.ports import LOOPBACK
+from trtspec.serving.triton import client as client_module
+from trtspec.serving.triton.client import Client
+
+EVENT_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@contextmanager
+def serving(answer: Callable[[socket.socket], None], timeout_s: float = 5.0) -> Iterator[tuple[Client, list[bytes]]]:
+    """Answer every connection with `answer`; yields a client and the requests as they came."""
+    received: list[bytes] = []
+    listener = socket.create_server((LOOPBACK, 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                received.append(read_request(connection))
+                with suppress(OSError):  # the client may go before the end
+                    answer(connection)
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield Client(listener.getsockname()[1], timeout_s=timeout_s), received
+    finally:
+        listener.close()
+
+
+def read_request(connection: socket.socket) -> bytes:
+    content = b""
+    while b"\r\n\r\n" not in content:
+        content += connection.recv(65536)
+    head, _, body = content.partition(b"\r\n\r\n")
+    length = next((int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length:")), 0)
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head.split(b"\r\n")[0] + b"\n" + body
+
+
+def whole(status: str, body: bytes) -> Callable[[socket.socket], None]:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    return lambda connection: connection.sendall(head + body)
+
+
+def chunk(content: bytes) -> bytes:
+    return f"{len(content):x}\r\n".encode() + content + b"\r\n"
+
+
+def test_generate_sends_json_and_returns_the_answer() -> None:
+    with serving(whole("200 OK", b'{"text_output": "hi"}')) as (client, received):
+        assert client.generate({"text_input": "a", "max_tokens": 1}) == {"text_output": "hi"}
+    line, body = received[0].split(b"\n")
+    assert line == b"POST /v2/models/ensemble/generate HTTP/1.1"
+    assert json.loads(body) == {"text_input": "a", "max_tokens": 1}
+
+
+def test_an_error_of_the_server_comes_in_its_words() -> None:
+    with serving(whole("400 Bad Request", b'{"error": "beam_width 2 is not supported"}')) as (client, _):
+        with pytest.raises(DeployError, match="the server answered 400: beam_width 2 is not supported"):
+            client.generate({})
+        with pytest.raises(DeployError, match="the server answered 400: beam_width 2 is not supported"):
+            list(client.generate_stream({}))
+    with (
+        serving(whole("500 Oops", b"<html>")) as (client, _),
+        pytest.raises(DeployError, match="the server answered 500: <html>"),
+    ):
+        client.load("m")
+
+
+@pytest.mark.parametrize("body", [b"not json", b"[1]", b"[" * 100_000])
+def test_an_answer_that_is_no_object_is_an_error(body: bytes) -> None:
+    with serving(whole("200 OK", body)) as (client, _), pytest.raises(DeployError, match="is no JSON object"):
+        client.generate({})
+
+
+def test_a_stream_yields_events_however_they_are_cut() -> None:
+    events = b'data: {"text_output":"a"}\n\ndata: {"text_output":"b"}\n\n: comment\n\n'
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(EVENT_STREAM)
+        for start in range(0, len(events), 7):
+            connection.sendall(chunk(events[start : start + 7]))
+        connection.sendall(chunk(b""))
+
+    with serving(answer) as (client, received):
+        assert [event["text_output"] for event in client.generate_stream({"max_tokens": 2})] == ["a", "b"]
+    assert json.loads(received[0].split(b"\n")[1]) == {"stream": True, "max_tokens": 2}
+
+
+def test_an_error_within_a_stream_is_raised() -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(EVENT_STREAM + chunk(b'data: {"text_output":"a"}\n\ndata: {"error":"stub died"}\n\n'))
+
+    with serving(answer) as (client, _):
+        stream = client.generate_stream({})
+        assert next(stream) == {"text_output": "a"}
+        with pytest.raises(DeployError, match="the server answered: stub died"):
+            next(stream)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_silent_or_drips_runs_into_the_deadline() -> None:
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(EVENT_STREAM)
+        for _ in range(500):  # ten seconds, behind which the error would be another
+            connection.sendall(chunk(b"."))
+            time.sleep(0.02)
+
+    for answer in (lambda connection: connection.recv(1), drip):
+        with (
+            serving(answer, timeout_s=0.3) as (client, _),
+            pytest.raises(StepTimeout, match=r"no answer within 0.3 s"),
+        ):
+            list(client.generate_stream({}))
+
+
+def test_an_answer_without_end_is_cut_off(monkeypatch) -> None:
+    def flood(connection: socket.socket) -> None:
+        connection.sendall(EVENT_STREAM)
+        while True:
+            connection.sendall(chunk(b"x" * 65536))
+
+    monkeypatch.setattr(client_module, "MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(client_module, "MAX_EVENT_BYTES", 1 << 18)
+    with serving(flood) as (client, _):
+        with pytest.raises(DeployError, match="an event of more than 262,144 bytes"):
+            list(client.generate_stream({}))
+        with pytest.raises(DeployError, match="an answer of more than 1,048,576 bytes"):
+            client.generate({})
+
+
+def test_nobody_there_is_an_error_that_says_where() -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+    client = Client(port, timeout_s=1)
+    assert not client.is_ready()
+    with pytest.raises(DeployError, match="the server cannot be reached") as caught:
+        client.generate({})
+    assert caught.value.where == f"http://127.0.0.1:{port}"
+
+
+def test_a_connection_that_breaks_off_is_an_error() -> None:
+    with serving(lambda connection: None) as (client, _), pytest.raises(DeployError, match="cannot be reached"):
+        client.generate({})
+
+
+@pytest.mark.parametrize(("status", "ready"), [("200 OK", True), ("400 Bad Request", False)])
+def test_readiness_is_the_status(status: str, ready: bool) -> None:
+    with serving(whole(status, b"")) as (client, received):
+        assert client.is_ready() is ready
+        assert client.is_ready("m") is ready
+    assert received == [b"GET /v2/health/ready HTTP/1.1\n", b"GET /v2/models/m/ready HTTP/1.1\n"]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server is started with so that it is closed, by the options that it lists; and which variables are secrets."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from trtspec.core.errors import DeployError
+from trtspec.serving.triton import hardening
+from trtspec.serving.triton.env_filter import without_secrets
+from trtspec.serving.triton.hardening import closing_options, hide_token
+from trtspec.serving.triton.server import Server
+
+RESTRICTED = ("http-restricted-api", "grpc-restricted-protocol")
+
+
+def server(root: Path, *options: str) -> Server:
+    path = root / "tritonserver"
+    path.write_text("#!/bin/sh\n" + "".join(f"echo '  --{option} <string>'\n" for option in options) + "exit 1\n")
+    path.chmod(0o755)
+    return Server(path, "PATH")
+
+
+def test_a_server_gets_the_options_that_it_has(tmp_path: Path) -> None:
+    closed = "shared-memory,model-repository,trace,logging:trtspec-token=abc"
+    both = (f"--http-restricted-api={closed}", f"--grpc-restricted-protocol={closed}")
+    assert closing_options(server(tmp_path, *RESTRICTED), "abc") == both
+    newer = server(tmp_path, *RESTRICTED, "http-max-input-size", "allow-vertex-ai", "allow-sagemaker")
+    more = ("--http-max-input-size=16777216", "--allow-vertex-ai=false", "--allow-sagemaker=false")
+    assert closing_options(newer, "abc") == (*both, *more)
+
+
+@pytest.mark.parametrize("missing", RESTRICTED)
+def test_a_server_that_cannot_be_closed_is_not_started(missing: str, tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match=f"it has no --{missing}, so that whoever reaches its port could") as caught:
+        closing_options(server(tmp_path, *(option for option in RESTRICTED if option != missing)), "abc")
+    assert caught.value.where == str(tmp_path / "tritonserver")
+    assert "use a newer one" in str(caught.value.hint)
+    (tmp_path / "tritonserver").chmod(0o644)
+    with pytest.raises(DeployError, match="its options cannot be asked"):
+        closing_options(Server(tmp_path / "tritonserver", "PATH"), "abc")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN", "x"),
+        ("HUGGING_FACE_HUB_TOKEN", "x"),
+        ("OPENAI_API_KEY", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+        ("AWS_PROFILE", "x"),
+        ("AZURE_CLIENT_ID", "x"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/x"),
+        ("client_secret", "x"),
+        ("PGPASSWORD", "x"),
+        ("DB_PASS", "x"),
+        ("SSH_AUTH_SOCK", "/x"),
+        ("DATABASE_URL", "postgres://user:word@host/db"),
+    ],
+)
+def test_a_secret_is_left_out_unless_it_is_passed_on(name: str, value: str) -> None:
+    assert without_secrets({name: value}) == {}
+    assert without_secrets({name: value, "TRTSPEC_PASS_ENV": f"OTHER, {name}"})[name] == value
+
+
+def test_what_is_no_secret_stays() -> None:
+    plain = {"PATH": "/bin", "TOKENIZERS_PARALLELISM": "false", "KEYBOARD": "us", "HTTP_PROXY": "http://proxy:3128"}
+    assert without_secrets(plain) == plain
+
+
+def launched(script: str, token: str) -> subprocess.Popen[bytes]:
+    """Start what reads a line before it says a word, with the token among its arguments."""
+    return subprocess.Popen(["sh", "-c", script, token], stdin=PIPE, stdout=PIPE, start_new_session=True)
+
+
+def test_the_token_stays_until_its_own_process_has_said_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others write into the same log: what they say tells nothing of who has read its arguments."""
+    monkeypatch.setattr(hardening, "PARSED_TIMEOUT_S", 0.3)
+    token = "0123456789abcdef" * 4
+    process = launched("read line; echo read; read line", token)
+    arguments = Path(f"/proc/{process.pid}/cmdline")
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        hide_token(process, token)
+        assert token in arguments.read_text()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        hide_token(process, token)
+        assert token not in arguments.read_text()
+        assert "x" * 64 in arguments.read_text()
+    finally:
+        process.kill()
+        process.communicate(timeout=10)

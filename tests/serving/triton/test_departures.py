@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that leave are seen, whatever goes wrong with other requests."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from trtspec.core.processes import wait_until
+from trtspec.serving.triton.python_models.cancellation import Departures
+
+
+@pytest.fixture
+def departures() -> Iterator[Departures]:
+    watching = Departures()
+    yield watching
+    watching.close()
+
+
+@pytest.mark.slow
+def test_a_request_that_cannot_be_asked_costs_no_other(
+    departures: Departures, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+    left: list[int] = []
+
+    def broken() -> bool:
+        asked.append(1)
+        raise RuntimeError("no such request")
+
+    departures.watch(broken, lambda: left.append(0))
+    assert wait_until(lambda: bool(asked), 10)
+    departures.watch(lambda: True, lambda: left.append(1))
+    assert wait_until(lambda: left == [1], 10)
+    assert asked == [1], "it is asked no more"
+    assert "no such request" in capsys.readouterr().err
+
+
+class Asked:
+    """A request that holds its watch, which asks it and tells it."""
+
+    def __init__(self, departures: Departures) -> None:
+        self.watch = departures.watch(self.is_cancelled, self.drop)
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def drop(self) -> None:
+        raise AssertionError("the client is there")
+
+
+def test_a_request_that_is_over_is_let_go_without_a_collection(departures: Departures) -> None:
+    gc.disable()
+    try:
+        asked = Asked(departures)
+        gone = weakref.ref(asked)
+        asked.watch.close()
+        del asked
+        assert wait_until(lambda: gone() is None, 10), "a look that is under way ends"
+    finally:
+        gc.enable()

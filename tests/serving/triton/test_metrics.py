@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a served model counts and when it tells Triton, without a server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.triton.fakes import make_pb_utils
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import Stats, Update
+from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models.metrics import Metrics, method_of
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "manifest.json").write_text(json.dumps({"recipe": {"speculation": {"method": "ngram"}}}))
+    return {"model_name": "tensorrt_llm", "model_repository": str(tmp_path / "model_repository" / "tensorrt_llm")}
+
+
+@pytest.fixture
+def pb_utils() -> Any:
+    return make_pb_utils()
+
+
+def total(pb_utils: Any, *key: str) -> float:
+    return sum(pb_utils.exported[key])
+
+
+def test_counts_are_those_of_all_texts_and_each_is_told_once(args, pb_utils) -> None:
+    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    first, second = metrics.text(), metrics.text()
+    first.updated(Update((1,), None, Stats(5, 1), queue_s=0.25))
+    first.updated(Update((2, 3), None, Stats(5, 3, 4, 1, 1, (1,))))
+    metrics._publish()
+    first.updated(Update((4, 5, 6), "stop", Stats(5, 6, 8, 3, 2, (2, 1))))
+    second.updated(Update((7,), "length", Stats(2, 1), queue_s=0.5))
+    metrics.close()
+    sums = {name: total(pb_utils, f"trtspec_{name}_total") for name in ("prompt_tokens", "generated_tokens")}
+    assert sums == {"prompt_tokens": 7, "generated_tokens": 7}
+    drafts = ("drafted_tokens", "accepted_tokens", "decode_steps")
+    assert [total(pb_utils, f"trtspec_{name}_total") for name in drafts] == [8, 3, 2]
+    by_position = "trtspec_accepted_tokens_by_position_total"
+    assert [total(pb_utils, by_position, place) for place in ("1", "2")] == [2, 1]
+    requests = {reason: total(pb_utils, "trtspec_requests_total", reason) for reason in known.FINISH_REASONS}
+    assert requests == dict.fromkeys(known.FINISH_REASONS, 0) | {"stop": 1, "length": 1}
+    assert sorted(pb_utils.exported["trtspec_queue_seconds",]) == [0.25, 0.5]
+    assert len(pb_utils.exported["trtspec_time_to_first_token_seconds",]) == 2
+    assert len(pb_utils.exported["trtspec_time_per_output_token_seconds",]) == 1, "one token has no time between tokens"
+    assert len(pb_utils.exported["trtspec_request_duration_seconds",]) == 2
+    assert not pb_utils.logged
+
+
+def test_an_answer_that_comes_whole_says_nothing_of_its_first_token(args, pb_utils) -> None:
+    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    text = metrics.text()
+    text.started()
+    text.ended("length", Stats(5, 9))
+    metrics.close()
+    assert total(pb_utils, "trtspec_generated_tokens_total") == 9
+    assert not pb_utils.exported["trtspec_time_to_first_token_seconds",]
+    assert not pb_utils.exported["trtspec_time_per_output_token_seconds",]
+    assert len(pb_utils.exported["trtspec_request_duration_seconds",]) == 1
+
+
+def test_a_request_that_is_not_served_is_refused_and_a_mistake_of_ours_an_error(args, pb_utils) -> None:
+    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics.text().failed(TrtspecError("max_tokens is 0"))
+    metrics.text().failed(ValueError("a bug"))
+    begun = metrics.text()
+    begun.started()
+    begun.failed(TrtspecError("the engine gave up"))
+    metrics.close()
+    assert [total(pb_utils, "trtspec_requests_total", reason) for reason in ("refused", "error")] == [1, 2]
+    assert not pb_utils.exported["trtspec_request_duration_seconds",]
+
+
+def test_running_and_waiting_are_counted_unless_the_engine_knows_better(args, pb_utils) -> None:
+    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    texts = [metrics.text() for _ in range(3)]
+    texts[0].started()
+    metrics._publish()
+    gauges = [("trtspec_requests_running",), ("trtspec_requests_waiting",)]
+    assert [pb_utils.exported[gauge][-1] for gauge in gauges] == [1, 2]
+    knows = Metrics(pb_utils, args, known.FAMILIES, lambda: (7, 8))
+    knows._publish()
+    assert [pb_utils.exported[gauge][-1] for gauge in gauges] == [7, 8]
+    for each in (metrics, knows):
+        each.close()
+
+
+def test_fallbacks_and_the_breaker_have_metrics_of_their_own(args, pb_utils) -> None:
+    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics.breaker(is_open=True)
+    for reason in ("timeout", "timeout", "error"):
+        metrics.fallback(reason)
+    metrics.close()
+    assert [total(pb_utils, "trtspec_fallbacks_total", reason) for reason in ("timeout", "error")] == [2, 1]
+    assert pb_utils.exported["trtspec_breaker_open",][-1] == 1
+
+
+def test_what_an_engine_does_not_tell_is_not_exported(args, pb_utils) -> None:
+    metrics = Metrics(pb_utils, args, known.OF_TEXTS)
+    metrics.text().ended("length", Stats(5, 9, 8, 3, 2, (2, 1)))
+    metrics.close()
+    assert {name for name, *_ in pb_utils.exported} == {family.name for family in known.OF_TEXTS}
+
+
+def test_one_thread_calls_triton_and_only_after_the_model_is_loaded(args, pb_utils) -> None:
+    """Two at once end tritonserver 2.51."""
+    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    callers = set()
+    real = metrics._exported.increment
+    metrics._exported.increment = lambda *given: (callers.add(threading.current_thread().name), real(*given))[1]
+    threads = [threading.Thread(target=lambda: metrics.text().ended("stop", Stats(1, 2))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    metrics.close()
+    assert callers == {"trtspec-metrics"}
+    assert total(pb_utils, "trtspec_requests_total", "stop") == 8
+
+
+def test_a_triton_without_metrics_is_told_of_once_and_texts_go_on(args, pb_utils) -> None:
+    del pb_utils.MetricFamily
+    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics.text().ended("stop", Stats(1, 2))
+    metrics.fallback("timeout")
+    metrics.close()
+    [said] = pb_utils.logged
+    assert said.startswith("this model exports no metrics: AttributeError")
+
+
+def test_a_call_that_fails_later_ends_the_metrics_and_not_the_model(args, pb_utils) -> None:
+    metrics = Metrics(pb_utils, args, known.FAMILIES)
+
+    def fail(*given: object) -> None:
+        raise RuntimeError("Triton takes no more")
+
+    metrics._exported.increment = fail
+    for _ in range(3):
+        metrics.text().ended("stop", Stats(1, 2))
+    metrics.close()
+    assert pb_utils.logged == ["this model exports no metrics: RuntimeError: Triton takes no more"]
+    assert not metrics._open
+    metrics.text().ended("stop")
+    assert not metrics._ended
+
+
+def test_a_triton_without_histograms_has_the_other_metrics(args, pb_utils) -> None:
+    del pb_utils.MetricFamily.HISTOGRAM
+    metrics = Metrics(pb_utils, args, known.FAMILIES)
+    metrics.text().ended("stop", Stats(1, 2))
+    metrics.close()
+    assert total(pb_utils, "trtspec_requests_total", "stop") == 1
+    assert not any(name.endswith("_seconds") for name, *_ in pb_utils.exported)
+    assert "trtspec_queue_seconds is not exported: this Triton has no histograms" in pb_utils.logged
+
+
+def test_the_method_is_that_of_the_artifact(args, tmp_path: Path) -> None:
+    assert method_of(args) == "ngram"
+    (tmp_path / "manifest.json").write_text("{}")
+    assert method_of(args) == "unknown"

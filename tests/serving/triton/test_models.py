@@ -1,0 +1,553 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python models of the repository without a server: each one alone, the engine replaced where it would be slow."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.serving.triton.artifact import emit_repository, make_tokenizer
+from tests.serving.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import Overloaded, TrtspecError
+from trtspec.core.processes import wait_until
+from trtspec.engine.generation.logit_edits import LogitEdits
+from trtspec.engine.generation.request import SamplingOptions, Stats, Update
+from trtspec.engine.generation.scores import Scores
+from trtspec.serving.triton.disconnects import forget_departed, mark_departed, tagged
+from trtspec.serving.triton.python_models import responses
+from trtspec.serving.triton.python_models.cancellation import POLL_S
+from trtspec.serving.triton.python_models.error_ids import fault_of
+from trtspec.serving.triton.python_models.tensors import tensor_of_words, words_of_tensor
+
+STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("artifact")
+    make_tokenizer(root / "tokenizer")
+    emit_repository(root / "model_repository")
+    return root
+
+
+@pytest.fixture(scope="module")
+def tokenizer(artifact: Path) -> Tokenizer:
+    return Tokenizer(artifact / "tokenizer")
+
+
+@pytest.fixture
+def pb_utils():
+    return make_pb_utils()
+
+
+class FakeEngine:
+    """Takes requests; the test says what becomes of them."""
+
+    def __init__(self, settings=None) -> None:
+        self.settings, self.asked, self.tell, self.cancelled, self.closed = settings, [], [], [], False
+        self.before_return = lambda on_update: None
+        self.occupancy = (0, 0)
+        self.is_warm = False
+
+    def submit(self, request, on_update):
+        if not request.prompt_ids:
+            raise TrtspecError("the prompt is empty")
+        self.asked.append(request)
+        self.tell.append(on_update)
+        self.before_return(on_update)
+        handle = type("RequestHandle", (), {})()
+        number = len(self.tell) - 1
+        handle.cancel = lambda: self.cancelled.append(number)
+        return handle
+
+    def tell_draft_failures(self, on_fallback, on_open) -> None:
+        self.draft_failures = on_fallback, on_open
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def start(
+    artifact: Path, pb_utils, monkeypatch, name: str = "tensorrt_llm", *, decoupled: bool = True, warmup: bool = False
+):
+    module = load_model(name, pb_utils)
+    if name == "tensorrt_llm":
+        monkeypatch.setattr(
+            module, "Engine", type("E", (), {"load": staticmethod(lambda *given: FakeEngine(given))}), raising=True
+        )
+        monkeypatch.setattr(module, "warm_up", lambda engine: setattr(engine, "is_warm", True))
+    args = model_args(artifact / "model_repository" / name)
+    model = module.TritonPythonModel()
+    if not decoupled:
+        args["model_config"] = args["model_config"].replace('"decoupled": true', '"decoupled": false')
+    if warmup:
+        args["model_config"] = json.dumps(with_parameter(json.loads(args["model_config"]), "warmup", "true"))
+    model.initialize(args)
+    return model
+
+
+def with_parameter(config: dict, key: str, value: str) -> dict:
+    return config | {"parameters": config["parameters"] | {key: {"string_value": value}}}
+
+
+def ask(*ids: int, **inputs) -> Request:
+    return Request(
+        input_ids=np.array([ids], np.int32),
+        input_lengths=len(ids),
+        request_output_len=9,
+        **{name: np.array([[value]]) for name, value in ({"exclude_input_in_output": True} | inputs).items()},
+    )
+
+
+def answers(request: Request) -> list[tuple[list[int], bool, bool]]:
+    """Return (ids, continuation, final) of each response."""
+    rows = []
+    for response, flags in request.sender.sent:
+        assert response.error is None, response.error.message
+        length = int(response.outputs["sequence_length"].item())
+        ids = response.outputs["output_ids"][0, 0, :length].tolist()
+        rows.append((ids, bool(response.outputs["continuation"].item()), flags == FINAL))
+    return rows
+
+
+def test_the_engine_gets_the_paths_and_numbers_of_the_configuration(artifact, pb_utils, monkeypatch) -> None:
+    target, draft, settings, tokenizer = start(artifact, pb_utils, monkeypatch).engine.settings
+    assert (target, draft) == (artifact / "checkpoints/target", artifact / "checkpoints/draft")
+    assert tokenizer == artifact / "tokenizer"
+    assert (settings.method, settings.draft_len, settings.max_batch_size) == ("draft_target", 4, 16)
+    assert (settings.max_input_len, settings.max_seq_len, settings.max_num_tokens) == (64, 128, 512)
+
+
+def test_a_stream_sends_what_is_new_and_ends_with_the_last_response(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, streaming=True)
+    assert model.execute([request]) is None
+    tell = model.engine.tell[0]
+    tell(Update((3, 4), None, STATS))
+    tell(Update((5,), None, STATS))
+    tell(Update((), "length", STATS))
+    assert answers(request) == [([3, 4], False, False), ([5], True, False), ([], True, True)]
+    last = {name: array.item() for name, array in request.sender.sent[-1][0].outputs.items() if array.size == 1}
+    assert last["total_accepted_draft_tokens"] == 2
+    assert last["total_draft_tokens"] == 8
+    assert last["acceptance_rate"] == 0.25
+    assert (last["num_input_tokens"], last["num_output_tokens"]) == (5, 3)
+
+
+def test_without_stream_there_is_one_response(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2)
+    model.execute([request])
+    for update in (Update((3, 4), None, STATS), Update((5,), "end_id", STATS)):
+        model.engine.tell[0](update)
+    assert answers(request) == [([3, 4, 5], False, True)]
+
+
+def test_a_response_has_the_outputs_that_its_request_names_and_no_others(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, streaming=True)
+    request.wanted = {"output_ids", "sequence_length"}
+    model.execute([request])
+    for update in (Update((3,), None, STATS), Update((4,), "length", STATS)):
+        model.engine.tell[0](update)
+    assert [set(response.outputs) for response, _ in request.sender.sent] == [request.wanted] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, [1, 2, 3]),
+        ({"streaming": True}, [3]),
+        ({"exclude_input_in_output": False, "streaming": True}, [1, 2, 3]),
+        ({"exclude_input_in_output": True}, [3]),
+    ],
+)
+def test_the_prompt_comes_back_as_from_nvidias_model(given, expected, artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, **given)
+    if "exclude_input_in_output" not in given:
+        del request.inputs["exclude_input_in_output"]
+    model.execute([request])
+    model.engine.tell[0](Update((3,), "length", STATS))
+    assert answers(request) == [(expected, False, True)]
+
+
+def test_edits_and_wanted_log_probabilities_reach_the_engine(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    request = ask(
+        1, repetition_penalty=1.25, presence_penalty=0.5, frequency_penalty=-0.25, prompt_ignore_length=4, min_tokens=3,
+        return_log_probs=True, num_top_logprobs=2,
+    )  # fmt: skip
+    request.inputs["bad_words_list"] = tensor_of_words([[7, 8], [9]])[None]
+    request.inputs["embedding_bias"] = np.array([[0.0, 1.5, 0.0, -2.0]], np.float32)
+    clients = ask(1, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, return_log_probs=False)
+    clients.inputs |= {"bad_words_list": tensor_of_words([])[None], "embedding_bias": np.zeros((1, 0), np.float32)}
+    model.execute([request, clients, ask(1, num_top_logprobs=1)])
+    asked, neutral, top = model.engine.asked
+    assert asked.edits == LogitEdits(1.25, 0.5, -0.25, 4, 3, ((7, 8), (9,)), {1: 1.5, 3: -2.0})
+    assert (asked.return_log_probs, asked.num_top_log_probs) == (True, 2)
+    assert neutral.edits == LogitEdits()
+    assert not neutral.scored
+    assert (top.return_log_probs, top.num_top_log_probs) == (True, 1)
+
+
+def test_log_probabilities_leave_with_their_ids(artifact, pb_utils, monkeypatch) -> None:
+    """`cum_log_probs` is the whole text's so far, the others are the response's own."""
+    model, stream = start(artifact, pb_utils, monkeypatch), ask(1, return_log_probs=True, streaming=True)
+    model.execute([stream])
+    rows = Scores(
+        None, -np.ones(3, np.float32), -np.ones((3, 2), np.float32), np.arange(6, dtype=np.int32).reshape(3, 2)
+    )
+    model.engine.tell[0](Update((3, 4), None, STATS, scores=rows.part(0, 2)))
+    model.engine.tell[0](Update((5,), "length", STATS, scores=rows.part(2)))
+    first, last = (response.outputs for response, _ in stream.sender.sent)
+    assert first["output_log_probs"].tolist() == [[[-1.0, -1.0]]]
+    assert (first["cum_log_probs"].tolist(), last["cum_log_probs"].tolist()) == ([[-2.0]], [[-3.0]])
+    assert last["top_logprobs"].tolist() == [[[-1.0, -1.0]]]
+    assert last["top_logprob_ids"].tolist() == [[[4, 5]]]
+
+
+def test_a_request_to_stop_ends_the_one_with_its_id(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    running, other, stop, stray = ask(1, streaming=True), ask(1, streaming=True), ask(0, stop=True), ask(0, stop=True)
+    for request, name in ((running, "a"), (other, "b"), (stop, "a"), (stray, "")):
+        request.request_id = lambda name=name: name
+    model.execute([running, other, stop, stray])
+    assert model.engine.cancelled == [0]
+    for tell in model.engine.tell:
+        tell(Update((3,), "cancelled", STATS))
+    assert answers(running) == [([3], False, True)]
+    assert other.sender.sent[0][0].error.code == "cancelled"
+    for request in (stop, stray):
+        [(response, flags)] = request.sender.sent
+        assert (response.outputs, response.error, flags) == ({}, None, FINAL)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, SamplingOptions()),
+        ({"temperature": 0.0, "runtime_top_k": 40}, SamplingOptions(top_k=40)),
+        ({"runtime_top_k": 1}, SamplingOptions(top_k=1)),
+        ({"temperature": 0.7}, SamplingOptions()),
+        ({"temperature": 0.7, "runtime_top_k": 0, "runtime_top_p": 0.0}, SamplingOptions()),
+        ({"temperature": 0.7, "runtime_top_p": 1.0}, SamplingOptions(pytest.approx(0.7))),
+        ({"runtime_top_k": 40}, SamplingOptions(1.0, 40)),
+        ({"runtime_top_p": 0.5}, SamplingOptions(1.0, 0, 0.5)),
+        ({"temperature": 0.5, "runtime_top_k": 9, "runtime_top_p": 0.0, "seed": 7}, SamplingOptions(0.5, 9, 1.0, 7)),
+    ],
+)
+def test_sampling_has_the_defaults_of_tensorrt_llm(given, expected, artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    model.execute([ask(1, **given)])
+    assert model.engine.asked[0].sampling == expected
+
+
+def test_stop_words_draft_length_and_end_ids_reach_the_engine(artifact, pb_utils, monkeypatch, tokenizer) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    stop = ask(1, num_draft_tokens=0, end_id=-1)
+    stop.inputs["stop_words_list"] = tensor_of_words([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
+    model.execute([stop, ask(1), ask(1, end_id=tokenizer.end_ids[0]), ask(1, end_id=9)])
+    assert model.engine.asked[0].stop == (" é", "\n")
+    assert model.engine.asked[0].draft_len == 0
+    assert [asked.end_ids for asked in model.engine.asked] == [(), tokenizer.end_ids, tokenizer.end_ids, (9,)]
+
+
+def test_the_draft_of_a_request_reaches_the_engine(artifact, pb_utils, monkeypatch) -> None:
+    model, request, plain = start(artifact, pb_utils, monkeypatch), ask(1), ask(1)
+    logits = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    request.inputs |= {"draft_input_ids": np.array([[4, 5]], np.int32), "draft_logits": logits}
+    model.execute([request, plain])
+    logits += 1.0  # the server uses the memory again
+    asked, other = model.engine.asked
+    assert asked.draft_ids == (4, 5)
+    assert asked.draft_logits.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert (other.draft_ids, other.draft_logits, other.return_logits) == ((), None, False)
+
+
+def test_logits_leave_with_their_ids(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    whole, stream = ask(1, return_generation_logits=True), ask(1, return_generation_logits=True, streaming=True)
+    model.execute([whole, stream])
+    assert all(asked.return_logits for asked in model.engine.asked)
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for tell in model.engine.tell:
+        tell(Update((3, 4), None, STATS, scores=Scores(rows[:2])))
+        tell(Update((5,), None, STATS, scores=Scores(rows[2:])))
+        tell(Update((), "length", STATS, scores=Scores(rows[:0])))
+    sent = [[response.outputs["generation_logits"].tolist() for response, _ in r.sender.sent] for r in (whole, stream)]
+    assert sent[0] == [[[rows.tolist()]]]
+    assert sent[1] == [[[rows[:2].tolist()]], [[rows[2:].tolist()]], [[[]]]]
+
+
+def test_lookahead_is_lowered_in_all_of_its_sizes(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    sizes = {"lookahead_window_size": 3, "lookahead_ngram_size": 2, "lookahead_verification_set_size": 1}
+    one = ask(1, lookahead_ngram_size=2)
+    model.execute([ask(1, **sizes), one])
+    assert model.engine.asked[0].options == {"window": 3, "ngram": 2, "verification": 1}
+    assert one.sender.sent[0][0].error.message == (
+        "lookahead_window_size, lookahead_ngram_size, lookahead_verification_set_size come together or not at all"
+    )
+
+
+def test_a_threshold_of_acceptance_is_refused_where_it_would_count(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    idle, lossy = ask(1, draft_acceptance_threshold=0.5), ask(1, draft_acceptance_threshold=0.5)
+    for request in (idle, lossy):
+        request.inputs["draft_input_ids"] = np.array([[4]], np.int32)
+    lossy.inputs["draft_logits"] = np.zeros((1, 1, 3), np.float32)
+    model.execute([idle, lossy])
+    assert len(model.engine.asked) == 1
+    assert lossy.sender.sent[0][0].error.message.startswith(
+        "draft_acceptance_threshold 0.5 with draft_logits would change the text's distribution"
+    )
+
+
+def test_a_bad_request_is_answered_and_its_neighbour_served(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    broken, good = ask(1), ask(1)
+    del broken.inputs["input_ids"]
+    requests = [ask(1, beam_width=4), ask(), broken, good]
+    model.execute(requests)
+    model.engine.tell[0](Update((3,), "length", STATS))
+    errors = [request.sender.sent for request in requests[:3]]
+    assert [len(sent) for sent in errors] == [1, 1, 1]
+    assert all(flags == FINAL for [(_, flags)] in errors)
+    assert errors[0][0][0].error.message == "beam_width 4 is not supported by the torch engine"
+    assert errors[1][0][0].error.message == "the prompt is empty"
+    assert errors[2][0][0].error.message == "the request has no input_ids"
+    assert answers(good) == [([3], False, True)]
+
+
+@pytest.mark.parametrize(("reason", "code"), [("cancelled", "cancelled"), ("error", "internal")])
+def test_the_engines_own_errors_end_the_stream(reason, code, artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, streaming=True)
+    model.execute([request])
+    model.engine.tell[0](Update((3,), reason, STATS, "the engine failed: no memory" if reason == "error" else None))
+    [(response, flags)] = request.sender.sent
+    assert (response.error.code, flags) == (code, FINAL)
+    if reason == "cancelled":
+        assert response.error.message == "the request was cancelled"
+    else:
+        assert "no memory" not in response.error.message
+        assert f"internal error {fault_of(response.error.message)}: " in pb_utils.logged[0]
+        assert "the engine failed: no memory" in pb_utils.logged[0]
+
+
+@pytest.mark.slow
+def test_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1)
+    model.execute([request])
+    model.engine.tell[0](Update((3,), None, STATS))
+    assert model.engine.cancelled == []
+    request.sender.cancelled = True
+    assert wait_until(lambda: model.engine.cancelled == [0], 10)
+
+
+@pytest.mark.slow
+def test_the_engine_never_waits_for_an_answer_of_whether_a_client_left(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, streaming=True)
+    asked_by: list[str] = []
+    request.sender.is_cancelled = lambda: asked_by.append(threading.current_thread().name)
+    model.execute([request])
+    for _ in range(3):
+        model.engine.tell[0](Update((3,), None, STATS))
+    assert wait_until(lambda: len(asked_by) > 1, 10)
+    model.engine.tell[0](Update((3,), "length", STATS))
+    count = len(asked_by)
+    time.sleep(3 * POLL_S)
+    assert asked_by == ["departures"] * count, "and nobody asks when all is said"
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_before_submit_returns_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1)
+    request.sender.cancelled = True
+    model.engine.before_return = lambda _: time.sleep(3 * POLL_S)
+    model.execute([request])
+    assert model.engine.cancelled == [0]
+
+
+def test_news_may_come_before_submit_returns(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1)
+    request.sender.cancelled = True
+    model.engine.before_return = lambda on_update: on_update(Update((3,), None, STATS))
+    model.execute([request])
+    model.engine.tell[0](Update((4,), "length", STATS))
+    assert answers(request) == [([3, 4], False, True)]
+
+
+def test_a_response_that_cannot_be_sent_does_not_end_the_engine(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, streaming=True)
+    model.execute([request])
+    request.sender.send = lambda *_, **__: 1 / 0
+    model.engine.tell[0](Update((3,), None, STATS))
+    assert "ZeroDivisionError" in pb_utils.logged[0]
+    assert model.engine.cancelled == [0]
+
+
+def test_without_decoupling_execute_returns_all_responses_in_order(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch, decoupled=False)
+    model.engine.before_return = lambda on_update: on_update(Update((len(model.engine.asked),), "length", STATS))
+    first, refused, second = model.execute([ask(1), ask(1, streaming=True), ask(1)])
+    assert first.outputs["output_ids"].tolist() == [[[1]]]
+    assert second.outputs["output_ids"].tolist() == [[[2]]]
+    assert refused.error.message.startswith("streaming is not served by this repository")
+
+
+@pytest.mark.slow
+def test_without_decoupling_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch, decoupled=False), ask(1)
+    request.cancelled = True
+    generation = model.start(request)
+    assert wait_until(lambda: model.engine.cancelled == [0], 10)
+    model.engine.tell[0](Update((), "cancelled", STATS))
+    assert generation.result().error.code == "cancelled"
+
+
+def test_the_artifacts_own_library_is_the_first_to_verify(artifact, pb_utils, monkeypatch) -> None:
+    library = artifact / "plugins" / "libtrtspec.so"
+    library.parent.mkdir()
+    library.touch()
+    _, _, settings, _ = start(artifact, pb_utils, monkeypatch).engine.settings
+    assert settings.kernels[0] == library
+
+
+def test_the_engine_is_warmed_up_where_the_recipe_says_so(artifact, pb_utils, monkeypatch) -> None:
+    assert not start(artifact, pb_utils, monkeypatch).engine.is_warm
+    assert start(artifact, pb_utils, monkeypatch, warmup=True).engine.is_warm
+
+
+def test_finalize_closes_the_engine(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    model.finalize()
+    assert model.engine.closed
+
+
+def texts(*values: str) -> np.ndarray:
+    return np.array([[value.encode() for value in values]], dtype=object)
+
+
+def test_preprocessing_gives_ids_and_nvidias_word_lists(artifact, pb_utils, monkeypatch, tokenizer) -> None:
+    model = start(artifact, pb_utils, monkeypatch, "preprocessing")
+    canonical = Request(
+        QUERY=texts("Hé"), REQUEST_OUTPUT_LEN=20, BAD_WORDS_DICT=texts(""), STOP_WORDS_DICT=texts("\n", "ab")
+    )
+    [response] = model.execute([canonical])
+    outputs = {name: array.tolist() for name, array in response.outputs.items()}
+    assert outputs["INPUT_ID"] == [tokenizer.encode("Hé")]
+    assert outputs["REQUEST_INPUT_LEN"] == [[3]]
+    assert outputs["REQUEST_OUTPUT_LEN"] == [[20]]
+    assert outputs["OUT_END_ID"] == outputs["OUT_PAD_ID"] == [[tokenizer.end_ids[0]]]
+    assert words_of_tensor(response.outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode("\n"), tokenizer.encode("ab")]
+    assert words_of_tensor(response.outputs["BAD_WORDS_IDS"][0]) == []
+
+
+def test_preprocessing_refuses_an_empty_text_and_passes_what_was_given(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch, "preprocessing")
+    empty, given = model.execute(
+        [
+            Request(QUERY=texts(""), REQUEST_OUTPUT_LEN=1),
+            Request(QUERY=texts("a"), REQUEST_OUTPUT_LEN=1, END_ID=-1, PAD_ID=5),
+        ]
+    )
+    assert empty.error.message == "text_input is empty"
+    assert (given.outputs["OUT_END_ID"].item(), given.outputs["OUT_PAD_ID"].item()) == (-1, 5)
+
+
+def test_postprocessing_decodes_as_many_ids_as_there_are(artifact, pb_utils, monkeypatch, tokenizer) -> None:
+    model = start(artifact, pb_utils, monkeypatch, "postprocessing")
+    ids = np.array([[[*tokenizer.encode("né"), 0, 0]]], np.int32)
+    [whole, empty] = model.execute(
+        [Request(TOKENS_BATCH=ids, SEQUENCE_LENGTH=3), Request(TOKENS_BATCH=ids, SEQUENCE_LENGTH=0, CONTINUATION=True)]
+    )
+    assert whole.outputs["OUTPUT"].tolist() == ["né".encode()]  # [n], as NVIDIA's clients read it
+    assert empty.outputs["OUTPUT"].tolist() == [b""]
+
+
+def test_a_full_queue_of_the_engine_is_no_mistake_of_the_client(artifact: Path, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+
+    def full(request, on_update) -> None:
+        raise Overloaded(128)
+
+    model.engine.submit = full
+    request = ask(1)
+    model.execute([request])
+    [(answer, flags)] = request.sender.sent
+    assert (answer.error.code, flags) == ("unavailable", FINAL)
+
+
+def test_metrics_say_what_the_engine_told(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    model.execute([ask(1, 2), ask(3), ask()])
+    model.engine.tell[0](Update((3,), None, Stats(2, 1), queue_s=0.5))
+    model.engine.tell[0](Update((4, 5), "stop", replace(STATS, accepted_by_position=(2,)), queue_s=0.5))
+    model.engine.tell[1](Update((), "cancelled", Stats(1)))
+    model.finalize()
+    told = {name: sum(values) for name, values in pb_utils.exported.items()}
+    counts = {"prompt_tokens": 6, "generated_tokens": 3, "drafted_tokens": 8, "accepted_tokens": 2, "decode_steps": 2}
+    assert {name: told[f"trtspec_{name}_total",] for name in counts} == counts
+    assert told["trtspec_accepted_tokens_by_position_total", "1"] == 2
+    reasons = ("stop", "cancelled", "refused", "error")
+    assert [told["trtspec_requests_total", reason] for reason in reasons] == [1, 1, 1, 0]
+    assert pb_utils.exported["trtspec_queue_seconds",] == [0.5]
+    assert len(pb_utils.exported["trtspec_time_to_first_token_seconds",]) == 1
+
+
+def test_a_model_whose_triton_takes_no_metrics_serves_on(artifact, pb_utils, monkeypatch) -> None:
+    del pb_utils.MetricFamily
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2)
+    model.execute([request])
+    model.engine.tell[0](Update((3,), "length", STATS))
+    assert answers(request) == [([3], False, True)]
+    assert [said[:35] for said in pb_utils.logged] == ["this model exports no metrics: Attr"]
+
+
+@pytest.mark.parametrize("name", ["tensorrt_llm", "preprocessing"])
+def test_a_field_that_nothing_reads_is_refused_by_a_model(name: str, artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch, name)
+    if name == "tensorrt_llm":
+        request, nearest = ask(1), "temperature"
+        request.sent = {"tempreature": 1.0}
+        model.execute([request])
+        ((response, _),) = request.sender.sent
+    else:
+        request, nearest = Request(sent={"QUERRY": "a"}, QUERY=b"a", REQUEST_OUTPUT_LEN=3), "QUERY"
+        (response,) = model.execute([request])
+    assert response.error.code == "invalid"
+    assert response.error.message.endswith(f"hint: did you mean {nearest}?")
+
+
+def test_older_names_reach_the_engine_and_errors_have_the_requests_names(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    request = ask(1, runtime_top_p=0.9, random_seed=np.uint64(7))
+    request.sent = {"min_length": 3, "accumulate_tokens": True}
+    model.execute([request])
+    (asked,) = model.engine.asked
+    assert (asked.sampling.seed, asked.edits.min_tokens) == (7, 3)
+    refused = ask(1, seed=np.uint64(8), random_seed=np.uint64(7))
+    model.execute([refused])
+    ((response, _),) = refused.sender.sent
+    assert response.error.message.startswith("seed is 8 and random_seed is 7: they are the same field")
+
+
+def test_a_client_that_the_proxy_reports_as_departed_ends_its_request(
+    artifact, pb_utils, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(responses, "DEPARTURES", str(tmp_path))
+    model, request, other = start(artifact, pb_utils, monkeypatch), ask(1), ask(2)
+    token, body = tagged(b'{"a": 1}')
+    request.sent = json.loads(body)
+    del request.sent["a"]
+    other.sent = {"trtspec_client": "../" + token}
+    model.execute([request, other])
+    mark_departed(tmp_path, token)
+    assert wait_until(lambda: model.engine.cancelled == [0], 10)
+    forget_departed(tmp_path, token)
+    forget_departed(tmp_path, token)
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has the server hand over requests that came while a model executed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from trtspec.core.processes import wait_until
+from trtspec.serving.triton.python_models import scheduler_wakeup as module
+from trtspec.serving.triton.python_models.errors import ModelRefusal
+from trtspec.serving.triton.python_models.scheduler_wakeup import Nudge
+
+
+class Request:
+    """One of `execute`'s."""
+
+    def __init__(self, identifier: str) -> None:
+        self._id = identifier
+
+    def request_id(self) -> str:
+        return self._id
+
+
+class Server:
+    """Takes nudges in; `takes_in` is called for each, as a server would execute the model."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.takes_in = lambda request: None
+
+    def ask(self, request: Any) -> Iterator[Any]:
+        self.asked.append(request)
+        self.takes_in(request)
+        return iter(())
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def nudge(server: Server) -> Iterator[Nudge]:
+    nudge = Nudge(server, "ensemble")  # type: ignore[arg-type]
+    yield nudge
+    nudge.close()
+    assert not nudge._thread.is_alive()
+
+
+def executes(nudge: Nudge, *identifiers: str) -> None:
+    with nudge.behind([Request(identifier) for identifier in identifiers]):
+        pass
+
+
+def test_behind_a_clients_request_come_two_nudges_and_none_behind_those(nudge: Nudge, server: Server) -> None:
+    server.takes_in = lambda request: executes(nudge, request.id)
+    executes(nudge, "a client's", "")
+    assert wait_until(lambda: len(server.asked) == 2, 10)
+    assert not wait_until(lambda: len(server.asked) > 2, 0.1)
+    [request, _] = server.asked
+    assert request.model_name == "ensemble"
+    assert [(each.name, list(each.shape)) for each in request.inputs] == [
+        ("text_input", [1, 1]),
+        ("max_tokens", [1, 1]),
+    ]
+    assert nudge.is_own(Request(request.id))
+    assert not nudge.is_own(Request(""))
+
+
+def test_where_the_server_takes_in_nothing_it_is_nudged_again(nudge: Nudge, server: Server) -> None:
+    """Its thread was not back from `execute` yet, so that the nudge waits as well."""
+    executes(nudge, "")
+    assert wait_until(lambda: len(server.asked) > 3, 10)
+    executes(nudge, *[request.id for request in server.asked])
+    asked = len(server.asked)
+    assert wait_until(nudge._began.is_set, 10)
+    assert len(server.asked) <= asked + 1
+
+
+def test_nothing_is_nudged_that_executes(nudge: Nudge, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEHIND_S", (0.1,))
+    goes_on = threading.Event()
+
+    def execute() -> None:
+        with nudge.behind([Request("")]):
+            goes_on.wait(10)
+
+    executes(nudge, "")
+    executing = threading.Thread(target=execute)
+    executing.start()
+    assert not wait_until(lambda: bool(server.asked), 0.3)
+    goes_on.set()
+    executing.join(10)
+    assert wait_until(lambda: bool(server.asked), 10)
+
+
+def test_a_server_that_refuses_a_nudge_is_asked_again(nudge: Nudge, server: Server) -> None:
+    def refuse(request: Any) -> None:
+        raise ModelRefusal("Exceeds maximum queue size", "UNAVAILABLE")
+
+    server.takes_in = refuse
+    executes(nudge, "")
+    assert wait_until(lambda: len(server.asked) > 2, 10)

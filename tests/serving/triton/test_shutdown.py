@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is open when the drain of a server ends is answered with an error, once, and nothing comes behind it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serving.triton.fakes import FINAL, Request, make_pb_utils
+from trtspec.core.processes import wait_until
+from trtspec.serving.triton.python_models.drain import Shutdown, ending_file
+from trtspec.serving.triton.python_models.errors import status_of
+from trtspec.serving.triton.python_models.responses import Responder
+from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
+
+SOON_S = 5.0
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return tmp_path / "model_repository"
+
+
+@pytest.fixture
+def shutdown(repository: Path) -> Iterator[Shutdown]:
+    found = Shutdown(str(repository / "tensorrt_llm"))
+    yield found
+    found.close()
+
+
+def responder(request: Request, shutdown: Shutdown, *, decoupled: bool = True) -> Responder:
+    return Responder(make_pb_utils(), request, threading.Lock(), decoupled=decoupled, shutdown=shutdown)
+
+
+def test_open_requests_get_an_error_and_ended_ones_nothing(repository: Path, shutdown: Shutdown) -> None:
+    waiting, answered = Request(), Request()
+    open_one = responder(waiting, shutdown)
+    responder(answered, shutdown).send_end()
+    assert not open_one.is_cancelled()
+    ending_file(repository).touch()
+    assert wait_until(lambda: bool(waiting.sender.sent), SOON_S)
+    [(response, flags)] = waiting.sender.sent
+    assert (response.error.message, response.error.code, flags) == (SHUTTING_DOWN, "unavailable", FINAL)
+    assert open_one.is_cancelled(), "whoever makes the text ends"
+    open_one.send_cancelled()
+    assert len(waiting.sender.sent) == len(answered.sender.sent) == 1
+
+
+def test_a_model_that_returns_its_responses_returns_the_error(repository: Path, shutdown: Shutdown) -> None:
+    open_one = responder(Request(), shutdown, decoupled=False)
+    ending_file(repository).touch()
+    assert open_one.result().error.message == SHUTTING_DOWN
+
+
+def test_a_request_that_comes_late_is_answered_too(repository: Path, shutdown: Shutdown) -> None:
+    ending_file(repository).touch()
+    assert responder(Request(), shutdown, decoupled=False).result().error.message == SHUTTING_DOWN
+
+
+def test_a_model_that_asked_another_knows_what_was_said() -> None:
+    assert status_of(SHUTTING_DOWN) == "UNAVAILABLE"

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An artifact's files are read once; whatever was done to one since, it is read again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trtspec.core.file_records import FileRecord
+from trtspec.core.hashing import file_sha256
+from trtspec.store import verified_cache
+from trtspec.store.manifest import Manifest
+from trtspec.store.verified_cache import remember_published, verify_changed
+
+
+@pytest.fixture
+def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # no test can set a time of change
+    (tmp_path / "cache").mkdir()
+    root = tmp_path / "artifact"
+    (root / "deep").mkdir(parents=True)
+    for name in ("one", "deep/two"):
+        (root / name).write_text(f"content of {name}")
+        os.utime(root / name, (1, 1))
+    return root
+
+
+@pytest.fixture
+def manifest(artifact: Path) -> Manifest:
+    named = [(name, artifact / name) for name in ("one", "deep/two")]
+    records = [FileRecord(path=name, size=path.stat().st_size, sha256=file_sha256(path)) for name, path in named]
+    return Manifest.model_construct(files=tuple(records))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> list[str]:
+    noted: list[str] = []
+
+    def note(path: Path) -> str:
+        noted.append(str(path.relative_to(artifact)))
+        return file_sha256(path)
+
+    monkeypatch.setattr(verified_cache, "file_sha256", note)
+    return noted
+
+
+def test_a_file_is_read_once(artifact: Path, manifest: Manifest, reads: list[str]) -> None:
+    assert verify_changed(artifact, manifest) == ([], 0)
+    assert sorted(reads) == ["deep/two", "one"]
+    assert verify_changed(artifact, manifest) == ([], 2)
+    assert len(reads) == 2
+
+
+def test_what_was_just_published_is_not_read(artifact: Path, manifest: Manifest, reads: list[str]) -> None:
+    remember_published(artifact, manifest)
+    assert verify_changed(artifact, manifest) == ([], 2)
+    assert reads == []
+
+
+def overwrite(path: Path) -> None:
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"C")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def put_another(path: Path) -> None:
+    before, other = path.stat(), path.with_name("other")
+    other.write_bytes(b"C" + path.read_bytes()[1:])
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.replace(other, path)
+
+
+@pytest.mark.parametrize("change", [overwrite, put_another])
+def test_a_change_is_found_whatever_its_times_say(
+    artifact: Path, manifest: Manifest, change: Callable[[Path], None], reads: list[str]
+) -> None:
+    verify_changed(artifact, manifest)
+    change(artifact / "deep" / "two")
+    for _ in range(2):
+        assert verify_changed(artifact, manifest)[0] == ["deep/two: sha256 differs"]
+    assert reads.count("one") == 1
+
+
+def test_files_beside_those_that_are_named_are_found(artifact: Path, manifest: Manifest) -> None:
+    verify_changed(artifact, manifest)
+    (artifact / "deep" / "three").touch()
+    assert verify_changed(artifact, manifest)[0] == ["deep/three: the manifest does not name it"]
+    (artifact / "deep" / "three").unlink()
+    (artifact / "one").rename(artifact.parent / "one")
+    (artifact / "one").symlink_to(artifact.parent / "one")
+    assert verify_changed(artifact, manifest)[0] == ["one: not a regular file of the artifact"]
+
+
+def test_another_manifest_is_held_against_what_was_read(artifact: Path, manifest: Manifest) -> None:
+    verify_changed(artifact, manifest)
+    forged = manifest.files[0].model_copy(update={"sha256": "ab" * 32})
+    other = Manifest.model_construct(files=(forged, manifest.files[1]))
+    assert verify_changed(artifact, other)[0] == ["one: sha256 differs"]
+
+
+def test_a_copy_brings_nothing_along(artifact: Path, manifest: Manifest, reads: list[str], tmp_path: Path) -> None:
+    verify_changed(artifact, manifest)
+    reads.clear()
+    shutil.copytree(artifact, tmp_path / "cache" / "artifact")  # times and all
+    shutil.rmtree(artifact)
+    shutil.copytree(tmp_path / "cache" / "artifact", artifact)
+    assert verify_changed(artifact, manifest) == ([], 0)
+    assert len(reads) == 2
+
+
+def test_nothing_is_remembered_of_another_file_system(
+    artifact: Path, manifest: Manifest, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTSPEC_CACHE", "/dev/shm")
+    if os.stat("/dev/shm").st_dev == artifact.stat().st_dev:
+        pytest.skip("one file system")
+    remember_published(artifact, manifest)
+    for _ in range(2):
+        assert verify_changed(artifact, manifest) == ([], 0)
+    assert len(reads) == 4
+
+
+def test_a_memory_that_was_tampered_with_is_none(
+    artifact: Path, manifest: Manifest, reads: list[str], tmp_path: Path
+) -> None:
+    verify_changed(artifact, manifest)
+    memory = tmp_path / "cache" / "artifacts.json"
+    memory.write_text(memory.read_text().replace(manifest.files[0].sha256, "ab" * 32))
+    assert verify_changed(artifact, manifest) == ([], 0)
+    assert len(reads) == 4

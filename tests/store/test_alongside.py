@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps whose sources nobody has read: hashed meanwhile, published under the key of the bytes that were there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.store.writing import Unshown
+from trtspec.core.errors import SourceChanged, StepError, TrtspecError
+from trtspec.core.failpoint import failpoint
+from trtspec.core.hashing import Hashlib
+from trtspec.store import lazy_digests
+from trtspec.store.digest import DigestCache
+from trtspec.store.executor import StepResult, Unobserved, execute
+from trtspec.store.files import FileReader, Files
+from trtspec.store.lazy_digests import Alongside, Sources
+from trtspec.store.plan import Plan
+from trtspec.store.step import Inputs, Progress, Step, notes_of
+from trtspec.store.store import Store
+
+PIECE = 1000
+
+
+@dataclass(frozen=True)
+class Upper(Step):
+    """A resumable step that reads a file piece by piece, and writes it."""
+
+    VERSION = 1
+    RESUMABLE = True
+    source: Files
+    meanwhile: Callable[[int], object] = field(default=lambda done: None, metadata={"key": False})
+    tells: bool = field(default=True, metadata={"key": False})
+
+    @property
+    def name(self) -> str:
+        return "upper"
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        [path], target = self.source.paths, out / "upper"
+        notes = notes_of(out) / "done"
+        done = int(notes.read_text()) if notes.exists() else 0
+        with path.open("rb") as source, target.open("r+b" if done else "wb") as copy:
+            source.seek(done), copy.seek(done)
+            while piece := source.read(PIECE):
+                copy.write(piece.upper())
+                copy.flush()
+                done += len(piece)
+                notes.write_text(str(done))
+                self.meanwhile(done)
+                if self.tells:
+                    progress.advance(len(piece))
+                failpoint("upper.piece")
+
+
+@dataclass(frozen=True)
+class After(Step):
+    """A step that depends on one with sources."""
+
+    VERSION = 1
+    upper: Upper
+
+    @property
+    def name(self) -> str:
+        return "after"
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        (out / "size").write_text(str((inputs[self.upper] / "upper").stat().st_size))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "hf" / "weights"
+    path.parent.mkdir()
+    path.write_bytes(os.urandom(20) + b"abcdefg" * 3000)
+    os.utime(path, (1, 1))  # long ago
+    return path
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> DigestCache:
+    return DigestCache(tmp_path / "digests.json")
+
+
+def files(source: Path, digests: DigestCache, *, read: bool = False) -> Files:
+    return FileReader(digests, None if read else 0).read(source.parent, [source])
+
+
+def run(step: Step, store: Store, digests: DigestCache) -> StepResult:
+    return execute(Plan([step]), store, Unobserved(), sources=Sources(digests))[-1]
+
+
+def test_the_key_is_that_of_the_bytes(source: Path, store: Store, digests: DigestCache, tmp_path: Path) -> None:
+    step = Upper(files(source, digests))
+    assert not step.source.is_read
+    result = run(step, store, digests)
+    final = Upper(files(source, DigestCache(tmp_path / "other.json"), read=True))
+    assert (result.key, result.status) == (final.key, "built")
+    assert store.peek(final.key).entry
+    assert not store.peek(step.key).entry
+    assert (result.entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
+    assert store.all_resumable_bytes() == 0
+    assert run(Upper(files(source, digests)), store, digests).status == "hit"  # it is remembered
+
+
+def test_everything_is_on_the_disk_before_it_has_its_place(
+    source: Path, store: Store, digests: DigestCache, synced: list[str]
+) -> None:
+    step = Upper(files(source, digests))
+    key = run(step, store, digests).key
+    workspace, moved = store.root / "partial" / step.key, synced.index("rename")
+    names = [os.path.relpath(path, workspace) for path in synced[:moved] if path.startswith(str(workspace))]
+    assert [re.sub(r"[0-9a-f]{16}", "*", name) for name in names] == ["files/upper", "files", ".entry.json.*.tmp", "."]
+    assert synced[moved + 1] == str(store.root / "entries" / key[:2])
+
+
+def test_what_depends_on_it_has_its_final_key_too(source: Path, store: Store, digests: DigestCache) -> None:
+    results = execute(Plan([After(Upper(files(source, digests)))]), store, Unobserved(), sources=Sources(digests))
+    final = After(Upper(files(source, digests, read=True)))
+    assert [each.key for each in results] == [final.upper.key, final.key]
+    assert (results[1].entry.files_dir / "size").read_text() == str(source.stat().st_size)
+
+
+def test_a_build_holds_the_keys_that_it_finds(source: Path, store: Store, digests: DigestCache) -> None:
+    """Another process that clears the store between two steps leaves what the second one needs."""
+    other, removed = Store(store.root), list[bool]()
+
+    @dataclass(frozen=True)
+    class Cleared(After):
+        def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+            removed.append(other.remove(self.upper.key))
+            super().run(out, inputs, progress)
+
+    plan = Plan([Cleared(Upper(files(source, digests)))])
+    with store.holding([step.key for step in plan.steps], "recipe"):
+        results = execute(plan, store, Unobserved(), sources=Sources(digests))
+        assert removed == [False]
+        assert [other.remove(result.key) for result in results] == [False, False]
+    assert [other.remove(result.key) for result in results] == [True, True]
+
+
+def test_a_key_is_held_before_it_is_published(
+    source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, step, held = Store(store.root), Upper(files(source, digests)), list[bool]()
+    final = Upper(files(source, DigestCache(store.root / "none.json"), read=True)).key
+    rename = os.rename
+
+    def look(old: Path, new: Path) -> None:
+        if old.exists() and new.name == final:
+            held.append(final in other.uses.held())
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", look)
+    with store.holding([step.key], "recipe"):
+        run(step, store, digests)
+    assert held == [True]
+
+
+def test_what_another_source_with_these_bytes_gave_stays(source: Path, store: Store, digests: DigestCache) -> None:
+    first = run(Upper(files(source, digests)), store, digests)
+    copy = source.parent.parent / "copy" / "weights"
+    copy.parent.mkdir()
+    copy.write_bytes(source.read_bytes())
+    store.gc({first.key})  # which forgets that something alike was built
+    second = run(Upper(files(copy, digests)), store, digests)
+    assert (second.key, second.status, second.entry.created) == (first.key, "hit", first.entry.created)
+    assert store.all_resumable_bytes() == 0
+
+
+def test_a_copy_of_a_source_is_read_before_anything_is_built(
+    source: Path, store: Store, digests: DigestCache, tmp_path: Path
+) -> None:
+    first = run(Upper(files(source, digests)), store, digests)
+    again = tmp_path / "again" / "weights"
+    again.parent.mkdir()
+    again.write_bytes(source.read_bytes())
+    second = run(Upper(files(again, digests), lambda done: pytest.fail("it was built again")), store, digests)
+    assert (second.key, second.status) == (first.key, "hit")
+    again.write_bytes(again.read_bytes()[::-1])  # as large, and something else
+    assert run(Upper(files(again, digests)), store, digests).status == "built"
+
+
+def overwrite(path: Path) -> None:
+    """Change a byte and hide it, as far as a user can."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(30)
+        file.write(b"X")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace(path: Path) -> None:
+    """Put another file of the same size and time in the place."""
+    before, other = path.stat(), path.with_name("other")
+    other.write_bytes(path.read_bytes()[::-1])
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.replace(other, path)
+
+
+@pytest.mark.parametrize("change", [overwrite, replace, lambda path: os.truncate(path, 10), os.unlink])
+@pytest.mark.parametrize("at", [PIECE, 20 * PIECE])
+def test_a_source_that_changes_meanwhile_is_refused(
+    source: Path, store: Store, digests: DigestCache, change: Callable[[Path], object], at: int
+) -> None:
+    step = Upper(files(source, digests), lambda done: change(source) if done == at else None)
+    with pytest.raises((TrtspecError, FileNotFoundError)):
+        run(step, store, digests)
+    assert store.entries() == []
+    assert digests.lookup(source) is None if source.exists() else True
+
+
+def test_a_source_that_was_changed_after_a_kill_is_read_from_the_start(
+    source: Path, store: Store, digests: DigestCache, die_at: Callable[[str, Callable[[], object]], int]
+) -> None:
+    unread = Upper(files(source, digests))
+    assert die_at("upper.piece", lambda: run(unread, store, digests)) == -signal.SIGKILL
+    assert store.resumable_bytes(unread.key)
+    overwrite(source)
+    result = run(Upper(files(source, digests)), store, digests)
+    assert (result.entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
+    assert result.key == Upper(files(source, digests, read=True)).key
+
+
+@pytest.mark.slow
+def test_a_killed_step_goes_on(
+    source: Path, store: Store, digests: DigestCache, die_at: Callable[[str, Callable[[], object]], int]
+) -> None:
+    deaths = 0
+    while die_at("upper.piece", lambda: run(Upper(files(source, digests)), store, digests)) == -signal.SIGKILL:
+        deaths += 1
+    assert deaths == -(-source.stat().st_size // PIECE)  # each life does one piece
+    [entry] = store.entries()
+    assert (entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
+    assert entry.key == Upper(files(source, digests, read=True)).key
+
+
+@pytest.mark.parametrize("moment", ["store.before-entry", "store.before-rename", "store.after-rename"])
+def test_a_kill_around_the_publication_leaves_nothing_behind_for_long(
+    moment: str,
+    source: Path,
+    store: Store,
+    digests: DigestCache,
+    tmp_path: Path,
+    die_at: Callable[[str, Callable[[], object]], int],
+) -> None:
+    """What was written lies under a key that follows from the source's times, and is found as long as it is unread."""
+    assert die_at(moment, lambda: run(Upper(files(source, digests)), store, digests)) == -signal.SIGKILL
+    again = DigestCache(tmp_path / "digests.json")  # what the killed process had learned
+    result = run(Upper(files(source, again)), store, again)
+    assert (result.entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
+    assert result.key == Upper(files(source, again, read=True)).key
+    assert len(store.entries()) == 1
+    assert store.all_resumable_bytes() == 0
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("lead", [1, 1 << 20])
+def test_neither_waits_for_ever(
+    source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch, lead: int, tells: bool
+) -> None:
+    monkeypatch.setattr(lazy_digests, "LEAD_BYTES", lead)
+    monkeypatch.setattr(lazy_digests, "available_memory", lambda: 0)
+    assert run(Upper(files(source, digests), tells=tells), store, digests).status == "built"
+
+
+def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
+    source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is read now should be found in the page cache by who hashes."""
+    monkeypatch.setattr(lazy_digests, "LEAD_BYTES", 2 * PIECE)
+    monkeypatch.setattr(lazy_digests, "available_memory", lambda: 0)
+    begun, resumed, in_time, told = threading.Event(), threading.Event(), list[bool](), list[int]()
+    monkeypatch.setattr(Hashlib, "grow", lambda self, grown: (begun.set(), in_time.append(resumed.wait(10))))
+
+    class Told(Unshown):
+        def resume(self, n_bytes: int) -> None:
+            told.append(n_bytes)
+
+    with Alongside(Upper(files(source, digests)), digests, Told()) as beside:
+        assert begun.wait(30)
+        beside.resume(20 * PIECE)
+        beside.advance(PIECE)
+        resumed.set()
+    assert all(in_time)
+    assert told == [20 * PIECE]
+
+
+@pytest.mark.parametrize(("memory", "waits"), [(0, True), (39 * PIECE, True), (40 * PIECE, False)])
+def test_a_step_may_be_ahead_as_far_as_memory_holds_what_is_hashed_later(
+    source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch, memory: int, waits: bool
+) -> None:
+    """A calibration counts a table of embeddings at once, of which it reads a few rows."""
+    monkeypatch.setattr(lazy_digests, "LEAD_BYTES", PIECE)
+    monkeypatch.setattr(lazy_digests, "available_memory", lambda: memory)
+    begun, ahead, seen = threading.Event(), threading.Event(), list[bool]()
+    monkeypatch.setattr(Hashlib, "grow", lambda self, grown: (begun.set(), seen.append(ahead.wait(0.3))))
+    with Alongside(Upper(files(source, digests)), digests, Unshown()) as beside:
+        assert begun.wait(30)
+        beside.advance(10 * PIECE)
+        ahead.set()
+    assert seen[0] is not waits
+
+
+def test_a_step_that_fails_ends_the_hashing(source: Path, store: Store, digests: DigestCache) -> None:
+    def fail(done: int) -> None:
+        raise StepError("no more")
+
+    with pytest.raises(StepError, match="no more"):
+        run(Upper(files(source, digests), fail), store, digests)
+    assert store.entries() == []
+
+
+@pytest.fixture
+def blob(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Make the source a file of the hub's cache, whose blob is called by a digest."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def make(sha256: str) -> Path:
+        stored = tmp_path / "hub" / "models--a--b" / "blobs" / sha256
+        stored.parent.mkdir(parents=True)
+        source.rename(stored)
+        linked = tmp_path / "hub" / "models--a--b" / "snapshots" / "0" / "weights"
+        linked.parent.mkdir(parents=True)
+        linked.symlink_to(stored)
+        return linked
+
+    return make
+
+
+def test_the_hub_says_what_a_file_is(
+    blob: Any, source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # no test can set a time of change
+    linked = blob(hashlib.sha256(source.read_bytes()).hexdigest())
+    step = Upper(files(linked, digests))
+    assert step.source.is_read  # the plan has its final keys
+    assert step.source.unproven == ("weights",)
+    assert run(step, store, digests).key == step.key
+    assert digests.lookup(linked) == linked.resolve().name
+    assert run(Upper(files(linked, digests)), store, digests).status == "hit"
+
+
+def test_a_file_that_is_not_what_the_hub_calls_it_is_refused(blob: Any, store: Store, digests: DigestCache) -> None:
+    linked = blob("ab" * 32)
+    with pytest.raises(
+        StepError, match=f"its SHA-256 is [0-9a-f]{{64}}, and the hub calls it {'ab' * 32}: it is damaged"
+    ):
+        run(Upper(files(linked, digests)), store, digests)
+    assert store.entries() == []
+
+
+def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
+    blob: Any, source: Path, store: Store, digests: DigestCache
+) -> None:
+    """The disk said something else for a while: nothing that identifies the file changes."""
+    good = source.read_bytes()
+    linked = blob(hashlib.sha256(good).hexdigest())
+    step = Upper(files(linked, digests), lambda done: damage(done) if done == PIECE else None)
+
+    def damage(done: int) -> None:
+        with (store.root / "partial" / step.key / "files" / "upper").open("r+b") as copy:
+            copy.write(b"?")  # what was read of it then
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hashlib, "grow", lambda self, grown: None)
+        with pytest.raises(SourceChanged, match="it is damaged"):
+            run(step, store, digests)
+    result = run(Upper(files(linked, digests)), store, digests)
+    assert (result.entry.files_dir / "upper").read_bytes() == good.upper()
+
+
+def test_a_damaged_file_ends_a_step_as_soon_as_it_is_hashed(
+    blob: Any, source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked, hashed, pieces, wake = blob("ab" * 32), threading.Event(), list[int](), Alongside._wake
+    monkeypatch.setattr(Alongside, "_wake", lambda self: (wake(self), hashed.set()))
+
+    def wait_for_digest(done: int) -> None:
+        pieces.append(done)
+        assert hashed.wait(30)
+
+    step = Upper(files(linked, digests), wait_for_digest)
+    with pytest.raises(SourceChanged, match="it is damaged"):
+        run(step, store, digests)
+    assert pieces == [PIECE]
+
+
+def test_a_digest_is_looked_at_when_its_file_ends(blob: Any, source: Path, store: Store, digests: DigestCache) -> None:
+    """The hashing of a damaged file ends that of all others."""
+    linked = blob("ab" * 32)
+    other = linked.with_name("zzz")
+    other.write_bytes(b"x" * PIECE)
+    both = FileReader(digests, 0).read(linked.parent, [linked, other])
+    hashed = Alongside(Upper(both), digests, Unshown())._files
+    with pytest.raises(SourceChanged, match="it is damaged"):
+        hashed.digests(1)
+    assert hashed._found[1] == ""
+
+
+def test_what_was_made_of_a_file_that_changed_is_not_gone_on_with(
+    source: Path, store: Store, digests: DigestCache
+) -> None:
+    step = Upper(files(source, digests), lambda done: overwrite(source) if done == PIECE else None)
+    with pytest.raises(SourceChanged, match="the file changed while it was being read"):
+        run(step, store, digests)
+    assert not (store.root / "partial" / step.key / "notes").exists()
+
+
+@pytest.mark.parametrize("name", ["a" * 40, "A" * 64, "weights"])
+def test_other_names_of_blobs_say_nothing(blob: Any, digests: DigestCache, name: str) -> None:
+    assert not files(blob(name), digests).is_read
+
+
+def test_a_link_from_elsewhere_says_nothing(source: Path, digests: DigestCache, tmp_path: Path) -> None:
+    stored = tmp_path / "blobs" / ("ab" * 32)
+    stored.parent.mkdir()
+    source.rename(stored)
+    source.symlink_to(stored)
+    assert not files(source, digests).is_read

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans and their execution, on a diamond: fetch, then two cuts of it, then a join of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from trtspec.core.errors import StepError
+from trtspec.store.executor import Observer, Unobserved, execute
+from trtspec.store.plan import Plan, plan_status
+from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.store import Store
+
+
+@dataclass(frozen=True)
+class Fetch(Step):
+    VERSION = 1
+    text: str
+    trouble: BaseException | None = field(default=None, metadata={"key": False})
+
+    @property
+    def name(self) -> str:
+        return "fetch"
+
+    @property
+    def total_bytes(self) -> int:
+        return len(self.text)
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        (out / "text").write_text(self.text)
+        progress.advance(1)
+        if self.trouble:
+            raise self.trouble
+        progress.advance(len(self.text) - 1)
+
+
+@dataclass(frozen=True)
+class Cut(Step):
+    VERSION = 1
+    source: Fetch
+    upto: int
+    trouble: BaseException | None = field(default=None, metadata={"key": False})
+
+    @property
+    def name(self) -> str:
+        return f"cut-{self.upto}"
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        (out / "text").write_text((inputs[self.source] / "text").read_text()[: self.upto])
+        if self.trouble:
+            raise self.trouble
+
+
+@dataclass(frozen=True)
+class Join(Step):
+    VERSION = 1
+    parts: tuple[Cut, ...]
+
+    @property
+    def name(self) -> str:
+        return "join"
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        (out / "text").write_text("+".join((inputs[part] / "text").read_text() for part in self.parts))
+
+
+def diamond(text: str = "hello", trouble: BaseException | None = None) -> Join:
+    return Join((Cut(Fetch(text), 2), Cut(Fetch(text), 3, trouble)))
+
+
+class Recorder(Observer):
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+
+    def step_started(self, step: Step, total_bytes: int) -> None:
+        self.events.append(("started", step.name, total_bytes))
+
+    def step_advanced(self, step: Step, n: int) -> None:
+        self.events.append(("advanced", step.name, n))
+
+    def step_finished(self, step: Step, status: str, seconds: float) -> None:
+        assert 0 <= seconds < 10
+        self.events.append((status, step.name))
+
+
+def statuses(plan: Plan, store: Store) -> list[tuple[str, str, str]]:
+    return [(each.name, each.status, each.why) for each in plan_status(plan, store)]
+
+
+def results(plan: Plan, store: Store) -> list[tuple[str, str]]:
+    return [(each.name, each.status) for each in execute(plan, store, Unobserved())]
+
+
+def test_a_plan_has_every_key_once_and_dependencies_first() -> None:
+    plan = Plan([diamond(), diamond(), Fetch("other")])
+    assert [step.name for step in plan.steps] == ["fetch", "cut-2", "cut-3", "join", "fetch"]
+    assert [step.key for step in plan.steps] == [step.key for step in Plan([diamond(), Fetch("other")]).steps]
+    assert Plan([]).steps == ()
+
+
+def test_before_the_first_run_everything_has_its_reason(store: Store) -> None:
+    assert statuses(Plan([diamond()]), store) == [
+        ("fetch", "miss", "never built"),
+        ("cut-2", "miss", "input fetch will be rebuilt"),
+        ("cut-3", "miss", "input fetch will be rebuilt"),
+        ("join", "miss", "input cut-2 will be rebuilt"),
+    ]
+    assert not store.root.exists(), "to plan is to change nothing"
+
+
+def test_a_run_builds_all_and_the_next_one_nothing(store: Store) -> None:
+    plan, seen = Plan([diamond()]), Recorder()
+    first = execute(plan, store, seen)
+    assert [(each.name, each.status) for each in first] == [
+        ("fetch", "built"),
+        ("cut-2", "built"),
+        ("cut-3", "built"),
+        ("join", "built"),
+    ]
+    assert (first[-1].entry.files_dir / "text").read_text() == "he+hel"
+    assert [each.key for each in first] == [step.key for step in plan.steps]
+    assert seen.events[:5] == [
+        ("started", "fetch", 5),
+        ("advanced", "fetch", 1),
+        ("advanced", "fetch", 4),
+        ("built", "fetch"),
+        ("started", "cut-2", 0),
+    ]
+    again = Recorder()
+    second = execute(plan, store, again)
+    assert again.events == [("hit", "fetch"), ("hit", "cut-2"), ("hit", "cut-3"), ("hit", "join")]
+    assert [each.entry for each in second] == [each.entry for each in first]
+    assert statuses(plan, store) == [(step.name, "hit", "") for step in plan.steps]
+
+
+def test_a_second_run_calls_no_step(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute(Plan([diamond()]), store, Unobserved())
+    for step_class in (Fetch, Cut, Join):
+        monkeypatch.setattr(step_class, "run", None)
+    assert {status for _, status in results(Plan([diamond()]), store)} == {"hit"}
+
+
+def test_only_what_depends_on_a_change_is_built(store: Store) -> None:
+    execute(Plan([diamond()]), store, Unobserved())
+    changed = Plan([Join((Cut(Fetch("hello"), 2), Cut(Fetch("hello"), 4)))])
+    assert statuses(changed, store) == [
+        ("fetch", "hit", ""),
+        ("cut-2", "hit", ""),
+        ("cut-4", "miss", "never built"),
+        ("join", "miss", "input cut-4 will be rebuilt"),
+    ]
+    assert results(changed, store) == [("fetch", "hit"), ("cut-2", "hit"), ("cut-4", "built"), ("join", "built")]
+
+
+def test_a_damaged_entry_is_named_and_it_alone_is_rebuilt(store: Store) -> None:
+    plan = Plan([diamond()])
+    damaged = execute(plan, store, Unobserved())[1].entry.files_dir / "text"
+    damaged.chmod(0o644)
+    damaged.write_text("HE")
+    assert statuses(plan, store)[1] == ("cut-2", "miss", "corrupt: files/text: sha256 differs")
+    assert statuses(plan, store)[3] == ("join", "hit", "")
+    assert results(plan, store) == [("fetch", "hit"), ("cut-2", "built"), ("cut-3", "hit"), ("join", "hit")]
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), StepError("no")])
+def test_a_failed_run_keeps_what_was_done_and_resumes(store: Store, error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught:
+        execute(Plan([diamond(trouble=error)]), store, Unobserved())
+    assert caught.value is error
+    assert {entry.name for entry in store.entries()} == {"fetch", "cut-2"}
+    assert not any((store.root / "tmp").iterdir())
+    assert results(Plan([diamond()]), store) == [
+        ("fetch", "hit"),
+        ("cut-2", "hit"),
+        ("cut-3", "built"),
+        ("join", "built"),
+    ]
+
+
+def test_what_another_process_built_meanwhile_is_a_hit(
+    store: Store, start: Callable[..., int], finish: Callable[[int], int]
+) -> None:
+    class Meanwhile(Unobserved):
+        def step_started(self, step: Step, total_bytes: int) -> None:
+            assert finish(start(lambda: execute(Plan([step]), store, Unobserved()))) == 0
+
+    assert [each.status for each in execute(Plan([Fetch("x")]), store, Meanwhile())] == ["hit"]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.store.writing import Write, build, leftovers
+from trtspec.core.errors import StepError, TrtspecError
+from trtspec.store.store import Store
+
+
+def test_a_key_is_not_a_path(store: Store) -> None:
+    with pytest.raises(TrtspecError, match=r"'\.\./x' is not the key of a step: those are 64 hex digits"):
+        store.remove("../x")
+
+
+def refuse(code: int, filename: str | None = None) -> Callable[[Path], object]:
+    def trouble(out: Path) -> None:
+        raise OSError(code, os.strerror(code), filename)
+
+    return trouble
+
+
+@pytest.mark.parametrize(
+    ("code", "filename", "said"),
+    [
+        (28, None, "no space left on {root} while building write-x; nothing was published"),
+        (28, "/other/disk", "no space left on /other/disk while building write-x; nothing was published"),
+        (122, None, "the disk quota is used up on {root} while building write-x; nothing was published"),
+        (5, None, "the disk fails to read or write {root} while building write-x; nothing was published"),
+    ],
+)
+def test_what_the_machine_refuses_is_said_in_words(
+    store: Store, tmp_path: Path, code: int, filename: str | None, said: str
+) -> None:
+    with pytest.raises(StepError) as caught:
+        build(store, Write("x", tmp_path / "runs", trouble=refuse(code, filename)))
+    assert caught.value.message == said.format(root=store.root)
+    assert "TRTSPEC_CACHE" in str(caught.value)
+    assert not leftovers(store)
+    assert build(store, Write("x", tmp_path / "runs"))
+
+
+def test_a_copy_that_finds_no_room_is_about_its_place(store: Store, tmp_path: Path) -> None:
+    """Not about what is copied, which `shutil` names first."""
+
+    def copy(out: Path) -> None:
+        raise OSError(28, os.strerror(28), "/models/target/tokenizer.json", None, str(out / "tokenizer.json"))
+
+    with pytest.raises(StepError, match=f"no space left on {store.root} while building"):
+        build(store, Write("x", tmp_path / "runs", trouble=copy))
+
+
+def test_a_store_that_cannot_be_made_is_said(step: Write, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "file" / "store")
+    assert store.peek(step.key).why == store.get(step.key).why == "never built"
+    with pytest.raises(
+        TrtspecError, match=r"/file/store: no store can be made: Not a directory\nhint: set TRTSPEC_CACHE"
+    ):
+        build(store, step)

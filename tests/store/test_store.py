@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import BaseFileLock
+
+from tests.store.writing import Write, build, count, leftovers, overwrite
+from trtspec.store import entry as entry_module
+from trtspec.store.layout import Layout
+from trtspec.store.store import Store
+
+
+def test_an_entry_is_what_the_step_wrote(store: Store, step: Write) -> None:
+    assert store.get(step.key).why == "never built"
+    assert store.get(step.key).status == "miss"
+    assert build(store, step)
+    entry = store.get(step.key).entry
+    assert entry
+    assert (entry.key, entry.name, entry.step_class) == (step.key, "write-abc", "Write")
+    assert entry.created == "1970-01-01T00:00:00+00:00"
+    assert entry.directory == store.root / "entries" / step.key[:2] / step.key
+    assert [(file.path, file.size) for file in entry.files] == [("deep/er/one", 3), ("two", 3000)]
+    assert entry.files[0].sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert {(entry.files_dir / file.path).stat().st_mode & 0o777 for file in entry.files} == {0o444}
+    assert not leftovers(store)
+
+
+def test_a_second_build_runs_nothing_and_reads_no_file(
+    store: Store, step: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(store, step)
+    monkeypatch.setattr(entry_module, "file_sha256", None)
+    assert not build(store, step)
+    assert store.get(step.key).status == store.peek(step.key).status == "hit"
+    assert count(step) == 1
+
+
+def test_build_alone_sees_the_damage_too(store: Store, step: Write) -> None:
+    build(store, step)
+    overwrite(store.root / "entries" / step.key[:2] / step.key / "files/two", 2000)
+    assert build(store, step)
+
+
+def test_housekeeping(store: Store, tmp_path: Path) -> None:
+    steps = [Write(text, tmp_path / "runs") for text in ("a", "b", "c")]
+    assert store.entries() == []
+    assert store.verify() == []
+    assert store.gc(set()) == []
+    for step in steps:
+        build(store, step)
+    assert [entry.key for entry in store.entries()] == sorted(step.key for step in steps)
+    assert store.size() == 3 * 1001
+    assert store.remove(steps[0].key)
+    assert not store.remove(steps[0].key)
+    assert store.gc({steps[1].key}) == [steps[2].key]
+    assert [entry.name for entry in store.entries()] == ["write-b"]
+    assert [path.stem for path in (store.root / "stamps").iterdir()] == [steps[1].key]
+    assert not leftovers(store)
+
+
+@pytest.mark.slow
+def test_two_processes_build_once(
+    store: Store, tmp_path: Path, start: Callable[..., int], finish: Callable[[int], int]
+) -> None:
+    slow = Write("slow", tmp_path / "runs", pause_s=0.2)
+    assert [finish(pid) for pid in [start(lambda: build(store, slow)) for _ in range(4)]] == [0] * 4
+    assert count(slow) == 1
+    assert not leftovers(store)
+
+
+def test_two_readers_of_a_damaged_entry_throw_away_one(
+    store: Store, step: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second reader finds, under the lock, what a first one has rebuilt meanwhile, and keeps it."""
+    build(store, step)
+    overwrite(store.root / "entries" / step.key[:2] / step.key / "files/two")
+
+    class Late(Layout):
+        def lock(self, key: str, timeout_s: float = -1) -> BaseFileLock:
+            build(Store(self.root), step)
+            return super().lock(key, timeout_s)
+
+    monkeypatch.setattr(store, "_layout", Late(store.root))
+    assert store.get(step.key).status == "hit"
+    assert count(step) == 2

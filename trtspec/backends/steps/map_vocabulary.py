@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step that converts a draft model whose vocabulary is not its target's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ClassVar
+
+from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.checkpoints.source_model import load_model
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.checkpoints.translation import Translation
+from trtspec.store.files import Files
+from trtspec.store.step import Inputs, Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOtherVocabulary(ConvertCheckpoint):
+    """Convert a draft model, and write beside it what its tokens are to a target of `target_size` vocabulary entries.
+
+    `tokenizers` are the target's files and the draft's.
+    """
+
+    VERSION: ClassVar[int] = ConvertCheckpoint.VERSION
+    RESUMABLE: ClassVar[bool] = True
+
+    tokenizers: tuple[Files, Files]
+    target_size: int
+
+    @classmethod
+    def of(cls, conversion: ConvertCheckpoint, tokenizers: tuple[Files, Files], target_size: int) -> ConvertCheckpoint:
+        """Return a conversion that does this, too."""
+        same = {field.name: getattr(conversion, field.name) for field in fields(conversion)}
+        return cls(**same, tokenizers=tokenizers, target_size=target_size)
+
+    @property
+    def sources(self) -> tuple[Files, ...]:
+        """Return all the files that are read."""
+        return (*super().sources, *self.tokenizers)
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
+        """Convert, and translate; raises CheckpointError where the sources do not add up."""
+        digests = super().run(out, inputs, progress)
+        target, draft = (Tokenizer(files.root) for files in self.tokenizers)
+        draft_size = load_model(self.source.root, self.dtype).config.vocab_size
+        Translation.between(target, draft, self.target_size, draft_size).write(out)
+        return digests

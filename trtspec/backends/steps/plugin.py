@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step that puts an artifact's compiled kernels into it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.gpus import find_gpu
+from trtspec.kernels.build import HOST_PLUGINS, LIBRARY, LibrarySpec, build_library, plan_library
+from trtspec.kernels.toolchain import architecture_of
+from trtspec.store.step import Inputs, Progress, Step
+
+
+def library_of(plugins: Sequence[str], gpu: str) -> LibrarySpec:
+    """Return the library of a recipe's plugins: for CPUs, and for its `gpu` unless that is "".
+
+    Raises TrtspecError for a plugin that an artifact has no use for, a plugin or a GPU that is not known, and where a
+    compiler is missing.
+    """
+    for name in plugins:
+        if name in HOST_PLUGINS:
+            raise TrtspecError(f"{name} is what builds call, and no engine does", hint=f"remove {name}")
+    return plan_library(tuple(plugins), (architecture_of(find_gpu(gpu).sm),) if gpu else ())
+
+
+@dataclass(frozen=True)
+class CompilePlugins(Step):
+    """Compile a recipe's plugins into one shared library; the sources and compilers are part of the step's key."""
+
+    VERSION: ClassVar[int] = 1
+
+    library: LibrarySpec
+
+    @property
+    def name(self) -> str:
+        """Return the step's name."""
+        return "compile-plugins"
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        """Write the library, from the cache where it was compiled before; raises StepError and StepTimeout."""
+        progress.say(" ".join(self.library.plugins))
+        shutil.copyfile(build_library(self.library), out / LIBRARY)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An artifact, opened for measuring: its manifest, its tokenizer and its engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtspec.backends.base import find_backend
+from trtspec.backends.code_policy import check_code
+from trtspec.checkpoints.generation_config import CONFIG, GENERATION_CONFIG
+from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import DigestMismatch, TrtspecError
+from trtspec.core.files import read_bounded
+from trtspec.core.paths import default_prompts
+from trtspec.engine.generation.model_defaults import MODEL, ModelDefaults, load_model_defaults
+from trtspec.engine.generation.request import Request, SamplingOptions
+from trtspec.engine.prompts.load import load_prompts
+from trtspec.engine.prompts.prompt import Prompt
+from trtspec.engine.settings import EngineSettings
+from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, ENSEMBLE
+from trtspec.store.artifact_paths import PROMPTS, REPOSITORY, TOKENIZER, checkpoint
+from trtspec.store.manifest import Manifest, load_manifest
+from trtspec.store.verified_cache import verify_changed
+
+if TYPE_CHECKING:
+    from trtspec.engine.engine import Engine
+
+TARGET, DRAFT = checkpoint("target"), checkpoint("draft")
+
+
+@dataclass(frozen=True)
+class OpenArtifact:
+    """A loaded artifact; `tokenizer` is the target's."""
+
+    root: Path
+    manifest: Manifest
+    tokenizer: Tokenizer
+    engine: Engine
+
+    @property
+    def recipe(self) -> ResolvedRecipe:
+        """Return the recipe as it was resolved."""
+        return self.manifest.recipe
+
+    @property
+    def acceptance(self) -> str:
+        """Return the rule that drafts are accepted by: "exact", or one that changes the text."""
+        return self.recipe.speculation.acceptance
+
+    def request(self, prompt: str, max_tokens: int, sampling: SamplingOptions | None = None, **options: Any) -> Request:
+        """Return a request for the text of a prompt, ended by the model's own end tokens."""
+        return self.request_of(tuple(self.tokenizer.encode(prompt)), max_tokens, sampling, **options)
+
+    def request_of(
+        self, ids: tuple[int, ...], max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
+    ) -> Request:
+        """Return a request for a prompt's tokens, with the model's penalties where the recipe takes its defaults."""
+        edits = {"edits": self.defaults.edits_for(len(ids))} if self.takes_model_defaults else {}
+        options = {"end_ids": self.tokenizer.end_ids, **edits, **options}
+        return Request(ids, max_tokens, sampling or SamplingOptions(), **options)
+
+    @property
+    def takes_model_defaults(self) -> bool:
+        """Return whether requests take the defaults of the model's generation_config.json."""
+        return self.recipe.serving.defaults == MODEL
+
+    @cached_property
+    def defaults(self) -> ModelDefaults:
+        """Return the defaults of the model's author."""
+        return load_model_defaults(self.root / TOKENIZER)
+
+
+def read_artifact(root: Path, expected: str = "") -> Manifest:
+    """Return the manifest of an artifact as it was built; raises TrtspecError for none, a damaged or a strange one.
+
+    `expected` is the SHA-256 that the manifest must have.
+    """
+    manifest = load_manifest(root, expected)
+    problems, _ = verify_changed(root, manifest)
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise DigestMismatch("; ".join(problems[:3]) + more, where=str(root), hint="build it again")
+    check_code(root, manifest)
+    check_end_ids(root, manifest)
+    return manifest
+
+
+def check_end_ids(root: Path, manifest: Manifest) -> None:
+    """Raise TrtspecError for an artifact whose tokenizer directory cannot say which ids end a text.
+
+    Earlier versions copied no config.json, which is where a model without generation_config.json has its end ids.
+    """
+    names = {Path(record.path).name for record in manifest.files if record.path.startswith(f"{TOKENIZER}/")}
+    if names and not names & {CONFIG, GENERATION_CONFIG}:
+        message = "built by an earlier trtspec, which did not keep the end ids of the target's config.json"
+        raise TrtspecError(message, where=str(root), hint="build it again")
+
+
+@contextmanager
+def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[OpenArtifact]:
+    """Load what an artifact was converted to into the torch engine, whichever engine it is for.
+
+    `read_artifact` comes first unless its `manifest` is handed in. Raises TrtspecError where nothing was converted.
+    """
+    from trtspec.engine.engine import Engine
+
+    manifest = manifest or read_artifact(root)
+    if not find_backend(manifest.backend.name).converts:
+        hint = "trtspec deploy it, then ask its server, or trtspec bench its name"
+        raise TrtspecError(
+            f"{manifest.backend.name} runs this artifact, and not in this process", where=str(root), hint=hint
+        )
+    draft = root / DRAFT
+    tokenizer = root / TOKENIZER
+    opened = Engine.load(
+        root / TARGET, draft if draft.is_dir() else None, engine_settings(root, manifest.recipe), tokenizer
+    )
+    try:
+        yield OpenArtifact(root, manifest, Tokenizer(tokenizer), opened)
+    finally:
+        opened.close()
+
+
+def engine_settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
+    """Return the settings of an artifact's engine in this process, with the kernels it brings.
+
+    It keeps no texts: whoever measures asks for the same ones again, with other drafts.
+    """
+    from trtspec.kernels.verifier import libraries_of
+
+    return replace(EngineSettings.from_recipe(recipe), kernels=libraries_of(root), keeps_texts=False)
+
+
+def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
+    """Return the prompts to measure on: those given, else the artifact's own, else a small general set.
+
+    Messages are in the words of the artifact's chat template, where it has one.
+    """
+    own = next(iter(sorted((root / PROMPTS).glob("*"))), None) if root else None
+    prompts = load_prompts(given or own or default_prompts(), root / TOKENIZER if root else None)
+    return _as_sent(prompts, root) if root else prompts
+
+
+def _as_sent(prompts: list[Prompt], root: Path) -> list[Prompt]:
+    """Return prompts as the artifact's server gets them, where its engine tokenizes by itself.
+
+    Such an engine adds its special tokens to every text. Raises TrtspecError for a chat that it would change.
+    """
+    config = root / REPOSITORY / ENSEMBLE / "config.pbtxt"
+    if not any(isinstance(prompt.text, Rendered) for prompt in prompts):
+        return prompts
+    if not config.is_file() or f'"{ADD_SPECIAL_TOKENS}"' in read_bounded(config, 1 << 20).decode():
+        return prompts
+    tokenizer, found = Tokenizer(root / TOKENIZER), []
+    for prompt in prompts:
+        text = tokenizer.as_plain(prompt.text) if isinstance(prompt.text, Rendered) else prompt.text
+        if text is None:
+            message = (
+                f"prompt {prompt.name}: the engine adds special tokens to every text, and the chat template has none"
+            )
+            raise TrtspecError(message, where=str(root), hint="measure it with prompts that are texts, not messages")
+        found.append(replace(prompt, text=text))
+    return found

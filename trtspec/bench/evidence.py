@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `verdict_of` needs, from an artifact and from what a benchmark measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtspec.bench.bench import Comparison
+from trtspec.bench.speedup import MAX_RUNS
+from trtspec.bench.verdict import Evidence, Ratio
+from trtspec.bench.verification_report import FILES, Verification, read_verification
+from trtspec.store.manifest import Manifest, load_manifest
+
+
+def of_artifact(root: Path | None, found: Verification | None = None) -> dict[str, Any]:
+    """Return the facts of an artifact and of its verification; of an unknown one, only what it is called.
+
+    `found` is what was judged just now; an earlier verification adds what was not judged again.
+    """
+    if root is None:
+        return {"method": "unknown", "subject": "speculation", "check": ""}
+    manifest, earlier = load_manifest(root), read_verification(root)
+    report = found.after(earlier) if found else earlier
+    return of_manifest(manifest, root) | of_verification(report)
+
+
+def of_manifest(manifest: Manifest, root: Path) -> dict[str, Any]:
+    """Return the facts of a manifest."""
+    recipe = manifest.recipe
+    return {
+        "method": recipe.speculation.method,
+        "subject": "this draft" if "draft" in recipe.models else recipe.speculation.method,
+        "limit": recipe.gates.min_speedup,
+        "must_be_lossless": recipe.gates.lossless,
+        "measure": f"trtspec bench {root}",
+        "check": f"trtspec verify {root}",
+    }
+
+
+def of_verification(report: Verification | None) -> dict[str, Any]:
+    """Return the facts of a verification; without the files it is one of the gates alone."""
+    if report is None:
+        return {}
+    is_whole = any(check.name == FILES for check in report.checks)
+    return {"checks": report.checks, "verified": report.ok if is_whole else None}
+
+
+def of_comparison(comparison: Comparison) -> dict[str, Any]:
+    """Return the facts of a benchmark of one request at a time."""
+    more = f"--runs {MAX_RUNS}" if comparison.runs < MAX_RUNS else "more prompts (--prompts FILE)"
+    if not comparison.ratios:
+        return {"has_baseline": False}
+    speedup = comparison.speedup
+    return {
+        "speedup": Ratio(speedup.median, speedup.low, speedup.high),
+        "texts": (comparison.identical_texts, comparison.prompts),
+        "acceptance": comparison.speculative.stats.acceptance_rate if comparison.speculative.stats.drafted else None,
+        "more": more,
+    }
+
+
+def of_load(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the facts of a load benchmark's points: the least load is the one that decides."""
+    judged = [point for point in points if point["speedup"]]
+    if not judged:
+        return {"has_baseline": False}
+    first = judged[0]
+    ratio = first["speedup"]
+    closed = [(point["load"]["concurrency"], point["speedup"]["ratio"]) for point in judged if is_closed(point)]
+    return {
+        "speedup": Ratio(ratio["ratio"], ratio["low"], ratio["high"]),
+        "load": load_words(first["load"]),
+        "by_load": closed,
+        "more": "more --max-rounds or --requests",
+    }
+
+
+def is_closed(point: Mapping[str, Any]) -> bool:
+    """Return whether a point is of a number of requests at once."""
+    return bool(point["load"].get("concurrency"))
+
+
+def load_words(load: Mapping[str, Any]) -> str:
+    """Return a load in words."""
+    if many := load.get("concurrency"):
+        return "1 request" if many == 1 else f"{many:g} requests at once"
+    return f"{load['requests_per_s']:g} requests/s"
+
+
+def evidence(*facts: Mapping[str, Any]) -> Evidence:
+    """Return the evidence that several facts make together."""
+    return Evidence(**{key: value for each in facts for key, value in each.items()})

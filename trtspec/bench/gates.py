@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe's gates, judged on what was measured; knows nothing of where it was measured or who asks.
+
+A gate that was left out is not passed over in silence: it is returned with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from trtspec.bench.bench import DRAFTS_ALWAYS, Again, Comparison
+from trtspec.bench.overlap import Overlap
+from trtspec.bench.speedup import ENOUGH, FAILS, UNDECIDED, Speedup
+from trtspec.bench.verification_report import NOT_TOLD, ON_REQUEST, Check, LeftOut
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import did_you_mean
+from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
+
+GATES = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The gates that were judged, those that could not be, and the speed-up where it was measured.
+
+    `overlap` tells how many prompts the draft was trained on, where it was on some.
+    """
+
+    checks: tuple[Check, ...]
+    left_out: tuple[LeftOut, ...]
+    speedup: Speedup | None = None
+    overlap: Overlap | None = None
+
+    def noting(self, overlap: Overlap | None) -> Judgement:
+        """Return it with the remark in each limit that its prompts are ones which the draft was trained on."""
+        if overlap is None:
+            return self
+        checks = (
+            replace(each, detail=f"{each.detail}; {overlap}") if each.name.startswith("min_") else each
+            for each in self.checks
+        )
+        return replace(self, checks=tuple(checks), overlap=overlap)
+
+
+def wanted_gates(recipe: ResolvedRecipe, skip: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the names of the gates that a comparison with and without speculation decides, but for those to skip."""
+    gates, drafts = recipe.gates, recipe.speculation.method != "none"
+    limits = {"min_acceptance": gates.min_acceptance, "min_speedup": gates.min_speedup}
+    names = ("lossless",) * gates.lossless + tuple(name for name, limit in limits.items() if limit and drafts)
+    return tuple(name for name in names if name not in frozenset(skip))
+
+
+def check_gate_names(names: Iterable[str]) -> frozenset[str]:
+    """Return the gates to skip; raises TrtspecError for a name that is no gate's."""
+    for name in names:
+        if name not in GATES:
+            hint = did_you_mean(name, GATES)
+            raise TrtspecError(f"unknown gate {name!r}; known: {', '.join(GATES)}", where="--skip-gate", hint=hint)
+    return frozenset(names)
+
+
+def on_request(name: str) -> LeftOut:
+    """Return what is to be said of a check that was to be skipped."""
+    return LeftOut(name, ON_REQUEST, "left out, as --skip-gate asks for")
+
+
+def left_out_on_request(recipe: ResolvedRecipe, skip: Iterable[str]) -> list[LeftOut]:
+    """Return what is to be said of the wanted gates that were to be skipped."""
+    return [on_request(name) for name in wanted_gates(recipe) if name in frozenset(skip)]
+
+
+def undecided(recipe: ResolvedRecipe, skip: Iterable[str], max_runs: int) -> Again:
+    """Return what asks for another run: as long as the speed-up may lie on either side of its limit."""
+    wanted, limit = "min_speedup" in wanted_gates(recipe, skip), recipe.gates.min_speedup
+    return lambda measured: wanted and measured.runs < max_runs and measured.speedup.reaches(limit) is None
+
+
+def judge_gates(
+    recipe: ResolvedRecipe, comparison: Comparison, measured_by: str, skip: Iterable[str] = ()
+) -> Judgement:
+    """Judge the wanted gates; `measured_by` is noted in every check."""
+    found = [_JUDGES[name](recipe.gates, comparison) for name in wanted_gates(recipe, skip)]
+    judged = [each for each in found if isinstance(each, Check)]
+    seconds = comparison.seconds / max(1, len(judged))
+    checks = tuple(replace(each, gate=each.name, measured_by=measured_by, seconds=seconds) for each in judged)
+    compared = comparison.ratios and recipe.speculation.method != "none"
+    left_out = tuple(each for each in found if isinstance(each, LeftOut))
+    return Judgement(checks, left_out, comparison.speedup if compared else None)
+
+
+def _lossless(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
+    if not comparison.ratios:
+        return LeftOut("lossless", NOT_TOLD, f"not measured: {DRAFTS_ALWAYS}")
+    same, total = comparison.identical_texts, comparison.prompts
+    detail = f"{same} of {total} texts are the same with and without speculation"
+    exact = comparison.acceptance == "exact"
+    if not exact:
+        detail += f", but {comparison.acceptance} acceptance is lossy: sampled text is not the target's"
+    return Check("lossless", exact and same == total, same, total, detail)
+
+
+def _min_acceptance(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
+    if not comparison.counts_drafts:
+        return LeftOut("min_acceptance", NOT_TOLD, "not measured: the engine does not count its drafts")
+    rate, limit = comparison.speculative.stats.acceptance_rate, gates.min_acceptance
+    detail = f"acceptance rate {rate:.3f}, at least {limit} is wanted"
+    return Check("min_acceptance", rate >= limit, round(rate, 4), limit, detail)
+
+
+def _min_speedup(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
+    limit = gates.min_speedup
+    if not comparison.ratios:  # a limit that somebody set and nobody can measure is not met
+        detail = f"cannot be measured: {DRAFTS_ALWAYS}; --skip-gate min_speedup leaves it out"
+        return Check("min_speedup", False, None, limit, detail)
+    speedup = comparison.speedup
+    state, detail = speedup.state(limit), f"{speedup}, at least {limit} is wanted"
+    if state == UNDECIDED:
+        detail += f"; undecided after {_times(comparison.runs)}: the interval includes the limit"
+    elif speedup.samples < ENOUGH:
+        detail += f"; an interval of fewer than {ENOUGH} prompts is not sure"
+    return Check("min_speedup", state != FAILS, round(speedup.median, 3), limit, detail, state=state)
+
+
+def _times(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs} runs"
+
+
+_JUDGES: dict[str, Callable[[ResolvedGates, Comparison], Check | LeftOut]] = {
+    "lossless": _lossless,
+    "min_acceptance": _min_acceptance,
+    "min_speedup": _min_speedup,
+}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts from an artifact in this process, streamed or all together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from trtspec.bench.artifact import artifact_prompts, open_artifact
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import Result, SamplingOptions, Update
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A text, the result it came from, the seconds from its submission to its end, and how drafts were accepted."""
+
+    text: str
+    result: Result
+    seconds: float
+    acceptance: str
+
+
+def generate_one(
+    root: Path,
+    prompt: str,
+    *,
+    max_tokens: int,
+    sampling: SamplingOptions,
+    stop: tuple[str, ...],
+    on_text: Callable[[str], None] | None = None,
+) -> Generated:
+    """Go on with one prompt; `on_text` gets the text as it comes, whole characters at a time."""
+    with open_artifact(root) as artifact:
+        updates: SimpleQueue[Update] = SimpleQueue()
+        started = time.perf_counter()
+        handle = artifact.engine.submit(artifact.request(prompt, max_tokens, sampling, stop=stop), updates.put)
+        ids: list[int] = []
+        text = ""
+        try:
+            while True:
+                update = updates.get()
+                ids += update.new_ids
+                # all of it again: some tokenizers drop the space that the first token of what they decode stands for
+                before, text = text, artifact.tokenizer.decode(ids)
+                if on_text and len(text) > len(before):
+                    on_text(text[len(before) :])
+                if update.finish_reason:
+                    break
+        except KeyboardInterrupt:
+            handle.cancel()
+            raise
+        seconds = time.perf_counter() - started
+        if update.finish_reason == "error":
+            raise TrtspecError(update.error or "the engine failed")
+        result = Result(tuple(ids), update.finish_reason, update.stats)
+        return Generated(text, result, seconds, artifact.acceptance)
+
+
+def generate_many(
+    root: Path, prompts: Path, *, max_tokens: int, sampling: SamplingOptions, stop: tuple[str, ...]
+) -> list[tuple[str, Generated]]:
+    """Go on with every prompt of a file, batched as the engine likes; returns (prompt's id, text) in file order.
+
+    A text's seconds are those of all texts together: they ran at the same time.
+    """
+    loaded = artifact_prompts(root, prompts)
+    with open_artifact(root) as artifact:
+        requests = [artifact.request(prompt.text, max_tokens, sampling, stop=stop) for prompt in loaded]
+        started = time.perf_counter()
+        results = artifact.engine.generate(requests)
+        seconds = time.perf_counter() - started
+        texts = [
+            Generated(artifact.tokenizer.decode(result.ids), result, seconds, artifact.acceptance) for result in results
+        ]
+    return [(prompt.name, text) for prompt, text in zip(loaded, texts, strict=True)]

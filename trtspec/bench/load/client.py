@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks a server for streams, and notes when each chunk came. The server is not trusted: all is bounded.
+
+aiohttp reads the connections: the processor time of a chunk is what limits a client, and its parser is in C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import aiohttp
+
+from trtspec.bench.load.api import Api, BadAnswer, Reply, Wanted
+from trtspec.bench.load.sample import Sample
+from trtspec.bench.load.sse import MAX_EVENT_BYTES, Events, document
+from trtspec.engine.prompts.prompt import Prompt
+
+MAX_WORDS = 300  # of a refusal
+REFUSALS = (400, 413, 422)  # of what is asked; any other status is about the server
+CONNECT_TIMEOUT_S = 10.0
+KEPT_S = 2.0  # an idle connection; servers close theirs after 5, and a request that crosses that is lost
+clock = time.perf_counter
+
+
+class Refused(BadAnswer):
+    """A server does not take what it was asked: a prompt that is too long, say."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server's address without a path, its API, and the model that is asked.
+
+    `extra` goes into every request; `headers` have its key and are never shown.
+    """
+
+    url: str
+    api_name: str
+    api: Api
+    model: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def request(self, prompt: Prompt, wanted: Wanted) -> bytes:
+        """Return the body that asks for a prompt's text."""
+        return json.dumps({**self.api.body(self.model, prompt, wanted), **self.extra}).encode()
+
+
+class LoadClient:
+    """Connections to the servers of one run; `timeout_s` bounds each whole answer."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def ask(self, endpoint: Endpoint, prompt: Prompt, body: bytes, began: float, due: float) -> Sample:
+        """Ask once and read the whole stream; what goes wrong is the sample's error."""
+        reply, chunks, error, is_refused = Reply(), list[float](), "", False
+        sent = clock()
+        try:
+            await self._read(endpoint, body, reply, chunks)
+        except BadAnswer as bad:
+            error, is_refused = str(bad), isinstance(bad, Refused)
+        except aiohttp.ClientError as failed:
+            error = f"the connection failed: {str(failed)[:MAX_WORDS] or type(failed).__name__}"
+        except asyncio.TimeoutError:
+            error = f"no whole answer within {self._session.timeout.total:g} s"
+        except (OSError, ValueError) as failed:
+            error = f"the connection failed: {str(failed)[:MAX_WORDS] or type(failed).__name__}"
+        sample = Sample(prompt.name, prompt.kind, due - began, sent - began, error=error, is_refused=is_refused)
+        return sample if error else _answered(sample, reply, tuple(chunk - due for chunk in chunks))
+
+    async def _read(self, endpoint: Endpoint, body: bytes, reply: Reply, chunks: list[float]) -> None:
+        events, read = Events(), endpoint.api.read
+        headers = {"Content-Type": "application/json", **endpoint.headers}
+        url = endpoint.url + endpoint.api.path
+        async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
+            if answer.status != 200:
+                kind = Refused if answer.status in REFUSALS else BadAnswer
+                raise kind(f"the server answered {answer.status}: {await _words(answer)}")
+            async for data in answer.content.iter_any():
+                now = clock()
+                for event in events.feed(data):
+                    if _brings_text(event, reply, read):
+                        chunks.append(now)
+        if endpoint.api.ends and not events.done:
+            raise BadAnswer("the stream broke off")
+        if not chunks:
+            raise BadAnswer("the answer has no text")
+
+    async def get(self, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Return the status and the content of an address, cut off at the size of an event."""
+        async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
+            return answer.status, await _content(answer, MAX_EVENT_BYTES)
+
+    async def post(self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> int:
+        """Return the status of a request that asks for no stream."""
+        async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as answer:
+            await _content(answer, MAX_EVENT_BYTES)
+            return answer.status
+
+
+@asynccontextmanager
+async def load_client(timeout_s: float) -> AsyncIterator[LoadClient]:
+    """Keep connections while the block runs, as many as there are requests at once."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
+    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+    plainly = {"Accept-Encoding": "identity"}  # nothing is unpacked that a stranger packed
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, headers=plainly, auto_decompress=False
+    ) as session:
+        yield LoadClient(session)
+
+
+def _answered(sample: Sample, reply: Reply, chunks_s: tuple[float, ...]) -> Sample:
+    is_counted = reply.output_tokens is not None
+    return replace(
+        sample,
+        chunks_s=chunks_s,
+        prompt_tokens=reply.prompt_tokens,
+        output_tokens=reply.output_tokens if reply.output_tokens is not None else len(chunks_s),
+        is_counted=is_counted,
+        drafted=reply.drafted,
+        accepted=reply.accepted,
+        steps=reply.steps,
+        histogram=reply.histogram,
+        finish_reason=reply.finish_reason[:40],
+        text_sha256=hashlib.sha256("".join(reply.text).encode(errors="replace")).hexdigest(),
+    )
+
+
+def _brings_text(event: dict[str, Any], reply: Reply, read: Any) -> bool:
+    try:
+        return bool(read(event, reply))
+    except (TypeError, AttributeError, KeyError, IndexError) as error:
+        raise BadAnswer(f"an event that its API does not have: {str(event)[:MAX_WORDS]}") from error
+
+
+async def _words(answer: aiohttp.ClientResponse) -> str:
+    """Return what a refusal says, as its document has it or else its beginning."""
+    content = (await _content(answer, MAX_EVENT_BYTES)).strip().removeprefix(b"data:")  # which Triton writes here too
+    try:
+        error = document(content).get("error")
+    except BadAnswer:
+        error = None
+    said = error.get("message") if isinstance(error, dict) else error
+    return str(said or content[:MAX_WORDS].decode(errors="replace") or "nothing")[:MAX_WORDS]
+
+
+async def _content(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    found = b""
+    async for data in answer.content.iter_any():
+        found += data
+        if len(found) > most:
+            break
+    return found[:most]

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's AIPerf, where it is installed: each round is one run of it, whose records become our samples.
+
+Seen with 0.13. Its records (`profile_export.jsonl`) have each request's times and chunks, so that figures, intervals
+and comparisons are made as those of our own client are. It starts some ten processes a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from trtspec.bench.load.api import BadAnswer, counted
+from trtspec.bench.load.arrival import LATENCY, Load
+from trtspec.bench.load.client import MAX_WORDS, Endpoint, LoadClient
+from trtspec.bench.load.rounds import AskRound, Round
+from trtspec.bench.load.sample import MS, Sample
+from trtspec.bench.load.sse import document
+from trtspec.bench.load.workload import Workload
+from trtspec.core.errors import StepTimeout, TrtspecError
+from trtspec.core.files import read_bounded
+from trtspec.core.processes import die_with_parent, start_time, stop_session
+from trtspec.engine.prompts.prompt import Prompt
+
+PROGRAM, RECORDS = "aiperf", "profile_export.jsonl"
+STARTING_S = 300.0  # and ending: it reads a tokenizer, and waits for its processes
+MAX_RECORDS_BYTES = 256 << 20
+LAST_WORDS_BYTES = 2000
+NS = 1e9
+# With one of these it takes a tokenizer's directory for a name on the hub.
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+def _make(tokenizer: Path | None, timeout_s: float) -> AskRound:
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise TrtspecError("--driver aiperf: there is no aiperf on PATH", hint="pip install aiperf, where you like")
+
+    async def ask_round(
+        client: LoadClient, endpoint: Endpoint, load: Load, workload: Workload, number: int, requests: int
+    ) -> Round:
+        prompts = workload.of_round(number, requests)
+        with tempfile.TemporaryDirectory(prefix="trtspec-aiperf-") as place:
+            root = Path(place)
+            (root / "prompts.jsonl").write_text("".join(json.dumps({"text": _text(each)}) + "\n" for each in prompts))
+            argv = _command(program, root, endpoint, load, workload, requests, tokenizer)
+            await _run([*argv, "--random-seed", str(workload.arrivals_seed(max(0, number)))], root, timeout_s)
+            return Round(_samples(root, prompts, load), places=load.places)
+
+    return ask_round
+
+
+DRIVER = _make
+
+
+def _text(prompt: Prompt) -> str:
+    """Return what is sent; raises TrtspecError for what its files of single turns cannot say."""
+    if len(prompt.messages) > 1:
+        raise TrtspecError(f"prompt {prompt.name} has several messages, and aiperf is given single ones",
+                           hint="leave --driver out, or take prompts of one message")  # fmt: skip
+    return prompt.messages[0]["content"] if prompt.messages else prompt.text
+
+
+def _command(
+    program: str, root: Path, endpoint: Endpoint, load: Load, workload: Workload, requests: int, tokenizer: Path | None
+) -> list[str]:
+    """Return the argv of a run; raises TrtspecError for what it cannot ask."""
+    if endpoint.api_name not in ("completions", "chat"):
+        raise TrtspecError("aiperf asks servers of OpenAI's API", where=endpoint.url, hint="--api completions, or chat")
+    if endpoint.headers:
+        raise TrtspecError("aiperf takes a key on its command line alone, which every user of this machine can read")
+    size = load.as_dict()
+    at = ["--concurrency", str(size["concurrency"])] if load.judged_by != LATENCY else [
+        "--request-rate", str(size["requests_per_s"]), "--arrival-pattern", "poisson"]  # fmt: skip
+    return [
+        program, "profile", "--model", endpoint.model, "--url", endpoint.url, "--endpoint-type", endpoint.api_name,
+        "--streaming", "--input-file", str(root / "prompts.jsonl"), "--custom-dataset-type", "single_turn",
+        "--dataset-sampling-strategy", "sequential", "--request-count", str(requests), *at,
+        "--extra-inputs", json.dumps(_extra(endpoint, workload)), "--use-server-token-count",
+        *(["--tokenizer", str(tokenizer)] if tokenizer else []), "--output-artifact-dir", str(root),
+        "--export-level", "records", "--no-gpu-telemetry", "--no-server-metrics", "--ui-type", "none",
+    ]  # fmt: skip
+
+
+def _extra(endpoint: Endpoint, workload: Workload) -> dict[str, Any]:
+    """Return what a request has beside its text and what AIPerf writes itself."""
+    body = json.loads(endpoint.request(workload.order[0], workload.wanted))
+    return {key: value for key, value in body.items()
+            if key not in ("model", "prompt", "messages", "stream", "stream_options")}  # fmt: skip
+
+
+async def _run(argv: list[str], root: Path, timeout_s: float) -> None:
+    """Run it to its end; raises TrtspecError with its last words, StepTimeout where it takes too long."""
+    environment = {name: value for name, value in os.environ.items() if name not in OFFLINE}
+    log = root / "output.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, cwd=root, env=environment,
+            start_new_session=True, preexec_fn=die_with_parent(),
+        )  # fmt: skip
+        started = start_time(process.pid)
+        try:
+            code = await asyncio.wait_for(process.wait(), STARTING_S + timeout_s)  # unbounded: wait_for bounds it
+        except asyncio.TimeoutError:
+            raise StepTimeout(f"aiperf took longer than {STARTING_S + timeout_s:.0f} s") from None
+        finally:
+            stop_session(process.pid, started, 5.0)
+    if not (root / RECORDS).is_file():  # it fails, too, where each request has an error: those are told one by one
+        said = log.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
+        raise TrtspecError(f"aiperf ended with {code} and without records, and said last:\n{said}")
+
+
+def _samples(root: Path, prompts: list[Prompt], load: Load) -> list[Sample]:
+    """Return a run's records as samples, in the order in which they were asked."""
+    path = root / RECORDS
+    try:
+        found = [document(line) for line in read_bounded(path, MAX_RECORDS_BYTES).splitlines()]
+        if len(found) != len(prompts):
+            raise TrtspecError(f"aiperf has {len(found)} records of {len(prompts)} requests", where=str(path))
+        records = sorted(found, key=lambda each: each["metadata"]["session_num"])
+        began = min(_due(each, load) for each in records)
+        return [_sample(each, prompts, began, load) for each in records]
+    except (BadAnswer, KeyError, TypeError, ValueError, IndexError) as error:
+        raise TrtspecError(f"a record is not one of aiperf 0.13: {error}", where=str(path)) from None
+
+
+def _due(record: Mapping[str, Any], load: Load) -> float:
+    """Return when a request was due: of an open loop when AIPerf decided to send it, else when it did."""
+    metadata = record["metadata"]
+    return float(metadata["credit_issued_ns" if load.judged_by == LATENCY else "request_start_ns"]) / NS
+
+
+def _sample(record: Mapping[str, Any], prompts: list[Prompt], began: float, load: Load) -> Sample:
+    prompt = prompts[int(record["metadata"]["session_num"]) % len(prompts)]
+    due, sent = _due(record, load), float(record["metadata"]["request_start_ns"]) / NS
+    if error := record.get("error"):
+        said = error.get("message") if isinstance(error, dict) else error
+        return Sample(prompt.name, prompt.kind, due - began, sent - began, error=str(said)[:MAX_WORDS])
+    values = {name: metric["value"] for name, metric in record["metrics"].items()}
+    drafts = record.get("spec_decode_acceptance") or {}
+    tokens = counted(values.get("output_sequence_length"))
+    chunks = tuple(_chunks(values, sent - due))
+    return Sample(
+        prompt.name, prompt.kind, due - began, sent - began, chunks, counted(values.get("input_sequence_length")),
+        tokens if tokens is not None else len(chunks), tokens is not None,
+        counted(drafts.get("num_draft_tokens")), counted(drafts.get("num_accepted_draft_tokens")),
+        counted(values.get("spec_decode_steps")), _histogram(drafts.get("acceptance_histogram") or {}),
+    )  # fmt: skip
+
+
+def _chunks(values: Mapping[str, Any], late_s: float) -> Iterator[float]:
+    """Yield when each chunk came since the request was due."""
+    gaps = [float(gap) for gap in values.get("inter_chunk_latency") or []]
+    yield from (late_s + ms / MS for ms in accumulate(gaps, initial=float(values["time_to_first_token"])))
+
+
+def _histogram(counts: Mapping[str, Any]) -> tuple[int, ...]:
+    most = max((int(place) for place in counts), default=-1)
+    return tuple(counted(counts.get(str(place))) or 0 for place in range(min(most, 1024) + 1))

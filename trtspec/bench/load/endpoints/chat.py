@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenAI's chats: messages are answered, by the server's own chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.bench.load import openai_events
+from trtspec.bench.load.api import Api, Event, Reply, Wanted, text_in
+from trtspec.engine.prompts.prompt import Prompt
+
+TEXTS = ("content", "reasoning_content", "reasoning")  # the last two are what a model thinks, on vLLM and SGLang
+
+
+def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
+    messages = [*prompt.messages] or [{"role": "user", "content": prompt.text}]
+    return {"model": model, "messages": messages, **openai_events.options(wanted)}
+
+
+def _read(event: Event, reply: Reply) -> bool:
+    return openai_events.read(event, reply, _text_of)
+
+
+def _text_of(choice: Any) -> str:
+    delta = choice.get("delta") or {}
+    return next((text_in(delta[name]) for name in TEXTS if delta.get(name)), "")
+
+
+API = Api("/v1/chat/completions", _body, _read, ends=True)

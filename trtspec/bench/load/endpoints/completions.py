@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenAI's completions: a prompt's text goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.bench.load import openai_events
+from trtspec.bench.load.api import Api, Event, Reply, Wanted, text_in
+from trtspec.checkpoints.rendered_text import Rendered
+from trtspec.engine.prompts.prompt import Prompt
+
+
+def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
+    # vLLM's name, which our own entry takes too
+    has_tokens = {"add_special_tokens": False} if isinstance(prompt.text, Rendered) else {}
+    return {"model": model, "prompt": prompt.text, **has_tokens, **openai_events.options(wanted)}
+
+
+def _read(event: Event, reply: Reply) -> bool:
+    return openai_events.read(event, reply, lambda choice: text_in(choice.get("text")))
+
+
+API = Api("/v1/completions", _body, _read, ends=True)

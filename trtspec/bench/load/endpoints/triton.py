@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton's `generate_stream` of a text model with the tensors of NVIDIA's `inflight_batcher_llm` repository."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.bench.load.api import Api, BadAnswer, Event, Reply, Wanted, counted, text_in
+from trtspec.engine.prompts.prompt import Prompt
+from trtspec.serving.triton.client import asked_text
+
+
+def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
+    # a temperature alone does not sample there: top_p does
+    sampled = {"temperature": wanted.temperature, "top_p": 1.0, "seed": wanted.seed} if wanted.temperature else {}
+    ends_nowhere = {"end_id": -1} if wanted.exact_len else {}
+    asked = {"text_input": prompt.text, "max_tokens": wanted.max_tokens, "stream": True, **sampled, **ends_nowhere}
+    return dict(asked_text(asked))
+
+
+def _read(event: Event, reply: Reply) -> bool:
+    """Take a response: its text is new, its counts are of the whole text so far."""
+    if set(event) == {"error"}:
+        raise BadAnswer(f"the server answered: {event['error']}")
+    before, text = reply.output_tokens or 0, text_in(event["text_output"])
+    if text:
+        reply.text.append(text)
+    reply.prompt_tokens = counted(event.get("num_input_tokens"))
+    reply.output_tokens = counted(event.get("num_output_tokens"))
+    reply.drafted = counted(event.get("total_draft_tokens"))
+    reply.accepted = counted(event.get("total_accepted_draft_tokens"))
+    if reply.output_tokens is not None and reply.accepted is not None:
+        # the first token is the prefill's, each step gives one and what it accepted
+        reply.steps = max(0, reply.output_tokens - 1 - reply.accepted)
+    return bool(text) or (reply.output_tokens or 0) > before
+
+
+API = Api("/v2/models/ensemble/generate_stream", _body, _read, ends=False)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What completions and chats of OpenAI's API have in common, with vLLM's additions to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trtspec.bench.load.api import BadAnswer, Event, Reply, Wanted, counted
+
+MAX_HISTOGRAM = 1024
+
+
+def options(wanted: Wanted) -> dict[str, Any]:
+    """Return the parameters of a stream that ends with its usage.
+
+    `ignore_eos` is vLLM's, and ours; servers that do not know it refuse it, so it is there only where it is wanted.
+    """
+    sampled = {"seed": wanted.seed} if wanted.temperature else {}
+    return {
+        "max_tokens": wanted.max_tokens,
+        "temperature": wanted.temperature,
+        **sampled,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **({"ignore_eos": True} if wanted.exact_len else {}),
+    }
+
+
+def read(event: Event, reply: Reply, text_of: Callable[[Any], str]) -> bool:
+    """Take one event, and tell whether it brought text; raises BadAnswer for the event of an error."""
+    if error := event.get("error"):
+        raise BadAnswer(f"the server answered: {error.get('message') if isinstance(error, dict) else error}")
+    if usage := event.get("usage"):
+        reply.prompt_tokens = counted(usage.get("prompt_tokens"))
+        reply.output_tokens = counted(usage.get("completion_tokens"))
+    if metrics := event.get("metrics"):
+        _read_drafts(metrics.get("speculative_decoding") or {}, reply)
+    choices = event.get("choices")
+    if not choices:
+        return False
+    reply.finish_reason = str(choices[0].get("finish_reason") or reply.finish_reason)
+    if text := text_of(choices[0]):
+        reply.text.append(text)
+    return bool(text)
+
+
+def _read_drafts(drafts: Event, reply: Reply) -> None:
+    """Take what vLLM's `--per-request-spec-decode-metrics summary` says of a text, and our own entry with its names."""
+    reply.drafted = counted(drafts.get("num_draft_tokens"))
+    reply.accepted = counted(drafts.get("num_accepted_draft_tokens"))
+    reply.steps = counted(drafts.get("num_spec_steps"))
+    histogram = drafts.get("acceptance_histogram") or []
+    reply.histogram = tuple(counted(steps) or 0 for steps in histogram[:MAX_HISTOGRAM])

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One round of one arm: its requests, asked as a load has them, and what they come to together."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from trtspec.bench.load.api import Wanted
+from trtspec.bench.load.arrival import Load
+from trtspec.bench.load.client import Endpoint, LoadClient, clock
+from trtspec.bench.load.sample import MS, Sample
+from trtspec.bench.load.slo import Slo
+from trtspec.bench.load.workload import Workload
+from trtspec.engine.prompts.prompt import Prompt
+
+MAX_FAILED = 0.01  # of the requests: beyond that those that were answered are not what was asked
+
+
+@dataclass(frozen=True)
+class Round:
+    """The requests of a round in the order they were asked; `client_cpu_s` is the processor time that asking took.
+
+    It is None where another program asked. `places` is how many a closed loop asks at once, None of an open one.
+    """
+
+    samples: Sequence[Sample]
+    client_cpu_s: float | None = None
+    places: int | None = None
+
+    @cached_property
+    def answered(self) -> list[Sample]:
+        """Return the requests that have a whole answer."""
+        return [sample for sample in self.samples if sample.ok]
+
+    @cached_property
+    def seconds(self) -> float:
+        """Return from when the first was due to the last chunk of the last answer."""
+        return max((sample.due_s + sample.chunks_s[-1] for sample in self.answered), default=0.0)
+
+    @property
+    def output_tokens(self) -> int:
+        """Return the tokens of all answers."""
+        return sum(sample.output_tokens for sample in self.answered)
+
+    @cached_property
+    def full_s(self) -> float:
+        """Return how long each place of a closed loop had a request: until the last was sent; else all seconds.
+
+        All seconds too where no token came in that time, as when a place's first request fails at once.
+        """
+        if self.places is None or len(self.samples) <= self.places:
+            return self.seconds
+        until = max(sample.due_s for sample in self.samples)
+        return until if self._tokens_until(until) else self.seconds
+
+    @cached_property
+    def full_tokens(self) -> float:
+        """Return the tokens that were made in that time.
+
+        Behind it places are empty, the longer the more the answers differ in what they take.
+        """
+        return self.output_tokens if self.full_s == self.seconds else self._tokens_until(self.full_s)
+
+    def _tokens_until(self, seconds: float) -> float:
+        return sum(sample.tokens_within(seconds - sample.due_s) for sample in self.answered)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Return the tokens a second of all requests together, of a closed loop while each place had one."""
+        return self.full_tokens / self.full_s
+
+    @property
+    def mean_e2e_ms(self) -> float:
+        """Return the mean time to the last token."""
+        return statistics.mean(sample.e2e_ms for sample in self.answered)
+
+    @property
+    def mean_ttft_ms(self) -> float:
+        """Return the mean time to the first token."""
+        return statistics.mean(sample.ttft_ms for sample in self.answered)
+
+    @property
+    def mean_tpot_ms(self) -> float | None:
+        """Return the mean time of a token after the first; None where no text has one."""
+        found = [sample.tpot_ms for sample in self.answered if sample.tpot_ms is not None]
+        return statistics.mean(found) if found else None
+
+    @property
+    def e2e_growth(self) -> float:
+        """Return the mean time to the last token of the later half over that of the earlier: above 1 a queue grows."""
+        half = len(self.answered) // 2
+        if not half:
+            return 1.0
+        early, late = (statistics.mean(each.e2e_ms for each in part)
+                       for part in (self.answered[:half], self.answered[half:]))  # fmt: skip
+        return late / early
+
+    def as_dict(self, slo: Slo | None) -> dict[str, Any]:
+        """Return its part of the document."""
+        if not self.answered:
+            return {"requests": 0, "failed": len(self.samples)}
+        kept = sum(map(slo.holds, self.samples)) if slo else None
+        return {
+            "requests": len(self.answered),
+            "failed": len(self.samples) - len(self.answered),
+            "seconds": round(self.seconds, 4),
+            "output_tokens": self.output_tokens,
+            "output_tokens_per_s": round(self.output_tokens_per_s, 3),
+            "mean_ttft_ms": round(self.mean_ttft_ms, 3),
+            "mean_tpot_ms": None if self.mean_tpot_ms is None else round(self.mean_tpot_ms, 4),
+            "mean_e2e_ms": round(self.mean_e2e_ms, 3),
+            "goodput_requests_per_s": None if kept is None else round(kept / self.seconds, 4),
+        }
+
+
+# A driver's part: (client, endpoint, load, workload, the round's number, its requests) to what they came to.
+AskRound = Callable[[LoadClient, Endpoint, Load, Workload, int, int], Awaitable[Round]]
+
+
+async def run_round(
+    client: LoadClient, endpoint: Endpoint, load: Load, workload: Workload, number: int, requests: int
+) -> Round:
+    """Ask the requests of a round."""
+    prompts = workload.of_round(number, requests)
+    return await ask_all(client, endpoint, load, prompts, workload.wanted, workload.arrivals_seed(number))
+
+
+async def ask_all(
+    client: LoadClient, endpoint: Endpoint, load: Load, prompts: Sequence[Prompt], wanted: Wanted, seed: int = 0
+) -> Round:
+    """Ask prompts in their order, as a load has it; all bodies are made before the first is sent."""
+    bodies = [endpoint.request(prompt, wanted) for prompt in prompts]
+    samples: dict[int, Sample] = {}
+    cpu, began = time.process_time(), clock()
+
+    async def ask(place: int, due: float) -> None:
+        samples[place] = await client.ask(endpoint, prompts[place], bodies[place], began, due)
+
+    await load.run(ask, len(prompts), seed)
+    return Round([samples[place] for place in range(len(prompts))], time.process_time() - cpu, load.places)
+
+
+def sent_late_ms(rounds: Sequence[Round]) -> list[float]:
+    """Return how long after they were due requests were sent."""
+    return [MS * (sample.sent_s - sample.due_s) for each in rounds for sample in each.samples]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads one after another, each with its arms in turn until it is sure how they compare.
+
+A round asks the same of each arm, one right after the other; who is first changes with every round, so that neither has
+the better of a machine that warms up, or of a cache that the other has filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from trtspec.bench.load.arrival import LARGER_IS_BETTER, THROUGHPUT, Load
+from trtspec.bench.load.client import Endpoint, LoadClient, clock
+from trtspec.bench.load.client_noise import work_ms
+from trtspec.bench.load.counters import Counters, read_counters
+from trtspec.bench.load.intervals import Ratio, ratio_of_rounds
+from trtspec.bench.load.rounds import MAX_FAILED, AskRound, Round, run_round
+from trtspec.bench.load.sample_log import write_samples
+from trtspec.bench.load.workload import Workload
+from trtspec.core.errors import DeployError
+
+SERVED, BASELINE = "served", "baseline"  # the server as it is asked, and the target alone
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long is measured: at least and at most so many rounds, or until the interval is narrow enough.
+
+    `interval` is half the width of the 95 % interval of the speed-up as a part of it, None for `most_rounds` always.
+    `duration_s` bounds each load, whose first round ends whatever it takes. `requests` is of a round, None for what
+    suits the load. `until_crossover` ends the sweep where speculation is shown to be slower.
+    """
+
+    least_rounds: int = 3
+    most_rounds: int = 12
+    interval: float | None = 0.05
+    duration_s: float | None = None
+    requests: int | None = None
+    until_crossover: bool = False
+
+
+@dataclass
+class Point:
+    """One load: the rounds of each arm, the counters each moved, and the times of the fixed work between rounds."""
+
+    load: Load
+    requests: int
+    rounds: dict[str, list[Round]]
+    counters: dict[str, Counters] = field(default_factory=dict)
+    work_ms: list[float] = field(default_factory=list)
+
+    def ratios(self, value: Callable[[Round], float | None]) -> list[float]:
+        """Return the served arm's value over the baseline's, of each round in which both have one."""
+        pairs = zip(self.rounds[SERVED], self.rounds.get(BASELINE, ()), strict=False)
+        found = [(value(served), value(alone)) for served, alone in pairs if served.answered and alone.answered]
+        return [ours / theirs for ours, theirs in found if ours and theirs]
+
+    @property
+    def unfit(self) -> str:
+        """Return why the arms say nothing about each other, "" where they do.
+
+        What fails takes no time, and chunks are no tokens: who drafts sends several in one.
+        """
+        for name, rounds in self.rounds.items() if BASELINE in self.rounds else ():
+            samples = [sample for each in rounds for sample in each.samples]
+            failed = sum(not sample.ok for sample in samples)
+            if failed > MAX_FAILED * len(samples):
+                return f"{failed} of {len(samples)} requests failed ({name})"
+            if self.load.judged_by == THROUGHPUT and not all(each.is_counted for each in samples if each.ok):
+                return f"the server does not count its tokens ({name})"
+        return ""
+
+    def speedups(self) -> list[float]:
+        """Return how many times as fast each round was with speculation, by what its load is judged by."""
+        if self.unfit:
+            return []
+        ratios = self.ratios(lambda each: getattr(each, self.load.judged_by))
+        return ratios if LARGER_IS_BETTER[self.load.judged_by] else [1 / ratio for ratio in ratios]
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """Return how many times as fast it is with speculation; None without a baseline."""
+        ratios = self.speedups()
+        return ratio_of_rounds(ratios) if ratios else None
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The endpoints that were asked, by arm, and what each load came to; `ended_by` is why there is no more."""
+
+    arms: Mapping[str, Endpoint]
+    points: Sequence[Point]
+    ended_by: str = ""
+
+
+@dataclass
+class Sweep:
+    """What is measured: the arms' endpoints, what is asked, at which loads, and how long."""
+
+    arms: Mapping[str, Endpoint]
+    workload: Workload
+    loads: Sequence[Load]
+    effort: Effort
+    samples: TextIO | None = None
+    on_progress: OnProgress = lambda what, done, total: None
+    ask_round: AskRound = run_round
+
+    async def run(self, client: LoadClient) -> Swept:
+        """Measure the loads in their order; raises DeployError where a server answers nothing from the first on.
+
+        One that dies later ends the sweep: whole loads that were measured count.
+        """
+        points: list[Point] = []
+        for load in self.loads:
+            try:
+                points.append(await self._measure(client, load))
+            except DeployError as error:
+                if not points:
+                    raise
+                return Swept(self.arms, points, f"{load}: {error}")
+            speedup = points[-1].speedup
+            if self.effort.until_crossover and speedup and speedup.shows < 0:
+                break
+        return Swept(self.arms, points)
+
+    async def _measure(self, client: LoadClient, load: Load) -> Point:
+        point = Point(load, self.effort.requests or load.requests_a_round, {name: [] for name in self.arms})
+        began = clock()
+        for endpoint in self.arms.values():  # what a server does only once is not measured
+            warm = await self.ask_round(client, endpoint, load, self.workload, -1, point.requests)
+            _raise_for_silence(warm, endpoint)
+        before = {name: await read_counters(client, endpoint) for name, endpoint in self.arms.items()}
+        while not self._is_enough(point, clock() - began):
+            await self._round(client, point)
+        for name, endpoint in self.arms.items():
+            point.counters[name] = (await read_counters(client, endpoint)).since(before[name])
+        return point
+
+    async def _round(self, client: LoadClient, point: Point) -> None:
+        number = len(point.rounds[SERVED])
+        names = list(self.arms)
+        for name in names if number % 2 else names[::-1]:
+            point.work_ms.append(work_ms())
+            done = await self.ask_round(client, self.arms[name], point.load, self.workload, number, point.requests)
+            _raise_for_silence(done, self.arms[name])
+            point.rounds[name].append(done)
+            if self.samples:
+                write_samples(self.samples, point.load, number, name, done)
+        self.on_progress(str(point.load), number + 1, self.effort.most_rounds)
+
+    def _is_enough(self, point: Point, spent_s: float) -> bool:
+        """Decide after each round whether there is another."""
+        effort, done = self.effort, len(point.rounds[SERVED])
+        if done >= effort.most_rounds or (done and effort.duration_s is not None and spent_s >= effort.duration_s):
+            return True
+        if done < effort.least_rounds or effort.interval is None:
+            return False
+        speedup = point.speedup
+        return speedup is not None and speedup.half_width <= effort.interval
+
+
+def _raise_for_silence(done: Round, endpoint: Endpoint) -> None:
+    if not done.answered:
+        raise DeployError(f"none of {len(done.samples)} requests was answered: {done.samples[0].error}",
+                          where=endpoint.url)  # fmt: skip

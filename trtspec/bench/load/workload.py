@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked: prompts in a seeded order, the same ones of each arm in each round, and a digest of all of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from trtspec.bench.load.api import Wanted
+from trtspec.engine.prompts.prompt import Prompt
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts, what is wanted of them, where they come from, and the seed of their order and of arrivals."""
+
+    prompts: Sequence[Prompt]
+    wanted: Wanted
+    source: str
+    seed: int = 0
+
+    @cached_property
+    def order(self) -> list[Prompt]:
+        """Return the prompts as they are asked: files have theirs by kind, and a round takes of all kinds."""
+        shuffled = list(self.prompts)
+        random.Random(self.seed).shuffle(shuffled)
+        return shuffled
+
+    def of_round(self, number: int, requests: int) -> list[Prompt]:
+        """Return the prompts of a round, which go round in circles; a round below 0 is for warm-up."""
+        first = number * requests
+        return [self.order[(first + place) % len(self.order)] for place in range(requests)]
+
+    def arrivals_seed(self, number: int) -> int:
+        """Return the seed of a round's arrivals: the same for both arms, another one in each round."""
+        return (self.seed << 20) + number
+
+    @property
+    def sha256(self) -> str:
+        """Return a digest of the prompts and of what is wanted: two runs with the same one asked the same."""
+        texts = [(prompt.text, [dict(message) for message in prompt.messages]) for prompt in self.prompts]
+        said = json.dumps([texts, asdict(self.wanted), self.seed], ensure_ascii=False, sort_keys=True)
+        return hashlib.sha256(said.encode(errors="replace")).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return its part of the document."""
+        return {
+            "prompts": len(self.prompts),
+            "source": self.source,
+            "sha256": self.sha256,
+            "max_tokens": self.wanted.max_tokens,
+            "exact_len": self.wanted.exact_len,
+            "temperature": self.wanted.temperature,
+            "seed": self.seed,
+        }

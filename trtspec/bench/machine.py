@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine that something was measured on, as documents name it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.gpus import seen_gpus
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return its processor, the cores that this process may use, its GPUs and its system."""
+    return {
+        "cpu": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": [gpu.name for gpu in seen_gpus()],
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def processor() -> str:
+    """Return the processor's name as Linux has it; ARM's has none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")

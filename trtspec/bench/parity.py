@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares an artifact's text with the source model, run by transformers.
+
+One pass over prompt and answer shows, for each token, whether it is the model's own greedy choice after all that
+stands before it. The tokens of prompts and the ids that end a text are those of transformers and the source
+(`reference`), so that the artifact's own are compared with them too.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtspec.bench.artifact import TARGET, OpenArtifact
+from trtspec.bench.reference import Reference
+from trtspec.bench.verification_report import Check
+from trtspec.checkpoints.quant.quant_config import source_format
+from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.engine.generation.request import Result
+from trtspec.engine.prompts.prompt import Prompt
+
+if TYPE_CHECKING:
+    import torch
+
+# Two float32 implementations differ by about 1e-5 of a logit; a lead smaller than this decides nothing.
+TIE = 1e-3
+END, NAN = -1, float("nan")  # an end of a text whose id is not known; a logit that is not compared
+SHOWN = 5  # differences and ties that a report spells out
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class _Disagreement:
+    """A place of an answer where the source model prefers another token, with both tokens' logits in it."""
+
+    place: int
+    theirs: int
+    ours: int
+    their_logit: float
+    our_logit: float
+    reason: str = ""  # why tokens that may be equal are no agreement
+    rounding: str = ""  # the type to which weights are rounded, where that alone makes the difference
+
+    @property
+    def lead(self) -> float:
+        return self.their_logit - self.our_logit
+
+    @property
+    def is_tie(self) -> bool:
+        return self.lead <= TIE or bool(self.rounding)  # of logits that are not numbers nothing is
+
+    def __str__(self) -> str:
+        if self.reason:
+            ours = "we end the text" if self.ours == END else f"we go on with {self.ours}"
+            return f"token {self.place}: {ours}, {self.reason} (it prefers {self.theirs})"
+        rounding = f", which is the rounding of its weights to {self.rounding}" if self.rounding else ""
+        return (
+            f"token {self.place}: the source prefers {self.theirs} (logit {self.their_logit:.6f})"
+            f" to our {self.ours} ({self.our_logit:.6f}){rounding}"
+        )
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One answer: how many places of it were compared, and those where the source model prefers another token.
+
+    `others` are differences beside the text: other tokens of the prompt, other end ids. `before` are the tokens of the
+    prompt by transformers.
+    """
+
+    prompt: str
+    places: int
+    disagreements: list[_Disagreement]
+    others: tuple[str, ...] = ()
+    before: tuple[int, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        return not self.others and all(each.is_tie for each in self.disagreements)
+
+
+def check_parity(
+    artifact: OpenArtifact, source: Path, prompts: Sequence[Prompt], results: Sequence[Result], on_progress: OnProgress
+) -> Check:
+    """Compare every token with the source model's own choice at its place, and every prompt's tokens with its own."""
+    reference = Reference(source)
+    compared, texts = [], list(zip(prompts, results, strict=True))
+    for number, (prompt, result) in enumerate(texts, 1):
+        compared.append(_compare(artifact, reference, prompt, result))
+        on_progress("parity", number, len(prompts))
+    checkpoint = load_checkpoint(artifact.root / TARGET)
+    limit, served = artifact.recipe.gates.quantized_parity, str(checkpoint.config.dtype)
+    if checkpoint.quantization.algo and _may_be_quantized(artifact, source):
+        return _quantized_parity(checkpoint.quantization.algo, compared, limit)
+    if any(not each.is_tie for answer in compared for each in answer.disagreements) and reference.round_weights(served):
+        compared = [
+            _judge_rounding(artifact, answer, reference, result, served)
+            for answer, (_, result) in zip(compared, texts, strict=True)
+        ]
+    return _exact_parity(compared)
+
+
+def _may_be_quantized(artifact: OpenArtifact, source: Path) -> bool:
+    """Return whether recipe or source asks for a quantized target: its checkpoint alone does not decide that."""
+    wanted = artifact.recipe.target.quantization
+    found = source_format(load_source(source))
+    return {wanted.weights, wanted.kv_cache, found.weights, found.kv_cache} != {"none"}
+
+
+def _places(result: Result) -> int:
+    """Return how many choices an answer is of: its tokens, and the end where the model chose one."""
+    return len(result.ids) + (result.finish_reason == "end_id")
+
+
+def _exact_parity(compared: Sequence[_Compared]) -> Check:
+    """Every text has to be the source model's, but for numerical ties."""
+    found = [(answer.prompt, each) for answer in compared for each in answer.disagreements]
+    same = sum(answer.places > 0 and answer.agrees for answer in compared)
+    detail = f"{same} of {len(compared)} texts are what transformers says greedily with the source model"
+    differences = _other_differences(compared)
+    differences += [f"prompt {name} {each}" for name, each in found if not each.is_tie]
+    ties = [f"prompt {name} {each}" for name, each in found if each.is_tie]
+    for what, texts in (("differences", differences), ("numerical ties", ties)):
+        detail += f"; {len(texts)} {what}: " + ", ".join(texts[:SHOWN]) if texts else ""
+    if empty := [answer.prompt for answer in compared if not answer.places]:
+        detail += f"; no token to compare of {len(empty)}: prompt " + ", ".join(empty[:SHOWN])
+    return Check("parity", same == len(compared), same, len(compared), detail)
+
+
+def _other_differences(compared: Sequence[_Compared]) -> list[str]:
+    """Return the differences beside the text, one of all prompts once."""
+    found: dict[str, list[str]] = {}
+    for answer in compared:
+        for each in answer.others:
+            found.setdefault(each, []).append(answer.prompt)
+    return [f"prompt {names[0]}: {each}" if len(names) == 1 else each for each, names in found.items()]
+
+
+def _quantized_parity(algorithm: str, compared: Sequence[_Compared], limit: float) -> Check:
+    """A quantized target is a model of its own; its tokens, each after its own text, are mostly the source's."""
+    places = sum(answer.places for answer in compared)
+    if not places:
+        detail = f"nothing was compared: the {algorithm} target answered none of {len(compared)} prompts with a token"
+        return Check("parity", False, 0.0, limit, detail, gate="quantized_parity")
+    leads = [each.lead for answer in compared for each in answer.disagreements]
+    share = 1 - len(leads) / places
+    detail = f"{share:.1%} of {places} tokens of the {algorithm} target are the unquantized source's own choice"
+    if compared_leads := [each for each in leads if not math.isnan(each)]:  # those of ends compare no logits
+        median = statistics.median(compared_leads)
+        detail += f"; where not, the source prefers its own by {median:.3f} of a logit (median)"
+    detail += f"; at least {limit:.1%} is wanted"
+    others = _other_differences(compared)
+    detail += f"; {len(others)} differences: " + ", ".join(others[:SHOWN]) if others else ""
+    return Check("parity", share >= limit and not others, round(share, 4), limit, detail, gate="quantized_parity")
+
+
+def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, result: Result) -> _Compared:
+    """Return every place where the source model prefers another token; an end that was chosen is a token too."""
+    before, ours = reference.prompt_ids(prompt), artifact.tokenizer.encode(prompt.text)
+    logits = _logits(artifact, reference, before, result)
+    chosen = [*result.ids, *([END] if result.finish_reason == "end_id" else [])]
+    pairs = enumerate(zip(logits.argmax(-1).tolist(), chosen, strict=False))
+    found = [each for place, (theirs, own) in pairs if (each := _differs(reference, logits, place, theirs, own))]
+    others: tuple[str, ...] = () if before == ours else (_first_difference(before, ours),)
+    if {*artifact.tokenizer.end_ids} != reference.end_ids:
+        others += (
+            f"texts end at {_ids(artifact.tokenizer.end_ids)} here, at {_ids(reference.end_ids)} in transformers",
+        )
+    return _Compared(prompt.name, _places(result), found, others, tuple(before))
+
+
+def _differs(reference: Reference, logits: torch.Tensor, place: int, theirs: int, ours: int) -> _Disagreement | None:
+    """Return how the source's choice at a place differs from ours, which is `END` for any of the end ids."""
+    ends = theirs in reference.end_ids
+    if ours == END:
+        if ends:
+            return None
+        if not reference.end_ids:
+            return _Disagreement(place, theirs, ours, float(logits[place, theirs]), NAN, "the source has no end ids")
+        ours = max(reference.end_ids, key=lambda token: float(logits[place, token]))
+    elif ours == theirs:
+        if not ends:
+            return None
+        return _Disagreement(place, theirs, ours, float(logits[place, theirs]), NAN, "the source ends the text there")
+    return _Disagreement(place, theirs, ours, float(logits[place, theirs]), float(logits[place, ours]))
+
+
+def _logits(artifact: OpenArtifact, reference: Reference, before: Sequence[int], result: Result) -> torch.Tensor:
+    """Return the source's logits of an answer, with the penalties of its author where the recipe takes them."""
+    follow = reference.scores if artifact.takes_model_defaults else reference.logits
+    return follow(before, result.ids)
+
+
+def _judge_rounding(
+    artifact: OpenArtifact, answer: _Compared, reference: Reference, result: Result, served: str
+) -> _Compared:
+    """Mark the places where the source, its weights rounded to the served type, chooses as the artifact does.
+
+    The lead of the other token must also be within what that rounding explains: a source whose values the type cannot
+    hold is another model, however equal the two are.
+    """
+    if all(each.is_tie for each in answer.disagreements):
+        return answer
+    rounded, judged = _logits(artifact, reference, answer.before, result), []
+    for each in answer.disagreements:
+        row = rounded[each.place]
+        agrees = each.ours != END and float(row.max() - row[each.ours]) <= TIE
+        limit = reference.rounding_limit(row, served)
+        judged.append(replace(each, rounding=served) if agrees and each.lead <= limit else each)
+    return replace(answer, disagreements=judged)
+
+
+def _first_difference(theirs: Sequence[int], ours: Sequence[int]) -> str:
+    """Return where two token sequences of a prompt part, with what stands there."""
+    pairs = enumerate(zip_longest(theirs, ours))
+    place = next(place for place, (one, other) in pairs if one != other)
+    shown = [" ".join(map(str, ids[place : place + SHOWN])) or "none" for ids in (ours, theirs)]
+    return (
+        f"its {len(ours)} tokens are not transformers' {len(theirs)}: from token {place} on {shown[0]}"
+        f" instead of {shown[1]}"
+    )
+
+
+def _ids(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ids))) or "no id"

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds a candidate: an artifact of the recipe, on the engine that runs in this process, with its own speculation."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from trtspec.bench.profile.candidate import Candidate
+from trtspec.bench.profile.candidates import Wanted
+from trtspec.bench.profile.options import Asked, Screen
+from trtspec.core.paths import cache_dir
+from trtspec.planning.init.recipe_text import relative_model
+from trtspec.planning.pipeline import open_store, plan_build, run_build
+from trtspec.planning.prebuild import prepare_sources
+from trtspec.recipe.load import load_recipe
+
+
+@contextmanager
+def workplace(command: str) -> Iterator[Path]:
+    """Make a directory for artifacts beside the store, which they link to, and remove it at the end."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{command}-", dir=cache_dir()) as folder:
+        yield Path(folder)
+
+
+def build(asked: Asked, wanted: Wanted, engine: str, out: Path, screen: Screen) -> Candidate:
+    section = wanted.section(asked.limits.max_draft_len)
+    overrides = [*asked.overrides, f"engine.backend={engine}", f"speculation={json.dumps(section)}"]
+    loaded = load_recipe(asked.recipe, overrides)
+    with screen.building() as bars:
+        prepare_sources(loaded, bars.preparing)
+        build = plan_build(loaded, on_read=bars.reading)
+        run_build(build, out, open_store(), bars)
+    return candidate_of(asked, wanted, out)
+
+
+def candidate_of(asked: Asked, wanted: Wanted, root: Path) -> Candidate:
+    """Return a candidate whose artifact lies at `root`, its paths as the recipe writes them."""
+    source = wanted.source and _written(wanted.source, asked.recipe.absolute().parent)
+    takes_draft_len = "draft_len" in wanted.section(asked.limits.max_draft_len)
+    return Candidate(wanted.method, source, wanted.options, takes_draft_len, root)
+
+
+def _written(section: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Return a recipe's section with its paths as a recipe in `base` writes them."""
+    return {
+        key: _written(value, base)
+        if isinstance(value, dict)
+        else relative_model(value, base)
+        if isinstance(value, str) and os.path.isabs(value)
+        else value
+        for key, value in section.items()
+    }

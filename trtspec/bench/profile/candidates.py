@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be tried: the recipe's own speculation, methods that need no draft, and drafts that are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trtspec.backends.base import Backend
+from trtspec.backends.choose import in_process
+from trtspec.bench.profile.options import Asked
+from trtspec.checkpoints.resolve import find_source
+from trtspec.core.diagnostics import RecipeError
+from trtspec.core.errors import TrtspecError
+from trtspec.methods.base import Method, find_method, methods
+from trtspec.planning.init.inputs import open_checkpoint
+from trtspec.planning.init.methods import ways
+from trtspec.recipe.load import LoadedRecipe
+from trtspec.recipe.schema import ModelSource
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be tried: a method, the recipe's section of its draft, and its options.
+
+    `draft_len` is how much it drafts as it is, None for what is usual for the method.
+    """
+
+    method: str
+    source: dict[str, Any] | None
+    options: dict[str, Any]
+    draft_len: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Return what people call it."""
+        return f"{self.method} ({self.source['model']})" if self.source else self.method
+
+    def section(self, max_draft_len: int) -> dict[str, Any]:
+        """Return the recipe's `speculation` to measure with.
+
+        A chain is as long as is tried, since it tells of all shorter ones. A tree is as deep as it is, within that:
+        one of another depth is another tree.
+        """
+        section: dict[str, Any] = {"method": self.method, "options": self.options}
+        method = find_method(self.method)
+        if lens := method.draft_lens:
+            longest = min(self._depth(method), max_draft_len) if self._is_tree(method) else max_draft_len
+            section["draft_len"] = max(lens[0], min(lens[-1], longest))
+        return section | ({"draft": self.source} if self.source else {})
+
+    def _depth(self, method: Method) -> int:
+        return method.default_draft_len if self.draft_len is None else self.draft_len
+
+    def _is_tree(self, method: Method) -> bool:
+        shape = method.draft_shape(method.parse(self.options), self._depth(method))
+        return shape.max_tokens > shape.max_depth
+
+
+def own_of(loaded: LoadedRecipe) -> Wanted | None:
+    """Return a recipe's own speculation, None where it has none."""
+    own = loaded.recipe.speculation
+    if own.method == "none":
+        return None
+    return Wanted(own.method, _section(own.draft) if own.draft else None, own.options, own.draft_len)
+
+
+def wanted(loaded: LoadedRecipe, asked: Asked, engine: Backend) -> tuple[list[Wanted], dict[str, str]]:
+    """Return the recipe's own speculation, methods that are named or need no draft, and drafts that are named.
+
+    What cannot be tried is returned by its name with the reason; raises TrtspecError for a method that nobody brings.
+    """
+    own, left_out = own_of(loaded), dict[str, str]()
+    found = [own] if own and (asked.methods is None or own.method in asked.methods) else []
+    for name in asked.methods if asked.methods is not None else _needing_nothing(engine):
+        if name in (own.method if own else "none", "none"):
+            continue
+        needs = find_method(name).drafts_with
+        if needs == "nothing":
+            found.append(Wanted(name, None, {}))
+        elif own and own.source:
+            found.append(Wanted(name, own.source, {}))
+        else:
+            left_out[name] = f"it drafts with a {needs}, and the recipe has none; --drafts names one"
+    for written in asked.drafts or ():
+        try:
+            found.append(_of_draft(loaded, written))
+        except TrtspecError as error:
+            left_out[written] = why_not(error)
+    return found, left_out
+
+
+def why_not(error: TrtspecError) -> str:
+    """Return in one sentence why a candidate is left out."""
+    return error.diagnostics[0].message if isinstance(error, RecipeError) else error.message
+
+
+def _needing_nothing(engine: Backend) -> list[str]:
+    """Return the engine's methods that draft with nothing of their own, and need no option to be set."""
+    found = []
+    for name in engine.methods():
+        method = methods()[name]
+        if name == "none" or method.drafts_with != "nothing":
+            continue
+        try:
+            method.parse({})
+        except TrtspecError:
+            continue
+        found.append(name)
+    return found
+
+
+def _of_draft(loaded: LoadedRecipe, written: str) -> Wanted:
+    """Return a draft with the method that suits it."""
+    draft, target = open_checkpoint(written), find_source(loaded.recipe.target)
+    way = ways(None, in_process()[0], target, draft.source, None)[0]
+    return Wanted(way.method, _section(draft.asked), way.suggestion.options, way.suggestion.draft_len or None)
+
+
+def _section(draft: ModelSource) -> dict[str, Any]:
+    return draft.model_dump(exclude_defaults=True, mode="json")

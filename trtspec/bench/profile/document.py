@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The document of `profile --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtspec.bench.profile.acceptance import Acceptance
+from trtspec.bench.profile.measured import Case, Measured
+from trtspec.bench.profile.recommend import Recommendation, verdict
+from trtspec.bench.verdict import verdict_of
+from trtspec.bench.verification_report import Check
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server that was asked, at which draft lengths (0 is the target alone), and its tokens a second.
+
+    `failures` are why requests have no answer, one each.
+    """
+
+    url: str
+    api: str
+    model: str
+    draft_len: int
+    tokens_per_s: Mapping[Case, float]
+    failures: Sequence[str] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return its part of the document."""
+        speeds = [
+            {"batch": batch, "draft_len": length, "output_tokens_per_s": round(speed, 1)}
+            for (batch, length), speed in sorted(self.tokens_per_s.items())
+        ]
+        return {
+            "url": self.url,
+            "api": self.api,
+            "model": self.model,
+            "draft_len": self.draft_len,
+            "requests_failed": len(self.failures),
+            "speeds": speeds,
+        }
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured of a target's candidates, why others were not, and what follows.
+
+    `about` is the document's head: what it is of.
+    `kinds` are those of the prompts that were answered, with so many `tokens`. `too_long` counts the prompts that the
+    engine does not take with so many new tokens. `server` is None where the torch engine ran.
+    """
+
+    about: Mapping[str, Any]
+    name: str
+    kinds: Sequence[str]
+    tokens: int
+    measured: Sequence[Measured]
+    left_out: dict[str, str]
+    recommendation: Recommendation
+    parity: Check | None = None
+    too_long: int = 0
+    server: Server | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document."""
+        chosen = self.chosen
+        return {
+            "format_version": FORMAT_VERSION,
+            **verdict_of(self.recommendation.proposal).as_dict(),
+            **self.about,
+            "name": self.name,
+            "prompts": len(self.kinds),
+            "prompts_left_out": self.too_long,
+            "kinds": sorted(set(self.kinds)),
+            "tokens": self.tokens,
+            "server": self.server.as_dict() if self.server else None,
+            "quantized_parity": self.parity and {"share": self.parity.value, "detail": self.parity.detail},
+            "methods": [_method(each, self.recommendation.batch) for each in self.measured],
+            "left_out": [{"method": name, "why": why} for name, why in self.left_out.items()],
+            "by_position": [round(rate, 4) for rate in chosen.by_position] if chosen else [],
+            "recommendation": self.recommendation.as_dict(),
+        }
+
+    @property
+    def drafts_with(self) -> str:
+        """Return what the recipe drafts with, as people call it; "" where it drafts nothing, or was not measured."""
+        return self.recommendation.proposal.own.name if self.recommendation.proposal.own else ""
+
+    @property
+    def chosen(self) -> Acceptance | None:
+        """Return the acceptance of what is recommended."""
+        found = next((each for each in self.measured if each.candidate is self.recommendation.candidate), None)
+        return found.acceptance[self.recommendation.draft_len] if found else None
+
+
+def _method(measured: Measured, batch: int) -> dict[str, Any]:
+    candidate, best = measured.candidate, measured.best(batch)
+    fewest = measured.batches[0]
+    acceptance = measured.acceptance[best.draft_len]
+    return {
+        "method": candidate.method,
+        "draft": candidate.draft,
+        "options": candidate.options,
+        "draft_len": best.draft_len,
+        **acceptance.as_dict(),
+        "by_position": [round(rate, 4) for rate in acceptance.by_position],
+        "by_kind": [_kind(acceptance, kind) for kind in sorted(set(acceptance.kinds))],
+        "verdict": verdict(measured, batch),
+        "best": [measured.best(each).as_dict() for each in measured.batches],
+        "speedups": [each.as_dict() for each in measured.speedups],
+        "step_seconds": [
+            {"batch": rows, "draft_len": length, "seconds": round(seconds, 6)}
+            for (rows, length), seconds in sorted(measured.seconds.items())
+        ],
+        "prefill_seconds": {
+            name: round(seconds / fewest, 6)
+            for name, seconds in zip(("alone", "drafting"), measured.prefills[fewest], strict=True)
+        },
+        "mean_accepted_lens": {
+            str(length): round(each.token_weighted.value, 3) for length, each in measured.acceptance.items()
+        },
+    }
+
+
+def _kind(acceptance: Acceptance, kind: str) -> dict[str, Any]:
+    own = acceptance.of_kind(kind)
+    by_position = [round(rate, 4) for rate in own.by_position]
+    return {"kind": kind, "prompts": len(own.texts), **own.as_dict(), "by_position": by_position}

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do with what was measured: which method and draft, how many tokens, and for how many requests at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtspec.bench.profile.candidate import Candidate
+from trtspec.bench.profile.measured import Measured, Speedup
+from trtspec.bench.profile.schedule import PAYS, Schedule, requests_at_once, schedule_of
+from trtspec.bench.verdict import Option, Proposal, Ratio
+
+# Acceptance rates below which a draft that does not pay is harmful, and one that pays is worth training.
+HARMFUL, TRAINABLE = 0.5, 0.6
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The recipe's section to use: `candidate` is None where the target alone is fastest.
+
+    `speedup` is expected of the section at `batch` requests at once; `schedule` are pairs (requests, draft_len) where
+    the best length depends on them, empty where one will do. `proposal` is what the verdict is about.
+    """
+
+    candidate: Candidate | None
+    batch: int
+    draft_len: int
+    speedup: float
+    schedule: tuple[tuple[int, int], ...]
+    why: str
+    proposal: Proposal = field(default_factory=lambda: Proposal(None))
+
+    @property
+    def speculation(self) -> dict[str, Any]:
+        """Return the recipe's `speculation`; the method decides how much is drafted where it has no `draft_len`."""
+        if self.candidate is None:
+            return {"method": "none"}
+        section: dict[str, Any] = {"method": self.candidate.method}
+        if self.candidate.takes_draft_len:
+            section["draft_len"] = self.draft_len
+        if self.candidate.source:
+            section["draft"] = dict(self.candidate.source)
+        if self.candidate.options:
+            section["options"] = self.candidate.options
+        if self.schedule:
+            section["schedule"] = [{"max_batch": batch, "draft_len": length} for batch, length in self.schedule]
+        return section
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return its keys of the document."""
+        return {
+            "method": self.candidate.method if self.candidate else "none",
+            "draft": self.candidate.draft if self.candidate else None,
+            "draft_len": self.draft_len,
+            "batch": self.batch,
+            "speedup": round(self.speedup, 3),
+            "schedule": [{"max_batch": batch, "draft_len": length} for batch, length in self.schedule],
+            "why": self.why,
+            "speculation": self.speculation,
+        }
+
+
+def verdict(measured: Measured, batch: int) -> str:
+    """Return what is to be thought of a candidate: "pays", "train", "harmful" or "too slow".
+
+    What pays is not harmful, however little of it is accepted: of a deep tree much is drafted at little cost.
+    """
+    best = measured.best(batch)
+    rate = measured.acceptance[best.draft_len].depth_rate
+    if best.expected.low >= PAYS:
+        return "train" if rate < TRAINABLE else "pays"
+    return "harmful" if rate < HARMFUL else "too slow"
+
+
+def recommend(found: Sequence[Measured], batch: int, own: Candidate | None = None) -> Recommendation:
+    """Return the candidate that is expected to be fastest with so many requests at once, and never slow with others.
+
+    `own` is what the recipe drafts with now, where that is known.
+    """
+    plans = [
+        (each, schedule_of(each, batch)) for each in sorted(found, key=lambda each: -each.best(batch).expected.value)
+    ]
+    paying = [(each, plan, plan.at) for each, plan in plans if plan.at and plan.at.expected.low >= PAYS]
+    tried = {each.candidate.name: _option(each, each.best(batch)) for each in reversed(found)}
+    now = tried.get(own.name) if own else None
+    if not paying:
+        best = _option(plans[0][0], plans[0][0].best(batch)) if plans else None
+        proposal = Proposal(None, best, now, load=_load(batch), why_alone=_why_alone(plans, batch))
+        return Recommendation(None, batch, 0, 1.0, (), _alone(plans, batch), proposal)
+    first, plan, at = max(paying, key=lambda each: each[2].expected.value)
+    lens = {length for _, length in plan.pairs}
+    schedule = plan.pairs if len(lens) > 1 or plan.pairs[-1][0] < max(first.batches) else ()
+    others = [each for each in plans if each[0] is not first]
+    chosen = _option(first, at)
+    by_load = [(load, first.best(load).expected.value) for load in first.batches]
+    proposal = Proposal(chosen, chosen, now, at.draft_len, _load(batch), by_load)
+    why = _why(first, at, others)
+    return Recommendation(first.candidate, batch, max(lens), at.expected.value, schedule, why, proposal)
+
+
+def _option(measured: Measured, at: Speedup) -> Option:
+    return Option(measured.candidate.name, Ratio(at.expected.value, at.expected.low, at.expected.high))
+
+
+def _load(batch: int) -> str:
+    return "1 request" if batch == 1 else f"{batch} requests at once"
+
+
+def _why_alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
+    """Return why the best of what was tried is not recommended."""
+    if not plans:
+        return "nothing was measured that could draft"
+    first, plan = plans[0]
+    expected = first.best(batch).expected
+    if expected.value < PAYS:
+        return f"that is less than {PAYS:g} times, which noise alone can make"
+    if expected.low < PAYS:
+        return f"the lower end of that interval is below {PAYS:g}, so it may be no faster"
+    return plan.why_not
+
+
+def _alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
+    """Return why the target alone is recommended, by the first of the plans."""
+    if not plans:
+        return "nothing was measured that could draft"
+    first, best = plans[0][0], plans[0][0].best(batch)
+    said = f"the best of what was tried, {first.candidate.name}, makes it {best.expected} times as fast"
+    why = _why_alone(plans, batch)
+    return f"{said} with {requests_at_once(batch)}, but {why}" if why else said
+
+
+def _why(first: Measured, at: Speedup, others: Sequence[tuple[Measured, Schedule]]) -> str:
+    acceptance = first.acceptance[at.draft_len]
+    why = f"{at.expected} times as fast as the target alone with {requests_at_once(at.batch)}, drafting {at.draft_len}"
+    why += f" tokens a step, of which {acceptance.depth_rate:.0%} are accepted"
+    if others:
+        second, plan = others[0]
+        why += f"; next is {second.candidate.name}, {second.best(at.batch).expected.value:.2f} times"
+        why += f", but {plan.why_not}" if plan.why_not else ""
+    return why

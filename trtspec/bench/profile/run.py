@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds every candidate, and has it measured on what the target says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtspec.backends.choose import in_process
+from trtspec.bench.artifact import TARGET, OpenArtifact, open_artifact
+from trtspec.bench.parity import check_parity
+from trtspec.bench.profile.build import build, workplace
+from trtspec.bench.profile.candidate import Candidate, OnProgress
+from trtspec.bench.profile.candidates import own_of, wanted, why_not
+from trtspec.bench.profile.document import Profile
+from trtspec.bench.profile.engine_profiler import measure, say
+from trtspec.bench.profile.metadata import about
+from trtspec.bench.profile.options import Asked, Screen
+from trtspec.bench.profile.recommend import recommend
+from trtspec.bench.profile.sampling import batches_of, check_said, drawn, fitting
+from trtspec.bench.source_copies import find_source as find_origin
+from trtspec.bench.verification_report import Check
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import Result
+from trtspec.engine.prompts.prompt import Prompt
+from trtspec.recipe.load import LoadedRecipe, load_recipe
+
+
+def run(asked: Asked, screen: Screen) -> Profile:
+    """Build every candidate, and measure it on what the target says; raises TrtspecError where none can be tried."""
+    loaded = load_recipe(asked.recipe, asked.overrides)
+    name, engine = in_process()
+    found, left_out = wanted(loaded, asked, engine)  # before hours of building
+    with workplace("profile") as folder:
+        candidates, own, own_candidate = [], own_of(loaded), None
+        for number, each in enumerate(found):
+            try:
+                candidates.append(build(asked, each, name, folder / str(number), screen))
+                own_candidate = candidates[-1] if each == own else own_candidate
+            except TrtspecError as error:
+                left_out[each.name] = why_not(error)
+        _raise_for_none(candidates, left_out)
+        return _measure(loaded, asked, candidates, own_candidate, left_out, screen)
+
+
+def _measure(
+    loaded: LoadedRecipe,
+    asked: Asked,
+    candidates: Sequence[Candidate],
+    own: Candidate | None,
+    left_out: dict[str, str],
+    screen: Screen,
+) -> Profile:
+    asked_for, limits = drawn(asked, candidates[0].root), asked.limits
+    batches = batches_of(loaded.recipe, limits)
+    with screen.counting() as on_progress:
+        with open_artifact(candidates[0].root) as artifact:
+            prompts = fitting(artifact, asked_for, limits.max_tokens)
+            texts, results = say(artifact, prompts, limits.max_tokens, on_progress)
+            parity = _parity(artifact, prompts, results, on_progress)
+        check_said(texts)
+        measured = []
+        for each in candidates:
+            try:
+                measured.append(measure(each, texts, batches, on_progress))
+            except TrtspecError as error:
+                left_out[each.name] = why_not(error)
+    _raise_for_none(measured, left_out)
+    best, too_long = recommend(measured, limits.concurrency, own), len(asked_for) - len(prompts)
+    head, name = about("profile", asked, loaded, candidates[0].root), loaded.recipe.name
+    return Profile(head, name, texts.kinds, texts.tokens, measured, left_out, best, parity, too_long)
+
+
+def _raise_for_none(left: Sequence[object], left_out: dict[str, str]) -> None:
+    """Raise TrtspecError where nothing is left to go on with."""
+    if not left:
+        raise TrtspecError("; ".join(f"{name}: {why}" for name, why in left_out.items()) or "nothing to try")
+
+
+def _parity(
+    artifact: OpenArtifact, prompts: Sequence[Prompt], results: Sequence[Result], on_progress: OnProgress
+) -> Check | None:
+    """Return how far a quantized target says what its source says; None where nothing was quantized."""
+    if not load_checkpoint(artifact.root / TARGET).quantization.algo:
+        return None
+    source = find_origin(artifact.root, artifact.manifest, None)
+    return check_parity(artifact, source, prompts, results, on_progress)

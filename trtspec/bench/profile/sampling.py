@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On what is measured: the prompts that are drawn, what the target said to them, and how many requests run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from trtspec.bench.artifact import OpenArtifact, artifact_prompts
+from trtspec.bench.profile.candidate import Texts
+from trtspec.bench.profile.options import Asked, Limits
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.validation import check_request
+from trtspec.engine.prompts.prompt import Prompt
+from trtspec.recipe.schema import Recipe
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def drawn(asked: Asked, root: Path | None) -> list[Prompt]:
+    """Return the prompts that were asked for, or the artifact's own, as many as are wanted."""
+    prompts = artifact_prompts(root, asked.prompts)
+    return Random(asked.limits.seed).sample(prompts, min(asked.limits.samples, len(prompts)))
+
+
+def fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
+    """Return the prompts that the engine takes with so many new tokens; raises TrtspecError, of the last, for none."""
+    fit, engine, why = [], artifact.engine, None
+    for prompt in prompts:
+        try:
+            check_request(artifact.request(prompt.text, max_tokens), engine.settings.limits, engine.vocab_size, True)
+            fit.append(prompt)
+        except TrtspecError as error:
+            why = error
+    if why and not fit:
+        raise why
+    return fit
+
+
+def batches_of(recipe: Recipe, limits: Limits) -> list[int]:
+    """Return how many requests at once are measured."""
+    most = max(limits.concurrency, recipe.engine.max_batch_size)
+    return sorted({*(batch for batch in BATCHES if batch <= most), limits.concurrency})
+
+
+def check_said(texts: Texts) -> None:
+    """Raise TrtspecError where the target said nothing that could be drafted."""
+    if not texts.said:
+        raise TrtspecError("the target answers no prompt with two tokens", hint="name other --prompts")

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured of a candidate, as JSON and back: long work goes on where it was ended."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+from trtspec.bench.profile.acceptance import Acceptance, Counts
+from trtspec.bench.profile.candidate import Candidate, Texts
+from trtspec.bench.profile.measured import Measured
+
+
+def dump_texts(texts: Texts) -> dict[str, Any]:
+    """Return texts as JSON values."""
+    return {"prompts": texts.prompts, "said": texts.said, "kinds": texts.kinds}
+
+
+def read_texts(saved: dict[str, Any]) -> Texts:
+    """Return texts that were saved."""
+    prompts, said = (tuple(map(tuple, saved[key])) for key in ("prompts", "said"))
+    return Texts(prompts, said, tuple(saved["kinds"]))
+
+
+def dump_measured(measured: Measured) -> dict[str, Any]:
+    """Return what was measured as JSON values, but for the candidate."""
+    acceptance = {
+        str(length): {"texts": [astuple(text) for text in each.texts], "kinds": each.kinds}
+        for length, each in measured.acceptance.items()
+    }
+    return {
+        "acceptance": acceptance,
+        "seconds": [[*case, each] for case, each in measured.seconds.items()],
+        "prefills": [[batch, *pair] for batch, pair in measured.prefills.items()],
+        "answer_len": measured.answer_len,
+    }
+
+
+def read_measured(candidate: Candidate, saved: dict[str, Any]) -> Measured:
+    """Return what was saved of a candidate."""
+    acceptance = {
+        int(length): Acceptance(tuple(_counts(*text) for text in each["texts"]), tuple(each["kinds"]))
+        for length, each in saved["acceptance"].items()
+    }
+    seconds = {(batch, length): each for batch, length, each in saved["seconds"]}
+    prefills = {batch: (alone, drafting) for batch, alone, drafting in saved["prefills"]}
+    return Measured(candidate, acceptance, seconds, prefills, saved["answer_len"])
+
+
+def _counts(steps: int, drafted: int, accepted: int, reached: list[int], drafted_at: list[int]) -> Counts:
+    return Counts(steps, drafted, accepted, tuple(reached), tuple(drafted_at))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A profile of a running server: acceptance by its own answers, and steps by the times of its streams.
+
+A server that can be told how much to draft was asked for several lengths. Of any other its own length alone is known,
+and those of further servers: what is accepted of lengths between follows from the next longer ones, and their steps are
+taken to lie on the line between their neighbours'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trtspec.bench.load.runner import runner
+from trtspec.bench.profile.acceptance import Acceptance
+from trtspec.bench.profile.build import candidate_of
+from trtspec.bench.profile.candidate import Candidate
+from trtspec.bench.profile.candidates import Wanted, own_of
+from trtspec.bench.profile.document import Profile, Server
+from trtspec.bench.profile.measured import Measured, least_seconds
+from trtspec.bench.profile.metadata import about
+from trtspec.bench.profile.options import Asked, Screen, Servers
+from trtspec.bench.profile.recommend import recommend
+from trtspec.bench.profile.sampling import batches_of, drawn
+from trtspec.bench.profile.server_client import Answer, Asking, Heard
+from trtspec.bench.profile.server_counts import counts_of
+from trtspec.core.errors import TrtspecError
+from trtspec.methods.base import find_method
+from trtspec.recipe.load import load_recipe
+
+
+def run(asked: Asked, servers: Servers, screen: Screen) -> Profile:
+    """Profile a server that runs the recipe's own speculation; raises TrtspecError where it does not tell enough."""
+    loaded, limits = load_recipe(asked.recipe, asked.overrides), asked.limits
+    own = own_of(loaded)
+    if own is None:
+        raise TrtspecError("the recipe's method is none, so its server drafts nothing", where=str(asked.recipe))
+    prompts, batches = drawn(asked, servers.root), batches_of(loaded.recipe, limits)
+    depth = _depth(own, loaded.recipe.speculation.draft_len)
+    with screen.counting() as on_progress:
+        heard = runner()(Asking(prompts, limits, batches, depth, on_progress).ask(servers))
+    measured = measured_of(candidate_of(asked, own, Path()), heard, limits.max_draft_len)
+    answers, best = heard.answers[heard.own_len], recommend([measured], limits.concurrency, measured.candidate)
+    kinds, name = [prompt.kind for prompt, _ in answers], loaded.recipe.name
+    head = about("profile", asked, loaded, servers.root)
+    return Profile(head, name, kinds, _tokens(answers), [measured], {}, best, None, heard.refused, _server(heard))
+
+
+def measured_of(candidate: Candidate, heard: Heard, max_draft_len: int) -> Measured:
+    """Return what a server said as measurements of what drafts there."""
+    batches = sorted({batch for batch, _ in heard.times})
+    seconds = least_seconds({case: [each.step_s] for case, each in heard.times.items()})
+    waits = {case: each.first_s for case, each in heard.times.items()}
+    answers = heard.answers[heard.own_len]
+    return Measured(
+        candidate,
+        _acceptance(heard, max_draft_len, follows_text=find_method(candidate.method).follows_text),
+        seconds,
+        {batch: (waits[batch, 0], waits[batch, heard.own_len]) for batch in batches},
+        _tokens(answers) / len(answers),
+    )
+
+
+def _acceptance(heard: Heard, max_draft_len: int, *, follows_text: bool) -> dict[int, Acceptance]:
+    """Return the acceptance of each length: its own answers', else what the next longer drafts would have come to."""
+    own = {length: _of_answers(answers, length) for length, answers in heard.answers.items()}
+    tells = heard.is_chain and any(text.reached for text in own[heard.own_len].texts)
+    lens = {*own, *range(1, min(heard.own_len, max_draft_len) + 1)} if tells else {*own}
+    shorter = Acceptance.redrafted if follows_text else Acceptance.cut
+    return {length: own.get(length) or shorter(own[min(each for each in own if each > length)], length)
+            for length in sorted(lens)}  # fmt: skip
+
+
+def _of_answers(answers: Sequence[Answer], draft_len: int) -> Acceptance:
+    counts = tuple(counts_of(sample, draft_len) for _, sample in answers)
+    return Acceptance(counts, tuple(prompt.kind for prompt, _ in answers))
+
+
+def _tokens(answers: Sequence[Answer]) -> int:
+    return sum(sample.output_tokens for _, sample in answers)
+
+
+def _server(heard: Heard) -> Server:
+    speeds = {case: each.tokens_per_s for case, each in heard.times.items()}
+    endpoint = heard.endpoint
+    return Server(endpoint.url, endpoint.api_name, endpoint.model, heard.own_len, speeds, heard.failures)
+
+
+def _depth(own: Wanted, draft_len: int | None) -> int:
+    method = find_method(own.method)
+    return method.draft_shape(method.parse(own.options), draft_len or 0).max_depth

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the streams of a server's answers say of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtspec.bench.load.sample import MS, Sample
+from trtspec.bench.profile.server_counts import counts_of
+
+
+@dataclass(frozen=True)
+class StreamTimes:
+    """Of so many requests at once: the mean seconds of a step and to the first token, and the tokens a second."""
+
+    step_s: float
+    first_s: float
+    tokens_per_s: float
+
+
+def stream_times(samples: Sequence[Sample], batch: int, draft_len: int) -> StreamTimes:
+    """Return what answers of two tokens or more took that ran `batch` at once from their beginnings to their ends.
+
+    A step takes what a token behind the first does, times the tokens of a step.
+    """
+    counts = [counts_of(sample, draft_len) for sample in samples]
+    streamed_s = sum(sample.e2e_ms - sample.ttft_ms for sample in samples) / MS
+    token_s = streamed_s / sum(sample.output_tokens - 1 for sample in samples)
+    step_tokens = 1 + sum(each.accepted for each in counts) / sum(each.steps for each in counts)
+    whole_s = sum(sample.e2e_ms for sample in samples) / MS
+    return StreamTimes(
+        token_s * step_tokens,
+        sum(sample.ttft_ms for sample in samples) / MS / len(samples),
+        batch * sum(sample.output_tokens for sample in samples) / whole_s,
+    )

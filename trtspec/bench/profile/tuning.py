@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What successive halving found, and the document of `tune --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtspec.bench.profile.candidate import Candidate, Texts
+from trtspec.bench.profile.measured import Measured, Speedup
+from trtspec.bench.profile.recommend import Recommendation
+from trtspec.bench.profile.successive_halving import Rung
+from trtspec.bench.verdict import verdict_of
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The rounds, what was measured by (settings, texts), why others were left out, and what follows.
+
+    `about` is the document's head: what it is of.
+    """
+
+    about: Mapping[str, Any]
+    name: str
+    method: str
+    texts: Texts
+    rungs: Sequence[Rung[Candidate]]
+    measured: Mapping[tuple[str, int], Measured]
+    left_out: dict[str, str]
+    recommendation: Recommendation
+
+    @property
+    def drafts_with(self) -> str:
+        """Return what the recipe drafts with, as people call it."""
+        return self.rungs[0].scores[0][0].name if self.rungs and self.rungs[0].scores else self.method
+
+    def best_of(self, arm: Candidate, rung: Rung[Candidate]) -> Speedup | None:
+        """Return what was expected of an arm in a round, None of one that could not be measured."""
+        found = self.measured.get((arm.settings, rung.texts))
+        return found.best(self.recommendation.batch) if found else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document."""
+        return {
+            "format_version": FORMAT_VERSION,
+            **verdict_of(self.recommendation.proposal).as_dict(),
+            **self.about,
+            "name": self.name,
+            "method": self.method,
+            "prompts": len(self.texts.prompts),
+            "tokens": self.texts.tokens,
+            "rounds": [self._rung(rung) for rung in self.rungs],
+            "left_out": [{"settings": name, "why": why} for name, why in self.left_out.items()],
+            "recommendation": self.recommendation.as_dict(),
+        }
+
+    def _rung(self, rung: Rung[Candidate]) -> dict[str, Any]:
+        arms = [self._arm(arm, rung) | {"kept": place < rung.kept} for place, (arm, _) in enumerate(rung.scores)]
+        return {"prompts": rung.texts, "tried": arms}
+
+    def _arm(self, arm: Candidate, rung: Rung[Candidate]) -> dict[str, Any]:
+        best = self.best_of(arm, rung)
+        told = best.as_dict() if best else {"batch": self.recommendation.batch, "draft_len": arm.draft_len}
+        return {"options": arm.options, **told}

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This user's own records of what was measured: files that nobody else can have written, and in which no bit changed.
+
+They lie in the state directory, closed to others. Nothing that came with an artifact is among them. A record that is
+damaged counts as absent, which is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trtspec.bench.machine import processor
+from trtspec.core.files import open_regular, private_directory, read_bounded, replace_file, unreadable
+from trtspec.core.paths import state_dir
+from trtspec.store.checksummed_json import is_sealed_text, seal_text
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 64 << 20
+
+
+def records_dir(*names: str) -> Path:
+    """Return a directory of records, which need not exist."""
+    return state_dir().joinpath(*names)
+
+
+def write_record(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a record, for this user alone to read; raises OSError."""
+    path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_directory(path.parent)
+    replace_file(path, seal_text(dict(values)), mode=0o600, follow=False)
+
+
+def read_record(path: Path) -> bytes | None:
+    """Return the text of a record; None where there is none, or none that this user wrote."""
+    try:
+        if not (_is_closed(path.parent) and _is_own(path)):
+            raise OSError(None, "others can write it")
+        data = read_bounded(path, MAX_BYTES, follow=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        log.warning("%s is ignored: %s", path, unreadable(error) if error.errno else error.strerror)
+        return None
+    if not is_sealed_text(data):
+        log.warning("%s is ignored: it is damaged, or an earlier trtspec wrote it", path)
+        return None
+    return data
+
+
+def _is_own(path: Path) -> bool:
+    with open_regular(path, follow=False) as file:
+        status = os.fstat(file.fileno())
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_closed(directory: Path) -> bool:
+    status = directory.lstat()
+    is_directory = stat.S_ISDIR(status.st_mode)
+    return is_directory and status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def this_machine() -> dict[str, Any]:
+    """Return what speeds depend on, without starting a program: the processor and the GPUs by model."""
+    gpus = []
+    with suppress(OSError):
+        for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+            lines = path.read_text(errors="replace").splitlines()
+            gpus += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return {"cpu": processor(), "gpus": gpus}

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sources that an artifact was made from: where they lie now, and whether copies of them are still the same."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trtspec.bench.artifact import TARGET
+from trtspec.bench.verification_report import NO_SOURCE, Check, LeftOut
+from trtspec.checkpoints.resolve import locate_source
+from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.core.file_records import FileRecord
+from trtspec.core.files import in_threads
+from trtspec.core.hashing import file_sha256
+from trtspec.store.artifact_paths import TOKENIZER, checkpoint
+from trtspec.store.manifest import Manifest
+from trtspec.store.source_locations import recall_origin
+
+HINT = "say where it lies now with --source DIR"
+
+
+def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
+    """Return the directory of the target's source, its config and headers seen to add up.
+
+    Raises TrtspecError where there is none, or another model's.
+    """
+    try:
+        source = load_source(given or origin_of(root, manifest, "target"))
+        theirs, ours = source.reader.positive("vocab_size"), load_checkpoint(root / TARGET).config.vocab_size
+    except CheckpointError as error:
+        message = f"the source of the target cannot be read: {error.message}"
+        raise TrtspecError(message, where=error.where, hint=HINT) from None
+    if theirs != ours:
+        message = f"this is another model: it has {theirs} vocabulary entries, the artifact {ours}"
+        raise TrtspecError(message, where=str(source.root))
+    return source.root
+
+
+def origin_of(root: Path, manifest: Manifest, role: str) -> Path:
+    """Return where a model was built from; a manifest of an earlier trtspec says it itself."""
+    model = manifest.recipe.models[role]
+    if model.revision or os.path.isabs(model.model):
+        return locate_source(model)
+    directory = recall_origin(manifest, role)
+    if directory is None:
+        raise CheckpointError(
+            "the artifact was not built here, and its manifest says no place",
+            where=str(root),
+            hint="build it here, or name models of the hub in the recipe",
+        )
+    return locate_source(model.model_copy(update={"model": directory}))
+
+
+def check_sources(root: Path, manifest: Manifest, given: Path | None) -> Check | LeftOut:
+    """Hold the checkpoints that an artifact copied against their sources, file by file; `given` is the target's.
+
+    Left out where a source does not lie where it was and none is given. Raises TrtspecError where `given` is none.
+    """
+    if given and not given.is_dir():
+        raise TrtspecError("no such directory", where=str(given), hint=HINT)
+    pairs: list[tuple[Path, FileRecord]] = []
+    for role in manifest.recipe.models:
+        folders = (f"{checkpoint(role)}/", *([f"{TOKENIZER}/"] if role == "target" else []))
+        copies = [record for record in manifest.files if record.path.startswith(folders)]
+        try:
+            source = given if given and role == "target" else origin_of(root, manifest, role) if copies else Path()
+        except CheckpointError as error:
+            return LeftOut("sources", NO_SOURCE, f"the source of the {role} is not there ({error.message}): {HINT}")
+        pairs += [(source / Path(record.path).name, record) for record in copies]
+    return _compare(pairs)
+
+
+def _compare(pairs: list[tuple[Path, FileRecord]]) -> Check:
+    problems = [found for found in in_threads(_difference, pairs) if found]
+    detail = "; ".join(problems[:3]) or f"{len(pairs)} files are those of the sources, byte by byte"
+    return Check("sources", not problems, len(pairs) - len(problems), len(pairs), detail)
+
+
+def _difference(pair: tuple[Path, FileRecord]) -> str | None:
+    source, record = pair
+    try:
+        return None if file_sha256(source) == record.sha256 else f"{record.path}: {source} is another file"
+    except OSError as error:
+        return f"{record.path}: {source} cannot be read: {error.strerror}"

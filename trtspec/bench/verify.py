@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proves that an artifact says what its target says, and that its gates hold.
+
+What an engine of another process runs as it is, is checked without it: its files, and that they are the sources'. Its
+text and its gates are left to its server (`trtspec bench NAME --gates`), which is said in so many words.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trtspec.backends.base import find_backend
+from trtspec.backends.code_policy import unknown_code
+from trtspec.bench.artifact import TARGET, artifact_prompts, open_artifact, read_artifact
+from trtspec.bench.bench import measure_engine
+from trtspec.bench.gates import Judgement, judge_gates, left_out_on_request, on_request, undecided, wanted_gates
+from trtspec.bench.overlap import overlap
+from trtspec.bench.parity import check_parity
+from trtspec.bench.run_gates import deploy_load, judge_engine, left_undecided
+from trtspec.bench.source_copies import check_sources, find_source
+from trtspec.bench.speedup import MAX_RUNS
+from trtspec.bench.verification_report import (
+    FILES,
+    NEEDS_SERVER,
+    NOT_TOLD,
+    ON_REQUEST,
+    PROCESS,
+    REPORT,
+    SERVER,
+    Check,
+    LeftOut,
+    Verification,
+    keep_verification,
+    read_verification,
+    trusted_report,
+    undecided_policy,
+    verification_of,
+    write_report,
+)
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.core.errors import TrtspecError
+from trtspec.store.manifest import Manifest, load_manifest, verify_files
+from trtspec.store.verified_cache import verify_changed
+
+log = logging.getLogger(__name__)
+
+ON_SERVER = (
+    "measured on the server: trtspec bench NAME --gates (exit 110 where the text differs, 112 where a limit is missed)"
+)
+NO_PARITY = "the engine runs the source itself, in a process of its own: nothing was converted to hold against it"
+
+OnProgress = Callable[[str, int, int], None]
+
+
+OnMeasure = Callable[[tuple[str, ...], bool], None]  # gets the gates, and whether this process measures them
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a verification was asked for."""
+
+    source: Path | None
+    prompts_file: Path | None
+    max_tokens: int
+    max_runs: int
+    skip: Collection[str]
+    on_progress: OnProgress
+
+
+def verify_artifact(
+    root: Path,
+    *,
+    source: Path | None = None,
+    prompts_file: Path | None = None,
+    max_tokens: int = 64,
+    max_runs: int = MAX_RUNS,
+    skip: Collection[str] = (),
+    report: Path | None = None,
+    reread: bool = False,
+    expected: str = "",
+    on_progress: OnProgress = lambda what, done, total: None,
+    on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
+) -> Verification:
+    """Check files, parity with the source model, losslessness and gates; keeps what was found, and writes the report.
+
+    Of an artifact with damaged files nothing more is checked. `source` is where the target's Hugging Face checkpoint
+    lies now, if not where it was built from; `max_runs` bounds the runs that a speed-up near its limit takes; `skip`
+    names gates to leave out; `report` is another place for the report; with `reread` files are read that were read
+    before and have not changed since; `expected` is the SHA-256 that the manifest must have. `on_unwritten` gets the
+    error where the artifact or the state directory does not take it. Raises TrtspecError where no source is found.
+    """
+    manifest = load_manifest(root, expected)
+    files, found = _check_files(root, manifest, reread=reread), Judgement((), ())
+    if files.ok:
+        examine = _examine if find_backend(manifest.backend.name).converts else _examine_copies
+        found = examine(root, manifest, _Asked(source, prompts_file, max_tokens, max_runs, skip, on_progress))
+    left_out = (*left_out_on_request(manifest.recipe, skip), *found.left_out)
+    acceptance = manifest.recipe.speculation.acceptance
+    verification = verification_of(root, acceptance, (files, *found.checks), left_out, found.speedup)
+    warnings = (found.overlap.warning,) if found.overlap else ()
+    verification = replace(verification, warnings=warnings).under(undecided_policy())
+    _keep(root, manifest, verification, report, on_unwritten)
+    return verification
+
+
+def ensure_gates(
+    root: Path,
+    on_progress: OnProgress = lambda what, done, total: None,
+    skip: Collection[str] = (),
+    on_undecided: Callable[[Sequence[LeftOut]], None] = lambda those: None,
+    on_measure: OnMeasure = lambda gates, in_process: None,
+    *,
+    expected: str = "",
+    trusted: str = "",
+) -> bool:
+    """Raise unless the gates of an artifact hold: by what this user found of it, else by measuring them now.
+
+    The report that lies in the artifact counts only where `trusted` is its SHA-256. `expected` is the SHA-256 that the
+    manifest must have.
+
+    `on_undecided` gets the gates that are undecided and pass (`undecided_policy`). `on_measure` is called before they
+    are measured, here or on the server.
+
+    Returns whether that is settled: an engine that does not run in this process can only be measured on its server.
+    Raises DigestMismatch, VerificationFailed or GateNotMet. Needs no source model.
+    """
+    manifest = read_artifact(root, expected)
+    report = trusted_report(root, trusted) if trusted else read_verification(root)
+    in_process = find_backend(manifest.backend.name).in_process
+    if report:
+        _ensure(report.without(skip), on_undecided)
+    if _settled(manifest, report, in_process, skip):
+        return True
+    log.info(
+        "%s: nothing that was measured here settles its gates; %s",
+        root,
+        "they are measured" if in_process else "its server will",
+    )
+    on_measure(wanted_gates(manifest.recipe, skip), in_process)
+    if in_process:
+        _, judged = judge_engine(root, manifest, deploy_load(root, skip, on_progress))
+        _ensure(verification_of(root, manifest.recipe.speculation.acceptance, judged.checks), on_undecided)
+    return in_process
+
+
+def _ensure(found: Verification, on_undecided: Callable[[Sequence[LeftOut]], None]) -> None:
+    """Raise for a check that fails, by the policy for undecided ones too."""
+    judged = found.under(undecided_policy())
+    if failure := judged.failure:
+        raise failure
+    if judged.undecided:
+        on_undecided([left_undecided(check) for check in judged.undecided])
+
+
+def _settled(manifest: Manifest, report: Verification | None, in_process: bool, skip: Collection[str]) -> bool:
+    """Return whether a report without failures says enough; of another engine only what its server told counts."""
+    wanted = frozenset(wanted_gates(manifest.recipe, skip))
+    if not wanted or (not in_process and manifest.recipe.speculation.method == "none"):
+        return True
+    if report is None:
+        return False
+    if in_process:
+        return not any(each.name in wanted and each.reason == ON_REQUEST for each in report.left_out)
+    told = {check.name for check in report.checks if check.measured_by == SERVER}
+    return wanted <= told | {each.name for each in report.left_out if each.reason == NOT_TOLD}
+
+
+def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> Check:
+    started = time.perf_counter()
+    differing, known = (verify_files(root, manifest), 0) if reread else verify_changed(root, manifest)
+    problems, count = [*differing, *unknown_code(root, manifest)], len(manifest.files)
+    unchanged = f", {known} of them unchanged since they were read" if known else ""
+    detail = "; ".join(problems[:3]) or f"{count} files have the digests that were recorded{unchanged}"
+    seconds = time.perf_counter() - started
+    return Check(FILES, not problems, max(0, count - len(problems)), count, detail, seconds=seconds)
+
+
+def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
+    """Hold what was converted, in the torch engine, against its source; another engine's speed is not this one's."""
+    prompts, skip, early = artifact_prompts(root, asked.prompts_file), {*asked.skip}, []
+    source, checks = None, []
+    if load_checkpoint(root / TARGET).quantization.algo and "quantized_parity" in skip:
+        early = [on_request("parity")]
+    else:
+        source = find_source(root, manifest, asked.source)
+    in_process = find_backend(manifest.backend.name).in_process
+    if not in_process and "min_speedup" in wanted_gates(manifest.recipe, skip):
+        skip, early = {*skip, "min_speedup"}, [*early, LeftOut("min_speedup", NEEDS_SERVER, ON_SERVER)]
+    with open_artifact(root, manifest) as artifact:
+        texts, again = [prompt.text for prompt in prompts], undecided(manifest.recipe, skip, asked.max_runs)
+        comparison, results = measure_engine(artifact, texts, asked.max_tokens, 1, asked.on_progress, again)
+        if source:
+            started = time.perf_counter()
+            parity = check_parity(artifact, source, prompts, results, asked.on_progress)
+            checks = [replace(parity, seconds=time.perf_counter() - started)]
+    judged = judge_gates(manifest.recipe, comparison, PROCESS, skip).noting(overlap(root, texts, manifest))
+    speedup = judged.speedup if in_process else None
+    return Judgement((*checks, *judged.checks), (*early, *judged.left_out), speedup, judged.overlap)
+
+
+def _examine_copies(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
+    """Check what can be checked of checkpoints that another process runs as they are."""
+    copies = check_sources(root, manifest, asked.source)
+    names = wanted_gates(manifest.recipe, asked.skip)
+    waiting = (LeftOut("parity", NOT_TOLD, NO_PARITY), *(LeftOut(name, NEEDS_SERVER, ON_SERVER) for name in names))
+    return Judgement((copies,), waiting) if isinstance(copies, Check) else Judgement((), (copies, *waiting))
+
+
+def _keep(
+    root: Path,
+    manifest: Manifest,
+    found: Verification,
+    report: Path | None,
+    on_unwritten: Callable[[TrtspecError], None],
+) -> None:
+    """Keep and write the report; that of an engine of another process includes what was measured on its server."""
+    if not find_backend(manifest.backend.name).in_process:
+        found = found.after(read_verification(root))
+    try:
+        keep_verification(root, found)
+    except TrtspecError as error:
+        on_unwritten(error)
+    if report:
+        return write_report(report, found)
+    try:
+        write_report(root / REPORT, found, follow=False)
+    except TrtspecError as error:
+        on_unwritten(error)

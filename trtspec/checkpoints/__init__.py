@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: sources, safetensors, model configuration, tokenizers, conversion, quantization and sharding."""

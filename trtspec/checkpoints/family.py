@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The description of a model family, and how the family of a checkpoint is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.rules import Rule, Skip
+from trtspec.checkpoints.source import Source
+from trtspec.core.diagnostics import written
+from trtspec.core.errors import UnknownArchitecture
+from trtspec.core.registry import discover, discover_all, version_of
+
+PACKAGE, ATTRIBUTE = "trtspec.families", "FAMILY"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family; a module of this folder joins by defining it as `FAMILY`, an installed one by an entry point.
+
+    `architectures` are the names in config.json that it serves, `read` maps config.json (with the dtype wanted, or
+    "auto") to the neutral description, `rules` lists every tensor of the converted checkpoint, and `skips` what a
+    source may hold beyond them.
+    """
+
+    architectures: tuple[str, ...]
+    read: Callable[[ConfigReader, str], ModelConfig]
+    rules: Callable[[ModelConfig], list[Rule]]
+    skips: Callable[[ModelConfig], list[Skip]]
+
+
+def family_version(name: str) -> str:
+    """Return the installed package that provides a family, with its version; "" for a built-in one."""
+    return "" if name in discover(PACKAGE, ATTRIBUTE) else version_of(PACKAGE, name)
+
+
+def family_of(source: Source) -> tuple[str, Family]:
+    """Return (name, family) for a source; raises UnknownArchitecture that lists what is supported."""
+    reader = source.reader
+    names = source.config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise reader.refuse_value(f"architectures is {written(names)}, expected a list with one name")
+    families: dict[str, Family] = {}
+    for look in (discover, discover_all):
+        families = look(PACKAGE, ATTRIBUTE)
+        for name, family in families.items():
+            if names[0] in family.architectures:
+                return name, family
+    known = sorted(architecture for family in families.values() for architecture in family.architectures)
+    error = reader.unsupported(f"architecture {names[0]!r} is not supported; supported: {', '.join(known)}")
+    hint = f"{error.hint}; docs/extending.md describes how to add a family"
+    raise UnknownArchitecture(error.message, architecture=names[0], where=reader.where, hint=hint)

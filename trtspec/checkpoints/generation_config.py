@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generation settings of a checkpoint directory: which ids end a text, and the defaults of its author.
+
+Reads what `transformers.GenerationConfig.from_pretrained` reads, in its order: generation_config.json, or where there
+is no such file config.json, whose keys come before those of its text section. transformers takes config.json too where
+generation_config.json cannot be parsed; here that is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtspec.checkpoints.safe_json import shown
+from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
+from trtspec.core.diagnostics import written
+from trtspec.core.errors import CheckpointError
+
+GENERATION_CONFIG, CONFIG, TOKENIZER_CONFIG = "generation_config.json", "config.json", "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+# Sections of config.json that transformers looks into (GenerationConfig.from_model_config), the first of them only.
+TEXT_SECTIONS = ("decoder", "generator", "text_config")
+# Sections in which other published configs describe their text model; transformers does not read end ids there.
+OTHER_SECTIONS = ("llm_config", "language_config", "thinker_config")
+MAX_END_IDS = 256
+MAX_ID = (1 << 31) - 1
+
+TokenId = Callable[[str], int | None]
+
+
+@dataclass(frozen=True)
+class EndIds:
+    """The ids that end a text, and the file and key that name them; `source` is "" where nothing names any.
+
+    With `departs` transformers' `generate` does not stop at these ids: it does not read end ids from that place.
+    """
+
+    ids: tuple[int, ...]
+    source: str
+    departs: bool = False
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.ids))} ({self.source})" if self.ids else f"none{self._where}"
+
+    @property
+    def _where(self) -> str:
+        return f" ({self.source})" if self.source else ""
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """The keys with a value, and the file that they are from."""
+
+    values: Mapping[str, Any]
+    path: Path
+
+
+def read_generation_config(root: Path) -> GenerationConfig:
+    """Return the generation settings of a directory; raises CheckpointError where the file cannot be read."""
+    path = root / GENERATION_CONFIG
+    if path.exists() or path.is_symlink():
+        try:
+            return GenerationConfig(_set(_read(path)), path)
+        except CheckpointError as error:
+            hint = "repair the file, or remove it: then config.json names the end ids"
+            raise CheckpointError(error.message, where=error.where, hint=hint) from None
+    path = root / CONFIG
+    document = _set(_read(path)) if path.is_file() else {}
+    return GenerationConfig(_set(_text_section(document)) | document, path)
+
+
+def find_end_ids(root: Path, token_id: TokenId) -> EndIds:
+    """Return the end ids of a directory; `token_id` returns the id of a token of its tokenizer, None for none.
+
+    A generation_config.json without end ids means that no id ends a text, as in transformers. Raises CheckpointError
+    for a value that is no token id, and for an id that has no row in the embedding.
+    """
+    found = read_generation_config(root)
+    ids = _ids(found.values.get("eos_token_id"), found.path)
+    _check_rows(ids, found.path, root)
+    if ids or found.path.name == GENERATION_CONFIG:
+        return EndIds(ids, found.path.name)
+    document = _read(found.path) if found.path.is_file() else {}
+    for name in OTHER_SECTIONS:
+        section = _section(document, name)
+        section = _text_section(section) | _set(section)
+        if ids := _ids(section.get("eos_token_id"), found.path):
+            _check_rows(ids, found.path, root)
+            return EndIds(ids, f"{CONFIG}: {name}", departs=True)
+    if (token := special_token(root, "eos_token")) and (own := token_id(token)) is not None:
+        return EndIds((own,), f"the tokenizer's eos_token {shown(token)}", departs=True)
+    return EndIds((), "")
+
+
+def special_token(root: Path, key: str) -> str | None:
+    """Return the text of a token that the tokenizer's documents name, such as "eos_token"; None where they do not.
+
+    special_tokens_map.json comes first unless tokenizer_config.json has an `added_tokens_decoder`, which is when
+    transformers takes it for complete (PreTrainedTokenizerBase._from_pretrained).
+    """
+    config = root / TOKENIZER_CONFIG
+    document = _read(config) if config.is_file() else {}
+    older = root / SPECIAL_TOKENS
+    if "added_tokens_decoder" not in document and older.is_file():
+        document = document | _set(_read(older))
+    found = document.get(key)
+    content = found.get("content") if isinstance(found, dict) else found
+    return content if isinstance(content, str) else None
+
+
+def vocabulary_rows(root: Path) -> int:
+    """Return the number of embedding rows by config.json, 0 where that has no such number."""
+    path = root / CONFIG
+    document = _read(path) if path.is_file() else {}
+    others = (_section(document, name) for name in OTHER_SECTIONS)
+    for each in (_text_section(document), document, *others):
+        rows = each.get("vocab_size")
+        if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0:
+            return rows
+    return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path, MAX_CONFIG_BYTES)
+
+
+def _set(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def _section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _text_section(document: Mapping[str, Any]) -> dict[str, Any]:
+    return next((found for name in TEXT_SECTIONS if (found := _section(document, name))), {})
+
+
+def _ids(value: Any, path: Path) -> tuple[int, ...]:
+    """Return the ids of an `eos_token_id`: an id or a list of them."""
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if len(listed) > MAX_END_IDS:
+        raise _refuse(path, f"it has {len(listed):,} ids; at most {MAX_END_IDS} are taken")
+    for each in listed:
+        if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each <= MAX_ID:
+            raise _refuse(path, f"{written(each)} is no token id")
+    return tuple(dict.fromkeys(listed))
+
+
+def _check_rows(ids: tuple[int, ...], path: Path, root: Path) -> None:
+    rows = vocabulary_rows(root)
+    if rows and (odd := next((each for each in ids if each >= rows), None)) is not None:
+        raise _refuse(path, f"the id {odd} is outside of the vocabulary of {rows:,}")
+
+
+def _refuse(path: Path, message: str) -> CheckpointError:
+    hint = "write the id of the token that ends a text, or a list of such ids"
+    return CheckpointError(f"eos_token_id: {message}", where=str(path), hint=hint)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes previews of hub models: asks for their documents, the headers of their tensors, and as little else as it can.
+
+Of a tokenizer that is large only the length is fetched, until it has to be compared with one that the hub does not call
+equal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from trtspec.checkpoints.hub import DESCRIPTIONS, TRY_AGAIN, explained
+from trtspec.checkpoints.hub_client import HubFile, HubModel
+from trtspec.checkpoints.metadata_cache import (
+    Preview,
+    find_preview,
+    forget_old,
+    make_root,
+    preview_dir,
+    previews_dir,
+    put,
+)
+from trtspec.checkpoints.safetensors import MAX_HEADER_BYTES, TensorInfo, read_header
+from trtspec.checkpoints.source import INDEX, MAX_INDEX_BYTES, SHARD, TOKENIZER_FILES, Source, read_weight_map
+from trtspec.checkpoints.tokenizer import check_tokenizers
+from trtspec.core.errors import CheckpointError
+from trtspec.core.files import in_threads
+
+THREADS = 16  # requests at once, which wait almost all of their time
+SMALL_BYTES = 1 << 16  # a tokenizer's file of so many is fetched
+# A header has about so much for all, and for each tensor beside its name: almost all arrive with one request.
+HEADER_BYTES, ENTRY_BYTES, UNKNOWN_HEADER_BYTES = 512, 110, 60_000
+TABLES, TABLE_BYTES = ("I64", "BOOL"), range(1 << 10, 16 << 20)  # of ids, in draft heads
+PICKLES = (".bin", ".pt", ".pth")
+PINNED = "build from pickles by hand: allow_pickle and sha256 (docs/checkpoints.md)"
+
+
+def make_preview(model: str, revision: str) -> Source:
+    """Return what a hub model is at a commit; asks the hub only for what is not kept yet.
+
+    Raises CheckpointError where it cannot be had, or does not add up.
+    """
+    hub = HubModel(model, revision)
+    found = find_preview(preview_dir(model, revision))
+    if found is None:
+        with explained(str(hub), TRY_AGAIN, previews_dir()):
+            found = _make(hub)
+        forget_old()
+    return found.source()
+
+
+def compare_tokenizers(target: Source, draft: Source) -> None:
+    """Raise TrtspecError as `check_tokenizers` does; what the hub calls equal is not fetched."""
+    digests = {_digest(source, "tokenizer.json") for source in (target, draft)}
+    if len(digests) > 1 or "" in digests:
+        for source in (target, draft):
+            bring_tokenizer(source)
+        check_tokenizers(target.root, draft.root)
+
+
+def _digest(source: Source, name: str) -> str:
+    """Return what the hub tells of a file's content, "" where the source is no preview."""
+    found = find_preview(source.root) if source.absent else None
+    return found.files[name].digest if found and name in found.files else ""
+
+
+def bring_tokenizer(source: Source) -> None:
+    """Fetch a tokenizer of which a preview has only the length; raises HubError where that cannot be had."""
+    name = "tokenizer.json"
+    found = find_preview(source.root) if name in source.absent else None
+    if found is None or name not in found.parts:
+        return
+    hub = HubModel(found.model, found.revision)
+    with explained(str(hub), TRY_AGAIN, previews_dir()):
+        put(source.root / name, hub.read(name, 0, found.files[name].nbytes))
+        found.without_part(name).publish()
+
+
+def _make(hub: HubModel) -> Preview:
+    """Fetch what is not there yet, and write last that all of it is."""
+    root, files = make_root(hub.model, hub.revision), hub.files()
+    if "config.json" not in files:
+        raise CheckpointError("no config.json", where=hub.model, hint="a checkpoint is config.json and *.safetensors")
+    described = [name for name in DESCRIPTIONS if name in files]
+    large = [name for name in described if name in TOKENIZER_FILES and files[name].nbytes > SMALL_BYTES]
+    for name in large:
+        if not _is_there(root, name, files):
+            put(root / name, b"", files[name].nbytes)
+    in_threads(partial(_fetch, hub, root, files), [name for name in described if name not in large], THREADS)
+    shards = _shards(root, files, hub.model)
+    _make_shards(hub, root, files, shards)
+    found = Preview(hub.model, hub.revision, files, (*large, *shards))
+    found.publish()
+    return found
+
+
+def _make_shards(hub: HubModel, root: Path, files: Mapping[str, HubFile], expected: Mapping[str, int]) -> None:
+    """Make the weight files that are not there yet, each in a folder beside them until it is whole."""
+    with TemporaryDirectory(dir=root) as folder:
+
+        def make(name: str) -> None:
+            _make_shard(hub, Path(folder, name), files[name].nbytes, expected[name])
+            Path(folder, name).replace(root / name)
+
+        in_threads(make, [name for name in expected if not _is_there(root, name, files)], THREADS)
+
+
+def _is_there(root: Path, name: str, files: Mapping[str, HubFile]) -> bool:
+    return (root / name).is_file() and (root / name).stat().st_size == files[name].nbytes
+
+
+def _fetch(hub: HubModel, root: Path, files: Mapping[str, HubFile], name: str) -> None:
+    """Download a document, unless it is there."""
+    nbytes = files[name].nbytes
+    if nbytes > MAX_INDEX_BYTES:
+        raise CheckpointError(
+            f"{name} is larger than {MAX_INDEX_BYTES:,} bytes", where=hub.model, hint="name another model"
+        )
+    if not _is_there(root, name, files):
+        put(root / name, hub.read(name, 0, nbytes) if nbytes else b"")
+
+
+def _shards(root: Path, files: Mapping[str, HubFile], where: str) -> dict[str, int]:
+    """Return how long the header of each weight file probably is: of those in the index, or of all there are."""
+    expected = dict.fromkeys(files, UNKNOWN_HEADER_BYTES)
+    if (root / INDEX).is_file():
+        expected = {}
+        for tensor, name in read_weight_map(root / INDEX).items():
+            expected[name] = expected.get(name, HEADER_BYTES) + len(tensor) + ENTRY_BYTES
+    found = {name: expected[name] for name in sorted(expected) if SHARD.fullmatch(name)}
+    if missing := [name for name in found if name not in files]:
+        raise CheckpointError(
+            f"its index names {missing[0]}, which it has not", where=where, hint="name another commit"
+        )
+    if not found:
+        pickled = next((name for name in files if name.endswith(PICKLES)), None)
+        message = f"has no *.safetensors; {pickled} is a pickle, which is not opened" if pickled else "has no weights"
+        raise CheckpointError(message, where=where, hint=PINNED if pickled else None)
+    return found
+
+
+def _make_shard(hub: HubModel, path: Path, nbytes: int, expected: int) -> None:
+    """Write a file of the same header, tables and length."""
+    head = hub.read(path.name, 0, min(expected, nbytes))
+    end = 8 + int.from_bytes(head[:8], "little")
+    if end > min(MAX_HEADER_BYTES, nbytes):
+        raise CheckpointError("not a safetensors file", where=f"{hub.model}/{path.name}", hint="name another commit")
+    if end > len(head):
+        head += hub.read(path.name, len(head), end - len(head))
+    path.write_bytes(head[:end])
+    os.truncate(path, nbytes)
+    try:
+        for tensor in read_header(path).values():
+            if tensor.dtype in TABLES and tensor.nbytes in TABLE_BYTES:
+                _fill(path, tensor, hub.read(path.name, tensor.offset, tensor.nbytes))
+    except CheckpointError as error:
+        raise CheckpointError(error.message, where=f"{hub.model}/{path.name}", hint=error.hint) from error
+
+
+def _fill(path: Path, tensor: TensorInfo, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(tensor.offset)
+        file.write(data)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a safetensors checkpoint of one whose weights are pickles (*.bin, *.pt), for those the recipe pins.
+
+A pickle is a program, so it is treated as one: nothing is opened that is not the very bytes whose SHA-256 the recipe
+names, and what opens it is a child process (unpickler.py) with nothing in its environment and an end to its time. What
+the child wrote is a stranger's file too: its header is read like any other.
+
+    CACHE/unpickled/KEY/         config, tokenizer and weights, complete or not there
+    CACHE/unpickled/KEY.lock     held while it is made
+    CACHE/unpickled/.KEY.tmp/    while it is made; what a killed build left is deleted by the next
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from shlex import join, quote
+
+from trtspec.checkpoints.safe_json import inside
+from trtspec.checkpoints.safetensors import DAMAGED, read_header
+from trtspec.checkpoints.source import (
+    INDEX,
+    MAX_CONFIG_BYTES,
+    PICKLE_INDEX,
+    TOKENIZER_FILES,
+    read_json,
+    read_weight_map,
+)
+from trtspec.core.errors import CheckpointError, remedy_of
+from trtspec.core.files import file_lock, sync, sync_directories
+from trtspec.core.hashing import file_sha256
+from trtspec.core.paths import cache_dir
+from trtspec.core.processes import die_with_parent
+
+log = logging.getLogger(__name__)
+
+FORMAT = "trtspec.unpickled/1"
+DESCRIPTIONS = ("config.json", *TOKENIZER_FILES)
+# Slow disks read 10 MB/s; importing torch may take a while too.
+LEAST_TIME_S, LEAST_BYTES_PER_S = 120, 10_000_000
+
+OnBytes = Callable[[int], None]
+
+
+def unpickled_dir(root: Path, pins: Mapping[str, str]) -> Path:
+    """Return where the checkpoint made of the pinned pickles in `root` lies, made or not.
+
+    `pins` maps their names to their SHA-256, which stand for the files: only config and tokenizer are read here.
+    """
+    descriptions = {name: file_sha256(root / name) for name in DESCRIPTIONS if (root / name).is_file()}
+    key = json.dumps([FORMAT, dict(pins), descriptions], sort_keys=True)
+    return cache_dir() / "unpickled" / hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def unpickle(root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> None:
+    """Make `unpickled_dir(root, pins)`, if it is not there yet; `on_bytes` is told the size of each piece read.
+
+    Raises CheckpointError for a pickle that is missing, is not the pinned one, or holds something else than tensors;
+    then nothing is left behind.
+    """
+    target = unpickled_dir(root, pins)
+    with _in_words(target), _locked(target):
+        if target.is_dir():
+            return
+        read_json(inside(root, "config.json"), MAX_CONFIG_BYTES)
+        temporary = target.with_name(f".{target.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            _fill(temporary, root, pins, on_bytes)
+            sync_directories(temporary)
+            os.rename(temporary, target)
+            sync(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _fill(out: Path, root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> None:
+    for path in (inside(root, name) for name in DESCRIPTIONS):
+        if path.is_file():
+            shutil.copyfile(path, out / path.name)
+            sync(out / path.name)
+    indexed = _read_index(inside(root, PICKLE_INDEX), pins)
+    shards = _shard_names(sorted(pins))
+    found: dict[str, str] = {}
+    for name, shard in shards.items():
+        _convert(root / name, pins[name], out / shard, on_bytes)
+        for tensor in read_header(out / shard):
+            if tensor in found:
+                raise CheckpointError(
+                    f"tensor {tensor!r} is also in {found[tensor]}", where=str(root / name), hint=DAMAGED
+                )
+            found[tensor] = name
+    for tensor, name in indexed.items():
+        if found.get(tensor) != name:
+            raise CheckpointError(
+                f"says {tensor!r} is in {name}, where it is not", where=str(root / PICKLE_INDEX), hint=DAMAGED
+            )
+    if len(shards) > 1:
+        weight_map = {tensor: shards[name] for tensor, name in found.items()}
+        (out / INDEX).write_text(json.dumps({"weight_map": weight_map}, indent=1))
+        sync(out / INDEX)
+
+
+def _shard_names(pickles: Sequence[str]) -> dict[str, str]:
+    """Return the safetensors file that each pickle becomes, by the names that transformers looks for."""
+    count = len(pickles)
+    if count == 1:
+        return {pickles[0]: "model.safetensors"}
+    return {name: f"model-{number:05}-of-{count:05}.safetensors" for number, name in enumerate(pickles, 1)}
+
+
+def _read_index(index: Path, pins: Mapping[str, str]) -> dict[str, str]:
+    """Return in which pickle each tensor should be, as far as an index says; all of its files have to be pinned."""
+    placed = read_weight_map(index) if index.is_file() else {}
+    for name in sorted(set(placed.values()) - set(pins)):
+        hint = f"pin every file it names; a digest is printed by: sha256sum {quote(str(index.with_name(name)))}"
+        raise CheckpointError(f"names {name}, which sha256 does not pin", where=str(index), hint=hint)
+    return placed
+
+
+def _convert(pickle: Path, sha256: str, out: Path, on_bytes: OnBytes) -> None:
+    """Write the tensors of a pickle to `out`, once it is seen to be the one that is pinned."""
+    if not pickle.is_file():
+        raise CheckpointError(
+            "sha256 pins this file, which is missing", where=str(pickle), hint="correct sha256 in the recipe"
+        )
+    with pickle.open("rb") as file:
+        opened = Path(f"/dev/fd/{file.fileno()}")  # another file put at the path meanwhile is not opened
+        found = file_sha256(opened, on_bytes)
+        if found != sha256:
+            hint = f"its SHA-256 is {found}; pin that only if you know where the file comes from"
+            raise CheckpointError("is not the file that sha256 pins", where=str(pickle), hint=hint)
+        _run_unpickler(pickle, file.fileno(), out)
+    sync(out)
+
+
+def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
+    """Run the child process; whatever ends this call ends the child and all that it started."""
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    timeout_s = LEAST_TIME_S + pickle.stat().st_size / LEAST_BYTES_PER_S
+    command = [sys.executable, "-I", "-m", "trtspec.checkpoints.unpickler", f"/dev/fd/{descriptor}", str(out)]
+    log.info("run %s, which opens %s", join(command), pickle)
+    process = subprocess.Popen(
+        command,
+        env={},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=[descriptor],
+        start_new_session=True,
+        preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  two system calls, no lock
+    )
+    try:
+        said = process.communicate(timeout=timeout_s)[1].decode(errors="replace").splitlines()
+    except subprocess.TimeoutExpired:
+        raise CheckpointError(
+            f"was not converted within {timeout_s:.0f} s",
+            where=str(pickle),
+            hint="try again with less load on this machine, or convert it to safetensors elsewhere",
+        ) from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=LEAST_TIME_S)
+    if process.returncode:
+        ended = f"the process that opened it ended with {process.returncode}"
+        raise CheckpointError(
+            said[-1][:500] if said else ended,
+            where=str(pickle),
+            hint="convert it to safetensors with the tool that wrote it",
+        )
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(target.with_name(f"{target.name}.lock")):
+        yield
+
+
+@contextmanager
+def _in_words(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "give it room or access, then build again; TRTSPEC_CACHE says where it lies"
+        raise CheckpointError(
+            f"cannot be made: {error.strerror}", where=str(target), hint=remedy_of(error) or hint
+        ) from error

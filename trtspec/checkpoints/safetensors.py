@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read and lay out safetensors files without loading them: 8 bytes of length, a JSON header, then the bytes.
+
+Format: https://github.com/huggingface/safetensors#format. Headers come from untrusted files, so every number is
+checked against the file before anything is allocated; nothing here knows what a tensor means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from trtspec.checkpoints.safe_json import parse_object, shown
+from trtspec.core.errors import CheckpointError
+from trtspec.core.files import open_regular, unreadable
+
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+              "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}  # fmt: skip
+MAX_HEADER_BYTES = 16 << 20
+MAX_HEADER_VALUES = 600_000  # eight to a matrix
+MAX_NAME = 512
+MAX_RANK = 8
+MAX_TENSOR_BITS = 1 << 63
+GIT_LFS = b"version "
+DAMAGED = "download or save the file again: it was cut off or changed"
+RENAME = "save the tensors under other names"
+UNREADABLE = "name a checkpoint whose files may be read"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a file: `offset` is where its bytes begin in `file`, `nbytes` how many there are."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    nbytes: int
+
+
+def bytes_by_dtype(tensors: Iterable[TensorInfo]) -> dict[str, int]:
+    """Return how many bytes each dtype takes."""
+    counted: Counter[str] = Counter()
+    for tensor in tensors:
+        counted[tensor.dtype] += tensor.nbytes
+    return dict(sorted(counted.items()))
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Return the tensors of a safetensors file, in file order.
+
+    Raises CheckpointError for a file that is no regular one or truncated, holds overlapping, missing or surplus bytes,
+    names a tensor twice, or whose header is larger than MAX_HEADER_BYTES or holds more than MAX_HEADER_VALUES.
+    """
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            raw = _read_raw(path, file, size)
+    except OSError as error:
+        _refuse(path, unreadable(error), UNREADABLE)
+    start = 8 + len(raw)
+    tensors = [_tensor(path, name, entry, start) for name, entry in _parse(path, raw).items()]
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
+    _check_contiguous(path, tensors, start, size)
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def _refuse(path: Path, message: str, hint: str = DAMAGED) -> NoReturn:
+    raise CheckpointError(message, where=str(path), hint=hint)
+
+
+def _read_raw(path: Path, file: BinaryIO, size: int) -> bytes:
+    head = file.read(8)
+    if head == GIT_LFS:
+        _refuse(path, "a pointer of Git LFS, not the file itself", "git lfs pull fetches it")
+    length = int.from_bytes(head, "little")
+    if size < 8 or length > size - 8:
+        _refuse(path, f"truncated: the header should end at byte {8 + length:,} and the file has {size:,}")
+    if length > MAX_HEADER_BYTES:
+        _refuse(
+            path, f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read", "save it in several files"
+        )
+    raw = file.read(length)
+    if len(raw) < length:
+        _refuse(path, "ends inside its header; it was changed while being read")
+    return raw
+
+
+def _parse(path: Path, raw: bytes) -> dict[str, Any]:
+    try:
+        header = parse_object(raw, MAX_HEADER_VALUES)
+        _check_metadata(header.pop("__metadata__", {}))
+    except ValueError as error:
+        _refuse(path, f"not a safetensors file: its header is {error}")
+    return header
+
+
+def _check_metadata(metadata: Any) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("not valid: its __metadata__ does not map text to text")
+    for text in (*metadata, *metadata.values()):
+        text.encode()  # half a surrogate pair is a ValueError, as it is for other readers
+
+
+def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
+    if not _is_name(name):
+        _refuse(
+            path, f"tensor name {shown(name)} has a path separator or unprintable character, or a wrong length", RENAME
+        )
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        _refuse(path, f"tensor {shown(name)} has other keys than dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        _refuse(
+            path, f"tensor {shown(name)} has the unknown dtype {shown(str(dtype))}", f"known: {', '.join(ITEM_BYTES)}"
+        )
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        _refuse(path, f"tensor {shown(name)} has a shape or offset that is no valid number")
+    # an empty tensor's other dimensions are multiplied too by readers that would overflow
+    if len(shape) > MAX_RANK or prod(n for n in shape if n) * 8 * ITEM_BYTES[dtype] > MAX_TENSOR_BITS:
+        _refuse(path, f"tensor {shown(name)} has more than {MAX_RANK} dimensions, or more bytes than there can be")
+    nbytes = offsets[1] - offsets[0]
+    if prod(shape) * ITEM_BYTES[dtype] != nbytes:
+        _refuse(path, f"tensor {shown(name)}: {dtype} {shape} does not fill its {nbytes:,} bytes")
+    return TensorInfo(name, dtype, tuple(shape), path, data_start + offsets[0], nbytes)
+
+
+def _is_name(name: str) -> bool:
+    plain = name.isprintable() and "/" not in name and "\\" not in name
+    return plain and 1 <= len(name) <= MAX_NAME and name not in (".", "..")
+
+
+def _are_sizes(numbers: Any) -> bool:
+    return isinstance(numbers, list) and all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+
+
+def _check_contiguous(path: Path, tensors: list[TensorInfo], start: int, size: int) -> None:
+    position = start
+    for tensor in tensors:
+        if tensor.offset != position:
+            _refuse(path, f"tensor {shown(tensor.name)} begins at byte {tensor.offset:,}, expected {position:,}")
+        position += tensor.nbytes
+    if position > size:
+        _refuse(path, f"truncated: its tensors need {position:,} bytes and the file has {size:,}")
+    if position < size:
+        _refuse(path, f"{size - position:,} bytes after the last tensor belong to none")
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """A safetensors file before its bytes are there: its header, and where each tensor begins in the file."""
+
+    header: bytes
+    offsets: dict[str, int]
+    nbytes: int
+
+
+def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> FileLayout:
+    """Return the layout of a file with the tensors (name, dtype, shape), in this order."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, dtype, shape in tensors:
+        end = position + prod(shape) * ITEM_BYTES[dtype]
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    raw = json.dumps(entries, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)  # the format aligns the data to 8 bytes
+    header = len(raw).to_bytes(8, "little") + raw
+    entries.pop("__metadata__")
+    offsets = {name: len(header) + entry["data_offsets"][0] for name, entry in entries.items()}
+    return FileLayout(header, offsets, len(header) + position)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source model with all facts of its headers and documents, read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trtspec.checkpoints.family import family_of, family_version
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.quant.prequantized import Prequantized, read_prequantized, scheme_of
+from trtspec.checkpoints.quant.quant_config import QuantFormat
+from trtspec.checkpoints.quant.scheme import Scheme, scheme_problems, stage_problems
+from trtspec.checkpoints.rules import Matched, Rule, SourceTensor, match
+from trtspec.checkpoints.sharding import ParallelMapping, fitting, mapping_problems
+from trtspec.checkpoints.source import Source, load_source
+from trtspec.checkpoints.tied_embeddings import UNREAD, UNTIED, Ties, compare_ties
+from trtspec.checkpoints.trtllm import EMBEDDING, LM_HEAD
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import CheckpointError
+from trtspec.recipe.schema import ModelSource
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A complete source: its config, the rules of its tensors, and its quantization if it has one.
+
+    `family_version` is that of the package that provides the family, "" for a built-in family. `padded_to` is the size
+    that its vocabulary is padded or cut to, 0 if it keeps its own.
+    """
+
+    source: Source
+    family: str
+    family_version: str
+    config: ModelConfig
+    rules: list[Rule]
+    matched: Matched
+    prequantized: Prequantized | None
+    padded_to: int = 0
+    ties: Ties = UNTIED
+
+    def problems(self, wanted: Scheme, mapping: ParallelMapping) -> list[tuple[str, str]]:
+        """Return why the model cannot be stored as wanted, each as (key below `quantization`, message)."""
+        if self.prequantized:
+            found = self.prequantized.problems(wanted, self.config, self.rules)
+        else:
+            found = scheme_problems(wanted, self.config, self.rules)
+        if mapping.pipeline > 1 and not found:
+            found = stage_problems(self.scheme(wanted), self.rules)
+        return found
+
+    def diagnose(self, wanted: Scheme, mapping: ParallelMapping, *, converts: bool) -> list[Diagnostic]:
+        """Report problems of how a recipe stores and divides the model; paths are relative to the model's."""
+        hint = fitting(self.config, mapping)
+        found = [Diagnostic("parallel", "parallel", each, hint) for each in mapping_problems(self.config, mapping)]
+        found += self.ties.diagnose(converts=converts)
+        if converts:
+            problems = self.problems(wanted, mapping)
+            found += [Diagnostic(f"quantization.{key}", "quantization", message) for key, message in problems]
+        return found
+
+    def check(self, wanted: Scheme, mapping: ParallelMapping) -> None:
+        """Raise CheckpointError if the model cannot be stored or divided like this."""
+        self.scheme(wanted)  # for a quantized source its error says more than the problems alone
+        problems = mapping_problems(self.config, mapping) + [text for _, text in self.problems(wanted, mapping)]
+        if problems:
+            raise CheckpointError(
+                "; ".join(problems), where=str(self.source.root), hint="change quantization or parallel in the recipe"
+            )
+
+    def needs_calibration(self, wanted: Scheme) -> bool:
+        """Return whether activations have to be measured: a quantized source has its scales."""
+        return self.prequantized is None and wanted.needs_activations
+
+    def scheme(self, wanted: Scheme) -> Scheme:
+        """Return the scheme it is stored in: as wanted or as the source has it; CheckpointError if these differ."""
+        return scheme_of(self.prequantized, wanted, self.config, self.rules)
+
+    def format(self, wanted: Scheme) -> QuantFormat:
+        """Return the format of `scheme`; unquantized where that raises."""
+        try:
+            scheme = self.scheme(wanted)
+        except CheckpointError:  # reported by a diagnostic of its own
+            return QuantFormat()
+        return QuantFormat(scheme.weights, scheme.kv_cache)
+
+
+def padded(model: SourceModel, vocab_size: int) -> SourceModel:
+    """Return a model whose vocabulary has `vocab_size` entries: embedding and LM head get rows of zeros, or lose rows.
+
+    Models of one tokenizer are published with different numbers of unused rows (Qwen2.5: 151,936 up to 3B, 152,064
+    from 7B on), and engines require equal ones in a pair (NVIDIA/TensorRT-LLM issue 2789).
+    """
+    fitted = [
+        replace(rule, sources=tuple(_with_rows(source, vocab_size) for source in rule.sources))
+        if rule.target in (EMBEDDING, LM_HEAD)
+        else rule
+        for rule in model.rules
+    ]
+    return replace(model, config=replace(model.config, vocab_size=vocab_size), rules=fitted, padded_to=vocab_size)
+
+
+def _with_rows(source: SourceTensor, rows: int) -> SourceTensor:
+    if rows >= source.shape[0]:
+        return replace(source, least_rows=rows)
+    return replace(source, shape=(rows, *source.shape[1:]), stored_rows=source.stored_rows or source.shape[0])
+
+
+def mapping_of(asked: ModelSource) -> ParallelMapping:
+    """Return how a recipe divides a model."""
+    return ParallelMapping(asked.parallel.tensor, asked.parallel.pipeline, asked.parallel.embedding)
+
+
+def scheme_wanted(asked: ModelSource) -> Scheme:
+    """Return how a recipe wants a model to be stored."""
+    return Scheme(asked.quantization.weights, asked.quantization.kv_cache, tuple(asked.quantization.exclude))
+
+
+def read_model(source: Source, dtype: str) -> SourceModel:
+    """Read a source's model; raises CheckpointError for an incomplete or unsupported one."""
+    prequantized = read_prequantized(source)
+    name, family = family_of(source)
+    config = family.read(source.reader, dtype)
+    ties = UNTIED
+    if config.tied_embeddings:
+        tensors = {rule.target: _stored(rule, source) for rule in family.rules(replace(config, tied_embeddings=False))}
+        ties = compare_ties(source, tensors[EMBEDDING].sources[0].name, tensors[LM_HEAD].sources[0].name)
+        config = replace(config, tied_embeddings=not ties.differ)
+    rules = [_stored(rule, source, ties.only_head) for rule in family.rules(config)]
+    try:
+        matched = match(rules, family.skips(config), source, prequantized.tensors(rules) if prequantized else None)
+    except CheckpointError as error:
+        if lacking := [key for key in SIZES if key not in source.config]:
+            keys = ", ".join(lacking)
+            error.hint = f"config.json has no {keys}, and the default of transformers' class was taken: write it there"
+        raise
+    if ties.are_unread:
+        skipped = {key: UNREAD if key == ties.head else why for key, why in matched.skipped.items()}
+        matched = replace(matched, skipped=skipped)
+    return SourceModel(source, name, family_version(name), config, rules, matched, prequantized, ties=ties)
+
+
+def _stored(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) -> Rule:
+    """Return a rule with the names that its tensors have in a source.
+
+    As transformers does, take a base model's names, without the model's own prefix, and an LM head with the prefix.
+    `renamed` is a tensor that is not stored and the one that is tied to it.
+    """
+    prefix = "model."
+
+    def name_of(name: str) -> str:
+        if renamed and name == renamed[0]:
+            return renamed[1]
+        if name in source.tensors or not name:
+            return name
+        other = name.removeprefix(prefix) if name.startswith(prefix) else f"{prefix}{name}"
+        return other if other in source.tensors else name
+
+    names = [name_of(tensor.name) for tensor in rule.sources]
+    if names == [tensor.name for tensor in rule.sources]:
+        return rule
+    pairs = zip(rule.sources, names, strict=True)
+    return replace(rule, sources=tuple(replace(tensor, name=name) for tensor, name in pairs))
+
+
+def load_model(root: Path, dtype: str) -> SourceModel:
+    """Read the source at `root`; raises CheckpointError like `read_model`."""
+    return read_model(load_source(root), dtype)

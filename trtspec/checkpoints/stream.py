@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Move tensors from source files to rank files: chunk by chunk, on several threads, resumable, in flat memory.
+
+Every output file is laid out first. A task reads its source tensors once (twice where a scale has to be known first)
+and writes each chunk to all ranks that need it, so memory is a few chunks a thread, whatever the model's size. Which
+tensors make a task, and what becomes of their bits, is the caller's: an `Encoding` sees chunks of rows and hands back
+rows.
+
+A journal names the tasks whose bytes have reached the disk; whoever runs the same tasks again on the same directory
+goes on with the others. Bytes do not depend on threads or interruptions: each has one place and one writer. Tasks run
+in the order of what they write, so that files are hashed while they grow (growing.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trtspec.checkpoints.direct_io import Output, Writing, open_output
+from trtspec.checkpoints.journal import ConversionJournal
+from trtspec.checkpoints.safetensors import ITEM_BYTES, FileLayout, TensorInfo
+from trtspec.checkpoints.streaming_digest import GrowingDigests, written_by
+from trtspec.core.errors import CheckpointError
+from trtspec.core.files import reserve, write_all
+
+CHUNK_BYTES = 2 << 20
+MOST_THREADS = 12  # each has some MB of buffers
+MOST_ROW_BYTES = 16 << 20
+MOST_PARTS = 16  # of a tensor, that are read side by side
+SHOWN_FLAWS = 12
+# What is moved is bit patterns, which numpy has for every dtype, as it has no bfloat16 and no float8.
+BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+Rows = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a rectangle of a source tensor goes: `offset` is where its first row begins in the file of a rank.
+
+    Rows there are `width` items wide, all of which the rectangle fills.
+    """
+
+    rank: int
+    rows: range
+    columns: range
+    offset: int
+
+    @property
+    def width(self) -> int:
+        """Return the items of a row."""
+        return len(self.columns)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One source tensor and the places its encoded rows go to."""
+
+    source: TensorInfo
+    destinations: tuple[Destination, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Return how many rows the source has; of one dimension each value is one."""
+        return _matrix(self.source.shape)[0]
+
+    @property
+    def parts(self) -> list[range]:
+        """Return all rows, divided where another rank's begin."""
+        ends = {end for place in self.destinations for end in (place.rows.start, place.rows.stop)}
+        return [range(*pair) for pair in pairwise(sorted({0, self.num_rows, *ends}))]
+
+
+class Encoding(Protocol):
+    """What becomes of the tensors of a task."""
+
+    def run(self, worker: Worker) -> None:
+        """Read, encode and write everything through `worker`."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """The smallest unit that is done or not; `nbytes` of source are read for it."""
+
+    name: str
+    encoding: Encoding
+    nbytes: int
+
+
+@dataclass
+class Flaws:
+    """What was found wrong with the values of source tensors: one line a tensor; filled by all threads."""
+
+    allow_nonfinite: bool = False
+    lines: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+
+    def add(self, source: TensorInfo, message: str, hint: str | None = None) -> None:
+        """Note a flaw of a tensor."""
+        self.lines.setdefault(f"{source.name}: {message} in {source.file.name}", (str(source.file.parent), hint))
+
+    @property
+    def count(self) -> int:
+        """Return how many tensors have a flaw."""
+        return len(self.lines)
+
+    def raise_if_any(self) -> None:
+        """Raise one CheckpointError with all flaws, by name."""
+        if self.lines:
+            shown = sorted(self.lines)[:SHOWN_FLAWS]
+            more = f"\n  ... and {len(self.lines) - len(shown)} more" if len(self.lines) > len(shown) else ""
+            where, hint = self.lines[shown[0]]
+            raise CheckpointError(
+                "values that cannot be converted:\n  " + "\n  ".join(shown) + more, where=where, hint=hint
+            )
+
+
+class Worker:
+    """What one thread works with: a read buffer, the open rank files, the count of bytes."""
+
+    def __init__(self, output: Output, flaws: Flaws, on_bytes: Callable[[int], None], *, keep: bool) -> None:
+        self.flaws = flaws
+        self._output, self._on_bytes, self._keep = output, on_bytes, keep
+        self._buffer = bytearray(CHUNK_BYTES)
+
+    def run(self, task: Task, number: int) -> None:
+        """Run the task of a number; one with a flaw is not sound."""
+        self._writing, before = Writing(number, task.name), self.flaws.count
+        task.encoding.run(self)
+        self._writing.is_sound = self.flaws.count == before
+        self._output.end(self._writing)
+
+    def chunks(
+        self, source: TensorInfo, *, last: bool = True, parts: Sequence[range] = ()
+    ) -> Iterator[tuple[int, Rows]]:
+        """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a buffer used again.
+
+        A one-dimensional tensor has columns of one item. The `last` reading of a tensor is the one that counts as
+        progress, and after which its pages are no longer wanted. Large `parts` come by turns, so that the files of
+        several ranks grow, and are hashed, side by side.
+        """
+        item = ITEM_BYTES[source.dtype]
+        rows, columns = _matrix(source.shape)
+        row_bytes = columns * item
+        if row_bytes > MOST_ROW_BYTES:
+            message = f"rows of {row_bytes:,} bytes in {source.name!r}; at most {MOST_ROW_BYTES:,} are converted"
+            raise CheckpointError(
+                message, where=str(source.file), hint="no model of ours has such rows: name another one"
+            )
+        if row_bytes > len(self._buffer):
+            self._buffer = bytearray(row_bytes)
+        step = max(1, len(self._buffer) // row_bytes) if row_bytes else max(1, rows)
+        with ExitStack() as stack:
+            parts = parts if _are_large(parts, step) else [range(rows)]
+            files = [stack.enter_context(source.file.open("rb", buffering=0)) for _ in parts]
+            for number, begin, end in _turns(parts, step):
+                view = memoryview(self._buffer)[: (end - begin) * row_bytes]
+                _read_exactly(files[number].fileno(), view, source, begin * row_bytes)
+                yield begin, np.frombuffer(view, BITS[item]).reshape(end - begin, columns)
+                if last:
+                    self._on_bytes(len(view))
+            if last and not self._keep:  # its pages serve the next tensor: finding fresh ones took half of the time
+                os.posix_fadvise(files[0].fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
+
+    def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
+        """Write encoded rows [count, columns], the first of which is row `first` of the source, to every place."""
+        for place in destinations:
+            begin, end = max(first, place.rows.start), min(first + len(rows), place.rows.stop)
+            if begin < end:
+                part = rows[begin - first : end - first, place.columns.start : place.columns.stop]
+                offset = place.offset + (begin - place.rows.start) * place.width * rows.itemsize
+                self.put(place.rank, offset, np.ascontiguousarray(part))
+
+    def put(self, rank: int, offset: int, values: Rows) -> None:
+        """Write an array's bytes at `offset` of a rank's file."""
+        self._output.put(self._writing, rank, offset, memoryview(values.data).cast("B"))
+
+
+def _are_large(parts: Sequence[range], step: int) -> bool:
+    return 1 < len(parts) <= MOST_PARTS and all(len(part) >= step for part in parts)
+
+
+def _turns(parts: Sequence[range], step: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (number of a part, first row, row behind the last), at most `step` rows of each part by turns."""
+    for done in range(0, max(map(len, parts)), step):
+        for number, part in enumerate(parts):
+            if done < len(part):
+                begin = part.start + done
+                yield number, begin, min(begin + step, part.stop)
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    return (prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (prod(shape), 1)
+
+
+def _read_exactly(descriptor: int, view: memoryview, source: TensorInfo, position: int) -> None:
+    filled = 0
+    while filled < len(view):
+        got = os.preadv(descriptor, [view[filled:]], source.offset + position + filled)
+        if not got:
+            message = f"ends inside tensor {source.name!r}; it was changed while being read"
+            raise CheckpointError(message, where=str(source.file), hint="build again once nothing writes to it")
+        filled += got
+
+
+def run_tasks(
+    out: Path,
+    layouts: Sequence[FileLayout],
+    tasks: Sequence[Task],
+    *,
+    flaws: Flaws,
+    on_bytes: Callable[[int], None],
+    on_resumed: Callable[[int], None],
+    journal: Path | None = None,
+    stamp: str = "",
+    threads: int | None = None,
+    keep_cached: bool = False,
+) -> dict[str, str]:
+    """Fill `out`/rank{r}.safetensors, going on where an earlier run with the same tasks and `journal` stopped.
+
+    Returns the SHA-256 of what was written, by file name.
+
+    Without a journal nothing can be resumed, nor with one of another `stamp` of the sources. `on_bytes` is told the
+    source bytes done since the last call, from one thread at a time, and `on_resumed` those of tasks that were done
+    before; with `keep_cached` sources stay in the page cache, because somebody else reads them meanwhile. Raises
+    CheckpointError where source values cannot be converted; the files are whole only if it returns.
+    """
+    lock = threading.Lock()
+
+    def advance(count: int) -> None:
+        with lock:
+            on_bytes(count)
+
+    with ExitStack() as stack:
+        paths = [out / f"rank{rank}.safetensors" for rank in range(len(layouts))]
+        if journal and not all(map(_is_laid_out, paths, layouts)):
+            journal.unlink(missing_ok=True)
+        files = [_open_file(stack, path, layout) for path, layout in zip(paths, layouts, strict=True)]
+        notes = stack.enter_context(ConversionJournal(journal, files, stamp))
+        writes = {task.name: sorted(set(written_by(task.encoding))) for task in tasks if task.name not in notes.done}
+        todo = sorted((task for task in tasks if task.name in writes), key=lambda task: writes[task.name][:1])
+        on_resumed(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
+        growing = stack.enter_context(GrowingDigests(files, layouts, writes))
+
+        def done(task: Writing) -> None:
+            growing.finish(task.name)
+            if task.is_sound:  # else it runs again, to be found wrong again
+                notes.finish(task.name)
+
+        nbytes = sum(layout.nbytes for layout in layouts)
+        output = stack.enter_context(open_output(paths, files, nbytes, growing, done))
+        threads = threads or min(output.tasks_at_once, MOST_THREADS)
+        _run_all(todo, threads, lambda: Worker(output, flaws, advance, keep=keep_cached), output, growing)
+        flaws.raise_if_any()
+        found = zip(paths, growing.digests(), strict=True)
+        return {path.name: digest for path, digest in found if digest}
+
+
+def _is_laid_out(path: Path, layout: FileLayout) -> bool:
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size == layout.nbytes and file.read(len(layout.header)) == layout.header
+    except FileNotFoundError:
+        return False
+
+
+def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
+    """Return a descriptor of a file that has its header and its size; what an interrupted run wrote stays."""
+    laid_out = _is_laid_out(path, layout)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    stack.callback(os.close, descriptor)
+    if not laid_out:
+        os.ftruncate(descriptor, 0)  # padding is never written: it is what is zero from here on
+        reserve(descriptor, layout.nbytes)
+        write_all(descriptor, layout.header, 0)
+    return descriptor
+
+
+def _run_all(
+    tasks: Sequence[Task], threads: int, make_worker: Callable[[], Worker], output: Output, growing: GrowingDigests
+) -> None:
+    local, stop = threading.local(), threading.Event()
+
+    def work(number: int, task: Task) -> None:
+        growing.wait_for_room()
+        if stop.is_set():
+            return
+        if not hasattr(local, "worker"):
+            local.worker = make_worker()
+        try:
+            local.worker.run(task, number)
+        except BaseException as error:
+            stop.set()
+            output.fail(error)
+            raise
+
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(work, number, task) for number, task in enumerate(tasks)]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException as error:
+            output.fail(error)
+            raise
+        finally:
+            stop.set()
+    output.flush()

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SHA-256 of files while they are written, from their beginnings as far as nothing more will be written there.
+
+Bytes come from memory where whoever writes them offers them in their turn, otherwise from the file.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields, is_dataclass
+from threading import Condition
+from types import TracebackType
+from typing import Any
+
+from trtspec.checkpoints.safetensors import FileLayout
+from trtspec.core.errors import CheckpointError
+from trtspec.core.hashing import grow, hashing, pieces, threads_beside
+
+Place = tuple[int, int]  # the number of a file, an offset in it
+
+STRETCH_BYTES = 8 << 20  # hashed before another thread may look which file is furthest behind
+MOST_UNHASHED = 256 << 20  # what was written is hashed while the page cache still has it
+COMPANY_S = 0.005  # that a file waits for others
+MOST_SMALL = 4096  # pieces of a few bytes that are remembered of each file
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    """Bytes that are still in memory, with what is to be called when they are no longer needed there."""
+
+    data: memoryview
+    release: Callable[[], None] | None
+
+    def let_go(self) -> None:
+        if self.release:
+            self.release()
+
+
+class _File:
+    """One file: `ready` is where the first byte may still change, `hashed` how far its digest is.
+
+    `fresh` is what is in memory, by offset.
+    """
+
+    def __init__(self, descriptor: int, layout: FileLayout, digest: Any) -> None:
+        self.descriptor, self.nbytes = descriptor, layout.nbytes
+        self.begins = sorted(layout.offsets.values())
+        self.writers = [0] * len(self.begins)
+        self.digest = digest
+        self.ready = self.hashed = self._part = 0
+        self.fresh: dict[int, _Fresh] = {}
+        self.is_taken = self.is_spoilt = False
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether the next bytes are final."""
+        return self.hashed < self.ready or self.hashed in self.fresh
+
+    @property
+    def unhashed(self) -> int:
+        """Return how many bytes are known to be final and are not hashed yet."""
+        return max(0, self.ready - self.hashed) + sum(len(each.data) for each in self.fresh.values())
+
+    @property
+    def blocks(self) -> list[int]:
+        """Return where the blocks in memory begin."""
+        return sorted(offset for offset, fresh in self.fresh.items() if fresh.release)
+
+    def part(self, offset: int) -> int:
+        """Return the number of the tensor that a byte belongs to."""
+        return bisect_right(self.begins, offset) - 1
+
+    def settle(self) -> None:
+        """Find how far nobody writes any more."""
+        while self._part < len(self.writers) and not self.writers[self._part]:
+            self._part += 1
+        self.ready = self.begins[self._part] if self._part < len(self.writers) else self.nbytes
+
+    def read_stretch(self) -> Iterator[memoryview]:
+        """Yield the next bytes, which are final; each piece counts as hashed once the next one is asked for."""
+        end = self.hashed + STRETCH_BYTES
+        while self.hashed < end and self.has_more:
+            if fresh := self.fresh.pop(self.hashed, None):
+                yield fresh.data
+                self.hashed += len(fresh.data)
+                fresh.let_go()
+            else:
+                yield from self._read_back(min(self.ready, end))
+
+    def _read_back(self, end: int) -> Iterator[memoryview]:
+        """Yield what the file has until `end`, or where there is something in memory."""
+        end = min([end, *(offset for offset in list(self.fresh) if offset > self.hashed)])
+        for piece in pieces(self.descriptor, self.hashed, end):
+            yield piece
+            self.hashed += len(piece)
+        if self.hashed < end:
+            raise CheckpointError(
+                f"a rank's file ends at byte {self.hashed:,}; it was changed while being written", hint="build again"
+            )
+
+
+class GrowingDigests:
+    """The digests of files with a layout, each part of which is final once all tasks that write there are done.
+
+    `writes` are the places in which each task begins to write. A file that is written to where it was hashed already
+    gets no digest.
+    """
+
+    def __init__(
+        self, files: Sequence[int], layouts: Sequence[FileLayout], writes: Mapping[str, Iterable[Place]]
+    ) -> None:
+        self._code = hashing()
+        self._files = [_File(*each, self._code.begin()) for each in zip(files, layouts, strict=True)]
+        self._parts = {
+            task: {(number, self._files[number].part(offset)) for number, offset in places}
+            for task, places in writes.items()
+        }
+        for number, part in (place for places in self._parts.values() for place in places):
+            self._files[number].writers[part] += 1
+        for file in self._files:
+            file.settle()
+        self._changed, self._stopped = Condition(), False
+        self._hashing = threads_beside(len(files))
+        self._most = self._code.most if len(files) > 1 else 1  # a single chain is what all waits for: no company
+        self._pool = ThreadPoolExecutor(self._hashing, "digest")
+        self._work: list[Future[None]] = []
+
+    def __enter__(self) -> GrowingDigests:
+        self._work = [self._pool.submit(self._hash) for _ in range(self._hashing)]
+        for each in self._work:
+            each.add_done_callback(lambda _: self._wake())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._pool.shutdown()
+
+    def written(self, number: int, offset: int) -> None:
+        """Take note that bytes are written."""
+        file = self._files[number]
+        file.is_spoilt |= offset < max(file.ready, file.hashed)
+
+    def offer(self, number: int, offset: int, data: memoryview, release: Callable[[], None] | None) -> None:
+        """Let bytes that are written be hashed from memory; they stay as they are until `release` is called.
+
+        Without a `release` they are of nobody else, and remembered where they are not too many.
+        """
+        with self._changed:
+            file = self._files[number]
+            if release or len(file.fresh) < MOST_SMALL:
+                file.fresh[offset] = _Fresh(data, release)
+                self._changed.notify_all()
+
+    def waiting_in_vain(self) -> list[tuple[int, int]]:
+        """Return files with blocks in memory that are not next, with where each one's hash is."""
+        with self._changed:
+            return [
+                (number, file.hashed)
+                for number, file in enumerate(self._files)
+                if not file.is_taken and not file.has_more and file.blocks
+            ]
+
+    def let_go(self, number: int) -> None:
+        """Give up the block of a file that would be hashed last; it is read back from the file."""
+        with self._changed:
+            file = self._files[number]
+            given_up = None if file.is_taken or not file.blocks else file.fresh.pop(file.blocks[-1])
+        if given_up:
+            given_up.let_go()
+
+    def raise_error(self) -> None:
+        """Raise what ended the hashing, if something did."""
+        for each in self._work:
+            if each.done():
+                each.result()
+
+    def finish(self, task: str) -> None:
+        """Take note that a task has written all its bytes."""
+        with self._changed:
+            for number, part in self._parts[task]:
+                self._files[number].writers[part] -= 1
+            for file in self._files:
+                file.settle()
+            self._changed.notify_all()
+
+    def wait_for_room(self) -> None:
+        """Return once little is written that is not hashed yet; raises what ended the hashing."""
+        with self._changed:  # unbounded: it is being hashed
+            self._changed.wait_for(lambda: self._stopped or self._is_ended() or self._unhashed() < MOST_UNHASHED)
+        self.raise_error()
+
+    def digests(self) -> list[str | None]:
+        """Return the digest of each file once all of it is hashed."""
+        for each in self._work:
+            each.result()
+        return [None if file.is_spoilt else file.digest.hexdigest() for file in self._files]
+
+    def _hash(self) -> None:
+        while files := self._take():
+            try:
+                self._hash_stretches(files)
+            finally:
+                with self._changed:
+                    for file in files:
+                        file.is_taken = False
+                    self._changed.notify_all()
+
+    def _hash_stretches(self, files: Sequence[_File]) -> None:
+        stretches = [(file.digest, file.read_stretch()) for file in files]
+        while grown := [(digest, piece) for digest, stretch in stretches if (piece := next(stretch, None))]:
+            grow(self._code, grown, self._most)
+
+    def _take(self) -> list[_File]:
+        """Return the files that are furthest behind, once there are any; none where there is nothing left to do."""
+        has_waited = False
+        with self._changed:
+            while not self._stopped and (growing := [file for file in self._files if file.hashed < file.nbytes]):
+                waiting = [file for file in growing if file.has_more and not file.is_taken]
+                if waiting and (has_waited or self._are_enough(waiting, len(growing))):
+                    files = sorted(waiting, key=lambda each: -each.unhashed)[: self._code.most]
+                    for file in files:
+                        file.is_taken = True
+                    return files
+                # without a file that waits, unbounded: tasks end, or the conversion does
+                has_waited = not self._changed.wait(COMPANY_S if waiting else None)
+        return []
+
+    def _are_enough(self, waiting: Sequence[_File], growing: int) -> bool:
+        """Return whether to begin: several files together take little more than the time of one."""
+        return len(waiting) >= min(self._code.most, growing) or sum(each.unhashed for each in waiting) >= STRETCH_BYTES
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _unhashed(self) -> int:
+        return sum(max(0, file.ready - file.hashed) for file in self._files)
+
+    def _is_ended(self) -> bool:
+        return any(each.done() for each in self._work)
+
+
+def written_by(encoding: object) -> Iterator[Place]:
+    """Yield the places in which an encoding begins to write: whatever in it has a rank and an offset."""
+    if hasattr(encoding, "rank") and hasattr(encoding, "offset"):
+        yield encoding.rank, encoding.offset
+    elif isinstance(encoding, tuple):
+        for each in encoding:
+            yield from written_by(each)
+    elif is_dataclass(encoding):
+        for field in fields(encoding):
+            yield from written_by(getattr(encoding, field.name))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers are tried in a child process before any process of ours loads them.
+
+The tokenizers library panics on some files, aborts the process on others, and takes gigabytes for one large id. What
+passes is remembered in this user's cache by the digest of its files and the library's version, so a file is tried once:
+
+    CACHE/vetted/KEY    empty; KEY is of the files' bytes and of the versions
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from trtspec.core.errors import CheckpointError
+from trtspec.core.files import UnfitFile, read_bounded, unreadable
+from trtspec.core.paths import cache_dir
+from trtspec.core.processes import installed_version
+from trtspec.core.sandbox import REFUSED, Limits, SandboxError, run_in_child
+
+FORMAT = "trtspec.vetted/1"
+LIMITS = Limits(memory_bytes=4 << 30, cpu_s=60, wall_s=180, output_bytes=4096)
+MAX_BYTES = 64 << 20
+# The files that decide what is loaded, the tokenizer itself first.
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
+
+
+def vet(root: Path) -> None:
+    """Raise CheckpointError for a tokenizer that cannot be loaded and used within limits.
+
+    Without the tokenizers library nothing is tried: nothing can be loaded either.
+    """
+    if find_spec("tokenizers") is None:
+        return
+    passed = cache_dir() / "vetted" / _key(root)
+    if passed.is_file():
+        return
+    try:
+        run_in_child("trtspec.checkpoints.tokenizer_trial:attempt", str(root.absolute()), limits=LIMITS)
+    except SandboxError as error:
+        if error.cause == REFUSED:
+            raise CheckpointError(error.message, where=str(root / FILES[0]), hint=error.hint) from None
+        message = f"not a tokenizer that can be used: the library tokenizers does not load it ({error.message})"
+        hint = "save it again with AutoTokenizer, or take the file of the model's own repository"
+        raise CheckpointError(message, where=str(root / FILES[0]), hint=hint) from None
+    with suppress(OSError):  # it is tried again the next time
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()
+
+
+def _key(root: Path) -> str:
+    digest = hashlib.sha256(f"{FORMAT} {installed_version('tokenizers')}".encode())
+    for name in FILES:
+        path = root / name
+        if path.is_file():
+            try:
+                content = read_bounded(path, MAX_BYTES)
+            except UnfitFile as error:
+                raise CheckpointError(unreadable(error), where=str(path)) from None
+            except OSError as error:
+                raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from None
+            digest.update(f"\n{name} {len(content)}\n".encode() + hashlib.sha256(content).digest())
+    return digest.hexdigest()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a Hugging Face checkpoint's directory whole or not at all; tensors go from file to file in chunks."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trtspec.checkpoints.safetensors import ITEM_BYTES, TensorInfo, lay_out
+from trtspec.core.errors import CheckpointError
+from trtspec.core.files import sync, sync_directories
+
+CHUNK_BYTES = 1 << 20
+
+OnBytes = Callable[[int], None]
+
+
+def ignore(count: int) -> None:
+    """Tell nobody of written bytes."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor to be written: a stored one's bytes, bytes of its own, or None for zeros."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: TensorInfo | bytes | None
+
+    @property
+    def nbytes(self) -> int:
+        """Return how many bytes it takes."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @classmethod
+    def copy(cls, name: str, tensor: TensorInfo) -> Part:
+        """Return a stored tensor under a name."""
+        return cls(name, tensor.dtype, tensor.shape, tensor)
+
+
+def check_new(out: Path) -> None:
+    """Raise CheckpointError if something lies at `out`."""
+    if os.path.lexists(out):
+        raise CheckpointError("something lies here already", where=str(out), hint="choose another directory")
+
+
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """Yield a directory beside `out` that becomes `out` once it is filled and on the disk.
+
+    Raises CheckpointError if something lies at `out`, or where it cannot be written.
+    """
+    out = Path(os.path.abspath(out))
+    check_new(out)
+    temporary = out.with_name(f".{out.name}.tmp-{secrets.token_hex(8)}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        sync_directories(temporary)
+        temporary.rename(out)
+        sync(out.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot be written: {error.strerror}", where=str(out), hint="choose another directory"
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_config(root: Path, config: dict[str, Any]) -> None:
+    """Write config.json."""
+    path = root / "config.json"
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    sync(path)
+
+
+def write_tensors(path: Path, parts: Sequence[Part], on_bytes: OnBytes = ignore) -> None:
+    """Write a safetensors file, in this order; `on_bytes` gets the number of bytes just written."""
+    layout = lay_out((each.name, each.dtype, each.shape) for each in parts)
+    with path.open("wb") as file:
+        file.write(layout.header)
+        file.truncate(layout.nbytes)  # unwritten ranges read as zero
+        for part in parts:
+            file.seek(layout.offsets[part.name])
+            _write(part, file, on_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write(part: Part, file: BinaryIO, on_bytes: OnBytes) -> None:
+    if isinstance(part.data, TensorInfo):
+        for chunk in chunks(part.data):
+            file.write(chunk)
+            on_bytes(len(chunk))
+    else:
+        file.write(part.data or b"")
+        on_bytes(part.nbytes)
+
+
+def chunks(tensor: TensorInfo) -> Iterator[bytes]:
+    """Yield a stored tensor's bytes; raises CheckpointError where its file ends early."""
+    left = tensor.nbytes
+    with tensor.file.open("rb") as source:
+        source.seek(tensor.offset)
+        while left:
+            chunk = source.read(min(left, CHUNK_BYTES))
+            if not chunk:
+                raise CheckpointError(
+                    "ends early; it was changed while being read",
+                    where=str(tensor.file),
+                    hint="try again once nothing writes to it",
+                )
+            yield chunk
+            left -= len(chunk)

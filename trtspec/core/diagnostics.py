@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong, whoever says it: a recipe's reader, a method, a backend, a checkpoint.
+
+Owns the form of a diagnostic, the order they are shown in and how one reads in plain text; knows neither YAML nor the
+schema. Nothing that looks like a token leaves this module.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn
+
+from trtspec.core.errors import TrtspecError
+
+Severity = Literal["error", "warning"]
+
+# The shortest real tokens are longer; folder names such as hf_checkpoints are shorter.
+TOKEN = re.compile(r"(?<![A-Za-z0-9])(hf_(?=[A-Za-z0-9]{20})|nvapi-(?=[\w-]{20}))[\w-]+")
+LINE_WIDTH = 120
+MAX_DIAGNOSTICS = 100
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a file, counted from 1; a command line's `--set a.b=c` is a place without line and column.
+
+    `text` is the line's text.
+    """
+
+    file: str = ""
+    line: int | None = None
+    column: int | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One thing to act on: the dotted recipe `path` it is about, a code for programs, words and a hint for people.
+
+    A "warning" is about what may turn out worse, an "error" about what cannot be done. `source` is where a rule was
+    read, as repository:path@commit or an issue; `mark` the place in the recipe's file, once it is known.
+    """
+
+    path: str
+    code: str
+    message: str
+    hint: str | None = None
+    severity: Severity = "error"
+    source: str = ""
+    mark: Mark = Mark()
+
+    @property
+    def file(self) -> str:
+        """Return the file it was found in."""
+        return self.mark.file
+
+    @property
+    def line(self) -> int | None:
+        """Return the line, counted from 1."""
+        return self.mark.line
+
+    @property
+    def column(self) -> int | None:
+        """Return the column, counted from 1."""
+        return self.mark.column
+
+    def at(self, mark: Mark) -> Diagnostic:
+        """Return it at a place, with tokens blotted out."""
+        return replace(
+            self,
+            path=blot_tokens(self.path),
+            message=blot_tokens(self.message),
+            hint=blot_tokens(self.hint) if self.hint else None,
+            mark=replace(mark, file=blot_tokens(mark.file)),
+        )
+
+    def below(self, prefix: str) -> Diagnostic:
+        """Return it for a path that is relative to `prefix`."""
+        return replace(self, path=".".join(filter(None, (prefix, self.path))))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `--json` shows; the line's text is left to the reader of the file."""
+        keys = ("severity", "code", "file", "line", "column", "path", "message", "hint")
+        return {key: getattr(self, key) for key in keys}
+
+
+class RecipeError(TrtspecError):
+    """The recipe is wrong; `diagnostics` holds everything found, and str() renders all of it."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        super().__init__("\n\n".join(render_diagnostic(each) for each in diagnostics))
+        self.diagnostics = tuple(diagnostics)
+
+
+def stop(mark: Mark, code: str, message: str, hint: str | None = None, *, path: str = "") -> NoReturn:
+    """Raise the RecipeError of something that nothing can be read after."""
+    raise RecipeError([Diagnostic(path, code, message, hint).at(mark)])
+
+
+def blot_tokens(text: str) -> str:
+    """Return the text with what looks like a token made unusable."""
+    return TOKEN.sub(r"\1***", text)
+
+
+def position(place: Mark | Diagnostic) -> tuple[str, int, int]:
+    """Return what places are sorted by."""
+    return place.file, place.line or 0, place.column or 0
+
+
+def in_order(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """Return them by position, the first of each path at a place, and no more than a person reads."""
+    first_of: dict[object, Diagnostic] = {}
+    for diagnostic in diagnostics:
+        first_of.setdefault((position(diagnostic), diagnostic.path), diagnostic)
+    ordered = sorted(first_of.values(), key=position)
+    if len(ordered) <= MAX_DIAGNOSTICS:
+        return ordered
+    last = ordered[MAX_DIAGNOSTICS]
+    rest = replace(last, code="too-many-problems", path="", message="more problems follow", hint=None)
+    return [*ordered[:MAX_DIAGNOSTICS], rest]
+
+
+def render_diagnostic(diagnostic: Diagnostic) -> str:
+    """Return the place, the numbered source line, the message and the hint, each on a line of its own."""
+    mark = diagnostic.mark
+    place = [mark.file, *(str(number) for number in (mark.line, mark.column) if number)]
+    lines = ["  ".join(part for part in (":".join(place), diagnostic.path) if part)]
+    if mark.line and mark.text is not None:
+        lines.append(f"  {mark.line} │ {_window(mark.text, mark.column or 1)}")
+    warning = "warning: " if diagnostic.severity == "warning" else ""
+    lines.append(f"  {warning}{diagnostic.message}")
+    lines += [f"  hint: {diagnostic.hint}"] if diagnostic.hint else []
+    return "\n".join(printable(line) for line in lines)
+
+
+def _window(text: str, column: int) -> str:
+    if len(text) <= LINE_WIDTH:
+        return text
+    start = max(0, column - LINE_WIDTH // 2)
+    return ("…" if start else "") + text[start : start + LINE_WIDTH] + "…"
+
+
+PLAIN = (  # what pydantic writes, and what a message of ours says instead
+    (r"(?:Value error|Assertion failed), ", ""),
+    (r"Input should be a valid number\b.*", "expected a number"),
+    (r"Input should be a valid integer\b.*", "expected a whole number"),
+    (r"Input should be a valid (boolean|string|list|dictionary|tuple)\b.*", r"expected a \1"),
+    (r"Input should be a valid date\b.*", "expected a date"),
+    (r"Input should be an? (?:instance|object)\b.*", "expected a mapping"),
+    (r"Input should be a (?:finite number)\b.*", "expected a finite number"),
+    (r"Input should be greater than or equal to (\S+)", r"must be at least \1"),
+    (r"Input should be less than or equal to (\S+)", r"must be at most \1"),
+    (r"Input should be (greater|less) than (\S+)", r"must be \1 than \2"),
+    (r"Input should be (.*)", r"expected \1"),
+    (r"\w+ should have (at least|at most) (.*?)(?: after validation)?(?:, not \d+)?", r"needs \1 \2"),
+    (r"String should match pattern .*", "does not have the expected form"),
+    (r"Field required", "is missing"),
+    (r"Extra inputs are not permitted", "unknown key"),
+    (r"Invalid JSON: (.*)", r"not valid JSON: \1"),
+)
+
+
+def plain_words(text: str) -> str:
+    """Return a message of pydantic's in the words of trtspec's own messages."""
+    for pattern, words in PLAIN[1:]:
+        if found := re.fullmatch(pattern, text, re.DOTALL):
+            return found.expand(words)
+    return re.sub(PLAIN[0][0], PLAIN[0][1], text)
+
+
+def printable(line: str) -> str:
+    """Return a stranger's line with escapes for what would move a terminal's cursor or cannot be encoded."""
+    line = line.replace("\t", "    ")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+
+
+MOST_SHOWN = 100  # characters of a value in a message
+
+
+def written(value: Any) -> str:
+    """Return a value as a message quotes it: a text in single quotes, anything else as JSON writes it, both cut."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"

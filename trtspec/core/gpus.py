@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs that engines are built for, by the names that recipes use, and those that this machine has.
+
+Compute capabilities: NVIDIA's CUDA GPU list. Memory: the data sheets, in GiB as the driver reports it, rounded down.
+Rates: the data sheets' and white papers' peaks; what engines reach of them is another module's (planner/reached.py).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.processes import ask_program
+from trtspec.core.registry import did_you_mean
+
+SMI = ("nvidia-smi", "--query-gpu=name,compute_cap,driver_version,memory.total", "--format=csv,noheader,nounits")
+MOST_GIB_OFF = 2  # drivers report a little more or less than data sheets
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`sm` is the compute capability times ten, `product` part of the name that the driver gives it.
+
+    `bandwidth` is that of its memory and `link` that to another GPU of the machine, one way, in bytes a second; `flops`
+    are the tensor cores' of 16-bit and 8-bit floats in a second, dense and summed in 32 bits, 0 where they have none.
+    All of them are peaks: `source` is the data sheet or white paper that states them.
+    """
+
+    name: str
+    product: str
+    sm: int
+    memory_bytes: int
+    bandwidth: float
+    flops: float
+    fp8_flops: float
+    link: float
+    source: str
+
+    @property
+    def has_fp8(self) -> bool:
+        """Return whether its tensor cores multiply FP8: Ada and later."""
+        return self.sm >= 89
+
+
+def _gpu(
+    name: str,
+    product: str,
+    sm: int,
+    gib: int,
+    gb_s: float,
+    tflops: tuple[float, float],
+    link_gb_s: float,
+    source: str,
+) -> Gpu:
+    rates = (gb_s * 1e9, tflops[0] * 1e12, tflops[1] * 1e12, link_gb_s * 1e9)
+    return Gpu(name, product, sm, gib << 30, *rates, source)
+
+
+_DATA_CENTER = "https://www.nvidia.com/en-us/data-center"
+_ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
+_GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
+_RTX_BLACKWELL = (
+    "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
+)
+_ORIN = (
+    "https://www.nvidia.com/content/dam/en-zz/Solutions/gtcf21/jetson-orin/nvidia-jetson-agx-orin-technical-brief.pdf"
+)
+_THOR = "https://developer.nvidia.com/blog/introducing-nvidia-jetson-thor-the-ultimate-platform-for-physical-ai/"
+_RTX = "https://www.nvidia.com/en-us/products/workstations"
+
+# Data sheets that count 2:4 sparsity are halved; NVLink's sum of both ways is halved; a GPU without it has PCIe.
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("v100", "V100", 70, 31, 900, (125, 0), 150, f"{_DATA_CENTER}/v100/"),
+        _gpu("t4", "T4", 75, 14, 320, (65, 0), 16, f"{_DATA_CENTER}/tesla-t4/"),
+        _gpu("a10", "A10", 86, 22, 600, (125, 0), 32, f"{_DATA_CENTER}/products/a10-gpu/"),
+        _gpu("a30", "A30", 80, 23, 933, (165, 0), 100, f"{_DATA_CENTER}/products/a30-gpu/"),
+        _gpu("a40", "A40", 86, 44, 696, (149.7, 0), 56, f"{_DATA_CENTER}/a40/"),
+        _gpu("a100-40gb", "A100", 80, 39, 1555, (312, 0), 300, f"{_DATA_CENTER}/a100/"),
+        _gpu("a100-80gb", "A100", 80, 79, 2039, (312, 0), 300, f"{_DATA_CENTER}/a100/"),
+        _gpu("rtx3090", "RTX 3090", 86, 23, 936, (71, 0), 32, _GA102),
+        _gpu("rtx4090", "RTX 4090", 89, 23, 1008, (165.2, 330.3), 32, _ADA),
+        _gpu("l4", "L4", 89, 22, 300, (121, 242), 32, f"{_DATA_CENTER}/l4/"),
+        _gpu("l40s", "L40S", 89, 44, 864, (362, 733), 32, f"{_DATA_CENTER}/l40s/"),
+        _gpu("rtx5880", "RTX 5880", 89, 47, 960, (277, 554), 32, f"{_RTX}/rtx-5880/"),
+        _gpu("h100", "H100", 90, 79, 3350, (989, 1979), 450, f"{_DATA_CENTER}/h100/"),
+        _gpu("h200", "H200", 90, 139, 4800, (989, 1979), 450, f"{_DATA_CENTER}/h200/"),
+        _gpu("gh200", "GH200", 90, 94, 4000, (990, 1979), 450, f"{_DATA_CENTER}/grace-hopper-superchip/"),
+        _gpu("b200", "B200", 100, 178, 8000, (2250, 4500), 900, f"{_DATA_CENTER}/dgx-b200/"),
+        _gpu("rtx5090", "RTX 5090", 120, 31, 1792, (209.5, 419), 64, _RTX_BLACKWELL),
+        _gpu("rtxpro6000", "RTX PRO 6000", 120, 94, 1792, (503.8, 1007.6), 64, f"{_RTX}/professional-desktop-gpus/"),
+        # memory is shared with the CPU: the largest module's, and no driver reports it; alone in their machines
+        _gpu("jetson-orin", "Orin", 87, 61, 204.8, (42.5, 0), 0, _ORIN),
+        _gpu("jetson-thor", "Thor", 110, 122, 273, (258, 517), 0, _THOR),
+        _gpu("dgx-spark", "GB10", 121, 119, 273, (125, 250), 0, f"{_RTX}/dgx-spark/"),
+    )
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return a GPU by a recipe's name for it, whatever the context; TrtspecError lists the known ones."""
+    gpu = GPUS.get(name.lower())
+    if gpu is None:
+        hint = did_you_mean(name.lower(), GPUS) or f"known: {', '.join(GPUS)}"
+        raise TrtspecError(f"nothing is known of the GPU {name!r}", hint=hint)
+    return gpu
+
+
+@dataclass(frozen=True)
+class SeenGpu:
+    """A GPU as nvidia-smi describes it; `sm` is the compute capability times ten.
+
+    `mebibytes` is 0 where its memory is the CPU's, of which nvidia-smi says nothing.
+    """
+
+    name: str
+    sm: int
+    driver: str
+    mebibytes: int
+
+    def is_a(self, gpu: Gpu) -> bool:
+        """Return whether it is of the kind; of one product there are several sizes."""
+        off = abs(self.mebibytes / 1024 - gpu.memory_bytes / 2**30)
+        is_named = re.search(rf"\b{re.escape(gpu.product)}\b", self.name) is not None
+        return is_named and self.sm == gpu.sm and (off <= MOST_GIB_OFF or not self.mebibytes)
+
+    @property
+    def kind(self) -> Gpu | None:
+        """Return which of the GPUs that are known it is, None for another."""
+        return next((gpu for gpu in GPUS.values() if self.is_a(gpu)), None)
+
+
+def seen_gpus() -> list[SeenGpu]:
+    """Return the GPUs in PCI order, none where there is no driver."""
+    if not shutil.which(SMI[0]):
+        return []
+    lines = ask_program(SMI, SMI[0], "repair the driver").splitlines()
+    try:
+        rows = [[part.strip() for part in line.split(",")] for line in lines if line.strip()]
+        return [
+            SeenGpu(name, int(sm.replace(".", "")), driver, 0 if memory == "[N/A]" else int(memory))
+            for name, sm, driver, memory in rows
+        ]
+    except ValueError:
+        raise TrtspecError(f"says {lines[:4]}, which are no GPUs", where=SMI[0], hint="repair the driver") from None

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Host and Origin headers an HTTP server of this machine accepts.
+
+A web page whose own name resolves to this machine (DNS rebinding) is of the same origin as the server for a browser, so
+that it can send any request and read the response. Such a request has the page's name as its Host: it is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trtspec.core.errors import TrtspecError
+
+VARIABLE = "TRTSPEC_ALLOWED_HOSTS"
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+BAD_REQUEST, FORBIDDEN, MISDIRECTED = 400, 403, 421
+SHOWN = 64
+AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
+ORIGIN = re.compile(r"(https?)://([^/?#@]+)", re.IGNORECASE)
+DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+
+@dataclass(frozen=True)
+class HostRefusal:
+    """Why a request is refused: an HTTP status, and a sentence for the client."""
+
+    status: int
+    message: str
+
+
+@dataclass(frozen=True)
+class HostRules:
+    """The hosts that a server accepts.
+
+    Attributes:
+        names: accepted names and addresses, in lower case, IPv6 addresses in brackets.
+        listed: those of `names` that the user allowed: pages of these hosts may send requests through a proxy.
+        addresses: every IP address is accepted; a rebinding request has a name.
+        any_name: every name is accepted.
+    """
+
+    names: frozenset[str]
+    listed: frozenset[str] = frozenset()
+    addresses: bool = False
+    any_name: bool = False
+
+    def refusal(self, hosts: Sequence[str], origins: Sequence[str]) -> HostRefusal | None:
+        """Return why a request with these Host and Origin headers is refused; None for an accepted one.
+
+        Each argument has the values of all headers of that name, decoded as Latin-1. An Origin, if there is one, is the
+        request's own Host, or a host that the user allowed. Ports are compared between the two only: a tunnel or a
+        container's published port changes the port of the Host.
+        """
+        if len(hosts) != 1 or (host := _split(hosts[0])) is None:
+            return HostRefusal(BAD_REQUEST, "the request needs one Host header, with a name and possibly a port")
+        if not self._accepts(host[0]):
+            hint = f"to allow it, start the server with {VARIABLE}={host[0][:SHOWN]}"
+            return HostRefusal(MISDIRECTED, f"host {host[0][:SHOWN]} is not one of this server's; {hint}")
+        if any(not self._accepts_origin(origin, host) for origin in origins):
+            return HostRefusal(FORBIDDEN, "requests from pages of another site are refused")
+        return None
+
+    def _accepts(self, name: str) -> bool:
+        return name in self.names or self.any_name or (self.addresses and _is_address(name))
+
+    def _accepts_origin(self, origin: str, host: tuple[str, str]) -> bool:
+        match = ORIGIN.fullmatch(origin)
+        found = _split(match[2]) if match else None
+        if match is None or found is None:
+            return False
+        default = DEFAULT_PORTS[match[1].lower()]
+        return found[0] in self.listed or (found[0], found[1] or default) == (host[0], host[1] or default)
+
+
+def host_rules(bind: str, allowed: Iterable[str] = ()) -> HostRules:
+    """Return the rules of a server that listens at the host `bind`; `allowed` are further names.
+
+    On loopback only the names of loopback, `bind` itself and `allowed` are accepted. Elsewhere every IP address is
+    accepted too, since probes and scrapers use the address of a pod; and every name, unless `allowed` names some.
+    """
+    listed = frozenset(name.lower() for name in allowed)
+    own = frozenset({f"[{bind}]" if ":" in bind else bind.lower()})
+    elsewhere = not is_loopback(bind)
+    return HostRules(LOOPBACK_NAMES | own | listed, listed, addresses=elsewhere, any_name=elsewhere and not listed)
+
+
+def allowed_hosts(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the hosts that the user allows by TRTSPEC_ALLOWED_HOSTS, divided by commas.
+
+    Raises TrtspecError for an item that is not a name or an address without a port.
+    """
+    names = [name.strip() for name in environment.get(VARIABLE, "").split(",") if name.strip()]
+    for name in names:
+        found = _split(name)
+        if found is None or found[1]:
+            hint = f"write names and addresses alone, such as {VARIABLE}=api.example.com,10.0.0.5"
+            raise TrtspecError(f"{name[:SHOWN]} is not a host", where=VARIABLE, hint=hint)
+    return tuple(names)
+
+
+def is_loopback(bind: str) -> bool:
+    """Return whether only this machine reaches a server that listens at the host `bind`."""
+    from ipaddress import ip_address
+
+    try:
+        return bind.lower() == "localhost" or ip_address(bind).is_loopback
+    except ValueError:
+        return False
+
+
+def _split(authority: str) -> tuple[str, str] | None:
+    """Return the name and the port ("" without one) of an authority; None for a malformed one."""
+    match = AUTHORITY.fullmatch(authority)
+    return (match[1].lower(), match[2] or "") if match else None
+
+
+def _is_address(name: str) -> bool:
+    from ipaddress import ip_address
+
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where things lie. The only module that reads directories from the environment; it creates none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def cache_dir() -> Path:
+    """Return the root of the store and of everything that can be made again (`TRTSPEC_CACHE`)."""
+    return _from_environment("TRTSPEC_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def store_dir() -> Path:
+    """Return the store of this user."""
+    return cache_dir() / "store"
+
+
+def state_dir() -> Path:
+    """Return the root of what must survive: deployments and their logs (`TRTSPEC_STATE`)."""
+    return _from_environment("TRTSPEC_STATE", "XDG_STATE_HOME", ".local/state")
+
+
+def hub_cache_dir() -> Path:
+    """Return the Hugging Face hub cache, found by the hub's own variables."""
+    if "HF_HUB_CACHE" in os.environ:
+        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def model_repository_dir() -> Path:
+    """Return the hand-written Triton models: beside the package in a checkout, inside it in a wheel."""
+    return _shipped("model_repository")
+
+
+def recipes_dir() -> Path:
+    """Return the recipe catalogue: beside the package in a checkout, inside it in a wheel."""
+    return _shipped("recipes")
+
+
+def plugins_dir() -> Path:
+    """Return the kernels' sources: beside the package in a checkout, inside it in a wheel."""
+    return _shipped("plugins")
+
+
+def default_prompts() -> Path:
+    """Return the prompts that the gates and benchmarks use where an artifact has none of its own."""
+    return recipes_dir() / "prompts" / "default.jsonl"
+
+
+def calibration_prompts() -> Path:
+    """Return the prompts that activation scales are calibrated on where a recipe names none."""
+    return recipes_dir() / "prompts" / "calibration.jsonl"
+
+
+def is_below(path: Path, directory: Path) -> bool:
+    """Tell whether a path, of a file that need not be there, leads into a directory."""
+    return path.resolve().is_relative_to(directory.resolve())
+
+
+def _shipped(name: str) -> Path:
+    in_wheel = PACKAGE / "_data" / name
+    return in_wheel if in_wheel.is_dir() else PACKAGE.parent / name
+
+
+def _from_environment(own: str, base: str, fallback: str) -> Path:
+    if named := os.environ.get(own):  # set but empty is not set: "" would be the current directory
+        return Path(named).expanduser().absolute()
+    return Path(os.environ.get(base) or Path.home() / fallback).expanduser().absolute() / "trtspec"

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of this machine: what the standard library leaves out. Knows nothing of servers or builds."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from trtspec.core.errors import TrtspecError
+
+log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+PROBE_TIMEOUT_S = 60.0
+NAME_CHARS = 15  # that Linux keeps of a program's name
+
+
+def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+    """Return a `preexec_fn` after which the child gets `sign` when the thread that started it ends (Linux only)."""
+    import ctypes
+
+    parent = os.getpid()
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def arrange() -> None:
+        if libc is not None:
+            libc.prctl(PR_SET_PDEATHSIG, int(sign))
+            if os.getppid() != parent:  # it ended before the arrangement was made
+                os._exit(1)
+
+    return arrange
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None where it is gone or a zombie.
+
+    A pid is used again after its process ends; pid and start time together name one process for ever.
+    """
+    stat = _stat(pid)
+    return int(stat[19]) if stat else None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the third on (state, parent, group, session ...), if it lives."""
+    fields = _stat_text(Path(f"/proc/{pid}/stat")).split()
+    return None if not fields or fields[0] in "ZX" else fields
+
+
+def is_alive(pid: int, started: int | None) -> bool:
+    """Return whether the process that had this pid and start time still runs."""
+    return started is not None and start_time(pid) == started
+
+
+def stop_session(pid: int, started: int | None, timeout_s: float) -> None:
+    """End a session leader and all it left: SIGTERM to the leader, after `timeout_s` SIGKILL to what still runs."""
+    if is_alive(pid, started):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not is_alive(pid, started), timeout_s)
+    for each in session_of(pid, started):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    wait_until(lambda: not session_of(pid, started), 5)
+
+
+def session_of(pid: int, started: int | None) -> list[int]:
+    """Return the living processes of the session that `pid` led, the leader's orphans included.
+
+    Linux gives a pid to nobody while a session has its number, so a leader that started at another time is a
+    stranger, and nothing of ours is left.
+    """
+    if started is None or start_time(pid) not in {started, None}:
+        return []
+    every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [each for each in every if (stat := _stat(each)) and int(stat[3]) == pid and int(stat[19]) >= started]
+
+
+def group_of(pid: int) -> list[int]:
+    """Return the living processes of the process group that `pid` leads."""
+    every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [each for each in every if (stat := _stat(each)) and int(stat[2]) == pid]
+
+
+def family_of(pid: int) -> set[int]:
+    """Return a process, its descendants and the rest of its process group, as far as they live."""
+    every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    stats = {each: stat for each in every if (stat := _stat(each))}
+    found = {each for each, stat in stats.items() if pid in (each, int(stat[2]))}
+    while more := {each for each, stat in stats.items() if int(stat[1]) in found} - found:  # at most all processes
+        found |= more
+    return found
+
+
+def dead_of_group(pid: int, program: str) -> list[int]:
+    """Return the processes of a program, in the group that `pid` leads, that ended and that nobody has waited for."""
+    found = []
+    for entry in (each for each in Path("/proc").iterdir() if each.name.isdigit()):
+        fields = _stat_text(entry / "stat").split()
+        if fields and fields[0] == "Z" and int(fields[2]) == pid and _name_of(entry) == program[:NAME_CHARS]:
+            found.append(int(entry.name))
+    return found
+
+
+def _name_of(entry: Path) -> str:
+    return _read(entry / "comm").removesuffix("\n")
+
+
+def process_state(pid: int) -> str:
+    """Return the letter by which Linux calls a process's state (R, S, D, T ...), "" where it is gone."""
+    stat = _stat(pid)
+    return stat[0] if stat else ""
+
+
+def computes(pid: int) -> bool:
+    """Return whether a thread of a process runs, waits for a processor, or for a disk."""
+    return any(_stat_text(task / "stat")[:1] in {"R", "D"} for task in Path(f"/proc/{pid}/task").glob("*"))
+
+
+def _stat_text(path: Path) -> str:
+    """Return a stat file from its third field on, "" where there is none any more."""
+    text = _read(path)
+    return text[text.rindex(")") + 2 :] if text else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.05) -> bool:
+    """Return whether `condition` came true within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(interval_s)
+    return True
+
+
+def tail(path: Path, lines: int = 20, max_bytes: int = 64 << 10) -> str:
+    """Return the last lines of a text file, or an empty text where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - max_bytes))
+            text = file.read(max_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return how many bytes the page cache may hold: what is available, at most what the control group may have at all.
+
+    0 where the system does not tell (Linux's /proc/meminfo, proc_meminfo(5), and cgroup v2's memory.max do).
+    """
+    meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
+    available = int(meminfo.get("MemAvailable", "0 kB").split()[0]) * 1024
+    group = _read(root / "proc/self/cgroup").partition("0::/")[2].strip()
+    limit = _read(root / "sys/fs/cgroup" / group / "memory.max").strip()  # "max" is no limit
+    return min(available, int(limit)) if limit.isdecimal() else available
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Turn SIGTERM into KeyboardInterrupt within the block, so that it is cleaned up like Ctrl-C.
+
+    Only the main thread can; elsewhere the block runs as it is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def installed_version(package: str | None) -> str:
+    """Return the version of a Python package that is installed here, "" where none is."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package) if package else ""
+    except PackageNotFoundError:
+        return ""
+
+
+def ask_program(command: Sequence[str], where: str, hint: str, cwd: str | None = None) -> str:
+    """Return what a program prints within a minute; raises TrtspecError, about `where`, for one that fails."""
+    log.info("run %s", shlex.join(command))
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        ).stdout
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip() or error.stdout.strip() or "nothing").splitlines()[-1]
+        message = f"ended with exit status {error.returncode} and said: {last}"
+    except (OSError, UnicodeDecodeError, subprocess.SubprocessError) as error:
+        message = str(error)
+    raise TrtspecError(f"cannot be asked: {message}", where=where, hint=hint)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Extension discovery: one module or folder per extension, found by scanning, so that no list needs an edit.
+
+A module of the scanned folder joins by defining the requested attribute; modules without it (base classes) do not.
+An extension that is a folder can have parts that load separately: `part="drafter"` reads `NAME/drafter.py`. Installed
+packages join through entry points, whose group is the dotted name of the folder ("trtspec.families"), followed by the
+part if there is one ("trtspec.methods.drafter"). Entry points are read only if no built-in extension matches, because
+reading the metadata of every installed package is slow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.errors import TrtspecError
+
+
+@cache
+def discover(package: str, attribute: str, part: str = "") -> dict[str, Any]:
+    """Return {extension name: value of `attribute`} over the built-in extensions of `package`, sorted by name."""
+    found = {}
+    for name in _built_in(package, part):
+        module = importlib.import_module(".".join(filter(None, (package, name, part))))
+        if hasattr(module, attribute):
+            found[name] = getattr(module, attribute)
+    return found
+
+
+def _built_in(package: str, part: str) -> list[str]:
+    """Return the sorted names in a folder, or those with a module `part`; loads neither them nor the folder."""
+    top, *rest = package.split(".")
+    folders = [Path(root, *rest) for root in importlib.import_module(top).__path__]
+    found = {info.name for info in pkgutil.iter_modules(map(str, folders))}
+    return sorted(name for name in found if not part or any((root / name / f"{part}.py").is_file() for root in folders))
+
+
+@cache
+def discover_all(package: str, attribute: str, part: str = "") -> dict[str, Any]:
+    """Return the built-in extensions and those of installed packages, sorted by name.
+
+    Raises TrtspecError for a name that is taken, and for an entry point that cannot be loaded.
+    """
+    from importlib.metadata import entry_points
+
+    found, group = dict(discover(package, attribute, part)), _group(package, part)
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        brought_by = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an installed package"
+        where = f"entry point {entry.name!r} of {brought_by} in the group {group}"
+        if entry.name in found:
+            raise TrtspecError(f"{entry.name!r} is there already", where=where, hint="give it a name of its own")
+        try:
+            found[entry.name] = entry.load()
+        except (ImportError, AttributeError) as error:
+            hint = "repair or uninstall that package"
+            raise TrtspecError(f"cannot load {entry.value}: {error}", where=where, hint=hint) from error
+    return found
+
+
+def _group(package: str, part: str) -> str:
+    return f"{package}.{part}" if part else package
+
+
+@cache
+def names(package: str, part: str = "") -> tuple[str, ...]:
+    """Return the names of built-in and installed extensions without loading one or the parents of the folder."""
+    from importlib.metadata import entry_points
+
+    entries = entry_points(group=_group(package, part))
+    return tuple(sorted({*_built_in(package, part), *(entry.name for entry in entries)}))
+
+
+def version_of(package: str, name: str) -> str:
+    """Return which installed package brings an extension, with its version; "" for one of ours."""
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=package, name=name):
+        return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown"
+    return ""
+
+
+def find(package: str, attribute: str, name: str, what: str, part: str = "") -> Any:
+    """Return one extension by name.
+
+    Raises TrtspecError for an unknown name, with the known names and the nearest spelling; `what` describes the kind.
+    """
+    known = discover(package, attribute, part)
+    if name not in known:
+        known = discover_all(package, attribute, part)
+    if name in known:
+        return known[name]
+    raise TrtspecError(f"unknown {what} {name!r}; known: {', '.join(known)}", hint=did_you_mean(name, known))
+
+
+def did_you_mean(name: str, known: Any, ending: str = "") -> str | None:
+    """Return `did you mean 'x'?` for the nearest spelling among `known`, or None where nothing is near.
+
+    `ending` is what all of them end with; it is shown, and makes no two of them alike.
+    """
+    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0] + ending!r}?" if near else None

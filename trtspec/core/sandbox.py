@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of ours that read foreign data in a child process with limits.
+
+A child is a fresh interpreter with an almost empty environment. The kernel limits its memory, CPU time, files and the
+size of what it writes; this process limits the time and the answer. A child that breaks a limit is killed, and the
+caller gets a `SandboxError` with the cause. The child imports only the module of the function that it runs.
+
+    parent                                    child: python -I -B -m trtspec.core.sandbox LIMITS
+    {"function": "module:name", ...} + bytes  -> function(argument, bytes)
+    {"value": ...} or {"error": ...}          <-
+
+A function takes a JSON value and bytes and returns a JSON value. To refuse its input it raises TrtspecError; message
+and hint reach the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import queue
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from trtspec.core.errors import TrtspecError
+
+START_S = 30.0  # for an interpreter and its imports on a busy machine
+MAX_QUEUED = 256  # requests that wait for a child of a pool
+LOOK_S = 0.05  # between two looks at the memory of a child that computes
+PR_SET_PDEATHSIG = 1
+KEPT = ("LD_LIBRARY_PATH", "TZ")  # of the environment; neither is a secret
+# One thread each: the address space is limited, and every thread has a stack and an arena in it.
+SINGLE = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2",
+          "TOKENIZERS_PARALLELISM": "false", "ARROW_DEFAULT_MEMORY_POOL": "system"}  # fmt: skip
+_HEAD = struct.Struct("!QQ")
+
+MEMORY, TIME, CRASH, OUTPUT, FAULT, REFUSED = "memory", "time", "crash", "output", "fault", "refused"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a child may use for one request; `memory_bytes` is of address space, `output_bytes` of its answer."""
+
+    memory_bytes: int = 1 << 30
+    cpu_s: float = 10.0
+    wall_s: float = 20.0
+    output_bytes: int = 1 << 20
+    file_bytes: int = 0
+    files: int = 64
+
+
+class SandboxError(TrtspecError):
+    """A child did not do its work; `cause` is one of memory, time, crash, output, fault and refused."""
+
+    def __init__(self, cause: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.cause = cause
+
+
+def run_in_child(function: str, argument: Any, data: bytes = b"", *, limits: Limits) -> Any:
+    """Return what `function`, as "module:name", returns in a child of its own; raises SandboxError."""
+    child = Child(limits)
+    try:
+        return child.ask(function, argument, data)
+    finally:
+        child.end()
+
+
+class Child:
+    """A child process that answers one request at a time; started by the first, and again after it was killed."""
+
+    def __init__(self, limits: Limits, prepare: tuple[str, Any] | None = None) -> None:
+        """`prepare` is a function and its argument, called in each new child before its first request."""
+        self.limits, self._prepare = limits, prepare
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+
+    def start(self) -> None:
+        """Start the process, if none runs; what it imports and prepares is waited for by the first request.
+
+        Raises OSError where no process can be started.
+        """
+        if self._process is None:
+            kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+            options = json.dumps(asdict(self.limits) | {"parent": os.getpid()})
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-B", "-X", "utf8", "-m", "trtspec.core.sandbox", options],
+                env=kept | SINGLE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                bufsize=0, start_new_session=True,
+            )  # fmt: skip
+            for pipe in (self._process.stdin, self._process.stdout):
+                os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]  # both are pipes
+            self._ready = False
+
+    def ask(self, function: str, argument: Any, data: bytes = b"") -> Any:
+        """Return what `function` returns; raises SandboxError, after which no process is left but for a refusal."""
+        self.start()
+        try:
+            if not self._ready and self._prepare:
+                self._exchange(*self._prepare, b"", START_S + self.limits.wall_s)
+                self._ready = True
+            value = self._exchange(function, argument, data, self.limits.wall_s + (0.0 if self._ready else START_S))
+            self._ready = True
+            return value
+        except SandboxError as error:
+            if error.cause != REFUSED:
+                self.end()
+            raise
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> int | None:
+        """Kill the process and all that it started; returns its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        return process.wait(timeout=START_S)
+
+    def _exchange(self, function: str, argument: Any, data: bytes, timeout_s: float) -> Any:
+        head = json.dumps({"function": function, "argument": argument}).encode()
+        deadline = time.monotonic() + timeout_s
+        self._write(_HEAD.pack(len(head), len(data)) + head, deadline)
+        self._write(data, deadline)
+        length, _ = _HEAD.unpack(self._read(_HEAD.size, deadline))
+        if length > self.limits.output_bytes + 4096:
+            raise SandboxError(OUTPUT, f"the answer is larger than {self.limits.output_bytes:,} bytes")
+        try:
+            answer = json.loads(self._read(length, deadline))
+        except ValueError:
+            raise SandboxError(CRASH, "the process gave no answer that can be read") from None
+        if "error" in answer:
+            raise SandboxError(str(answer["error"]), str(answer.get("message")), answer.get("hint"))
+        return answer["value"]
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        descriptor, left = self._process.stdin.fileno(), memoryview(data)  # type: ignore[union-attr]
+        while left:
+            try:
+                left = left[os.write(descriptor, left[: 1 << 20]) :]
+            except BlockingIOError:
+                self._wait([], [descriptor], deadline)
+            except BrokenPipeError:
+                self._ended()
+
+    def _read(self, length: int, deadline: float) -> bytes:
+        descriptor, pieces = self._process.stdout.fileno(), bytearray()  # type: ignore[union-attr]
+        while len(pieces) < length:
+            try:
+                piece = os.read(descriptor, min(length - len(pieces), 1 << 20))
+            except BlockingIOError:
+                self._wait([descriptor], [], deadline)
+                continue
+            if not piece:
+                self._ended()
+            pieces += piece
+        return bytes(pieces)
+
+    def _wait(self, readable: list[int], writable: list[int], deadline: float) -> None:
+        """Wait for a pipe; kernels without RLIMIT_AS, as macOS's, are why the memory is looked at as well."""
+        while not any(select.select(readable, writable, [], LOOK_S)):
+            if time.monotonic() >= deadline:
+                raise SandboxError(TIME, f"it took longer than {self.limits.wall_s:g} s")
+            if self._resident() > self.limits.memory_bytes:
+                raise SandboxError(MEMORY, _memory(self.limits.memory_bytes))
+
+    def _resident(self) -> int:
+        """Return the bytes of memory that the process has now; 0 where the system does not say."""
+        try:
+            with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as file:  # type: ignore[union-attr]
+                return int(file.read().split()[1]) * resource.getpagesize()
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def _ended(self) -> NoReturn:
+        """Raise the error that the end of the process is."""
+        process = self._process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1.0)  # type: ignore[union-attr]
+        status = self.end() or 0
+        number = -status
+        if number in (signal.SIGXCPU, signal.SIGPROF, signal.SIGALRM):
+            raise SandboxError(TIME, f"it took more than {self.limits.cpu_s:g} s of CPU time")
+        if number == signal.SIGABRT:
+            raise SandboxError(CRASH, "the process aborted (a fault of the parser, or no memory was left)")
+        name = signal.Signals(number).name if number > 0 else f"status {status}"
+        raise SandboxError(CRASH, f"the process ended with {name}")
+
+
+class ChildPool:
+    """A few children for many requests: one that breaks its limits delays the others' not, and is replaced."""
+
+    def __init__(self, size: int, limits: Limits, prepare: tuple[str, Any] | None = None) -> None:
+        self._limits, self._prepare, self._size = limits, prepare, size
+        self._idle: queue.LifoQueue[Child] = queue.LifoQueue()  # the youngest: one is enough for few requests
+        for _ in range(size):
+            self._idle.put(Child(limits, prepare))
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
+        self._waiting = 0
+        self._closed = threading.Event()
+
+    def ask(self, function: str, argument: Any, data: bytes = b"") -> Any:
+        """Return what `function` returns in the next child that is free; raises SandboxError."""
+        try:
+            child = self._idle.get(timeout=START_S + self._limits.wall_s)
+        except queue.Empty:
+            raise SandboxError(TIME, "no child process was free") from None
+        try:
+            return child.ask(function, argument, data)
+        finally:
+            self._put_back(child)
+
+    def _put_back(self, child: Child) -> None:
+        if self._closed.is_set():
+            child.end()
+            return
+        with contextlib.suppress(OSError):  # else its next request finds why no process can be started
+            child.start()  # while nobody waits for it, where it was killed
+        self._idle.put(child)
+
+    async def ask_async(self, function: str, argument: Any, data: bytes = b"") -> Any:
+        """Like `ask`, for an event loop, which goes on meanwhile."""
+        if self._waiting >= MAX_QUEUED:
+            raise SandboxError(TIME, f"more than {MAX_QUEUED} requests wait")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self.ask, function, argument, data)
+        finally:
+            self._waiting -= 1
+
+    def start(self) -> None:
+        """Start one child, which then imports and prepares while nobody waits for it."""
+        with contextlib.suppress(queue.Empty):
+            self._put_back(self._idle.get_nowait())
+
+    def close(self) -> None:
+        """End all children."""
+        self._closed.set()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().end()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _memory(limit: int) -> str:
+    return f"it needed more than {limit >> 20:,} MiB of memory"
+
+
+# What follows runs in the child.
+
+
+def _serve(options: dict[str, Any]) -> None:
+    limits = Limits(**{name: value for name, value in options.items() if name != "parent"})
+    _confine(limits, options["parent"])
+    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    for descriptor in (0, 1):  # what a parser prints is no answer
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    while head := incoming.read(_HEAD.size):
+        length, data_length = _HEAD.unpack(head)
+        request, data = json.loads(incoming.read(length)), incoming.read(data_length)
+        with _timed(limits):
+            answer = _answer(request, data, limits)
+        outgoing.write(_HEAD.pack(len(answer), 0) + answer)
+        outgoing.flush()
+
+
+def _confine(limits: Limits, parent: int) -> None:
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, limits.memory_bytes)
+    _limit(resource.RLIMIT_FSIZE, limits.file_bytes)
+    _limit(resource.RLIMIT_NOFILE, limits.files)
+    if sys.platform == "linux" and _has_one_thread(parent):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _has_one_thread(parent: int) -> bool:
+    """Return whether the parent has a single thread: the signal comes when the thread ends that started the child.
+
+    The child of another parent ends with its input, or by the alarm of its request.
+    """
+    try:
+        return len(os.listdir(f"/proc/{parent}/task")) == 1
+    except OSError:
+        return False
+
+
+def _limit(what: int, value: int) -> None:
+    _, most = resource.getrlimit(what)
+    value = value if most == resource.RLIM_INFINITY else min(value, most)
+    with contextlib.suppress(OSError, ValueError):  # a kernel without it: the parent looks at the memory
+        resource.setrlimit(what, (value, value))
+
+
+@contextlib.contextmanager
+def _timed(limits: Limits) -> Iterator[None]:
+    """Let the kernel end this process when a request takes too long, whatever became of the parent."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(used.ru_utime + used.ru_stime + limits.cpu_s) + 2
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, limits.wall_s + START_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _answer(request: dict[str, Any], data: bytes, limits: Limits) -> bytes:
+    """Return the answer to a request as JSON."""
+    try:
+        value = _function(request["function"])(request["argument"], data)
+        answer = json.dumps({"value": value}).encode()
+    except TrtspecError as error:
+        return _error(REFUSED, error.message, error.hint)
+    except MemoryError:
+        return _error(MEMORY, _memory(limits.memory_bytes))
+    except RecursionError:
+        return _error(FAULT, "it is nested too deeply")
+    except BaseException as error:  # panics of Rust are no Exception
+        words = str(error).strip().splitlines()
+        return _error(FAULT, f"{type(error).__name__}: {words[0][:300]}" if words else type(error).__name__)
+    if len(answer) > limits.output_bytes:
+        return _error(OUTPUT, f"the answer is larger than {limits.output_bytes:,} bytes")
+    return answer
+
+
+def _function(name: str) -> Callable[[Any, bytes], Any]:
+    module, _, attribute = name.partition(":")
+    found: Callable[[Any, bytes], Any] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def _error(cause: str, message: str, hint: str | None = None) -> bytes:
+    return json.dumps({"error": cause, "message": message[:2000], "hint": hint}).encode()
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]))

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why docker and kubectl failed, in the words of what they print: the cause and its fix, before their own words.
+
+Each cause is a pattern of their standard error. The patterns are of texts that docker's CLI, its daemon, its compose
+plugin, kubectl and Kubernetes' API server print; a text that none matches is shown as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from trtspec.core.errors import DeployError
+
+MOST_LINES = 5  # of what the program printed
+RENDER = "render the files for another machine with --render DIR"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a failure of a program is about.
+
+    Nothing was started or changed where `is_before` is true. `message` and `hint` may name groups of the pattern.
+    """
+
+    pattern: str
+    message: str
+    hint: str
+    is_before: bool = True
+
+
+class ToolFailed(DeployError):
+    """A program failed. `is_before` says that it did not start or change anything."""
+
+    def __init__(self, message: str, *, hint: str, is_before: bool) -> None:
+        super().__init__(message, hint=hint)
+        self.is_before = is_before
+
+
+DOCKER = (
+    Cause(
+        r"unknown flag: --file|unknown shorthand flag: 'f'|'compose' is not a docker command"
+        r"|unknown command: (?:\"|')?docker compose|docker: unknown command",
+        "docker has no compose plugin",
+        f"install it (Debian: docker-compose-v2, Docker's own packages: docker-compose-plugin), or {RENDER}",
+    ),
+    Cause(
+        r"permission denied while trying to connect to the [Dd]ocker (?:daemon|API)"
+        r"|dial unix \S*docker\S*: connect: permission denied",
+        "this user may not use the docker daemon",
+        "add the user to the group docker and log in again, or use rootless docker",
+    ),
+    Cause(
+        r"Cannot connect to the Docker daemon(?: at (?P<at>\S+?)\.)?(?: |$)|Is the docker daemon running\?"
+        r"|error during connect|failed to connect to the docker API",
+        "the docker daemon does not answer",
+        "start it (systemctl start docker), or set DOCKER_HOST or `docker context use` to one that runs",
+    ),
+    Cause(
+        r"could not select device driver|nvidia-container-cli|unknown or invalid runtime name: nvidia"
+        r"|unresolvable CDI devices",
+        "docker cannot give the container a GPU",
+        "install the NVIDIA container toolkit and run: nvidia-ctk runtime configure --runtime=docker",
+    ),
+    Cause(
+        r"(?P<at>\d+(?:\.\d+){3}:\d+)[^\n]*(?:port is already allocated|address already in use)"
+        r"|ports are not available: [^\n]*?(?P<also>\d+(?:\.\d+){3}:\d+)",
+        "{at}{also} is in use",
+        "choose other ports with --http-port, --grpc-port, --metrics-port and --openai-port",
+        is_before=False,
+    ),
+    Cause(
+        r"pull access denied|manifest unknown|No such image|manifest for \S+ not found|repository does not exist"
+        r"|failed to resolve reference|@sha256:\S+: not found|name unknown",
+        "the image was not found, or its registry refuses access to it",
+        "compare the name and digest of --image with the registry's (docker pull NAME@sha256:...); push the image, or "
+        "log in with `docker login REGISTRY`",
+    ),
+    Cause(
+        r"no basic auth credentials|unauthorized: |denied: requested access|authentication required",
+        "the registry refuses access to the image",
+        "log in with `docker login REGISTRY`, and compare the name and digest of --image",
+    ),
+    Cause(
+        r"toomanyrequests|429 Too Many Requests",
+        "the registry limits how often images are pulled",
+        "log in with `docker login`, or pull the image later",
+    ),
+    Cause(
+        r"lookup \S+.*(?:no such host|i/o timeout|server misbehaving)|TLS handshake timeout|dial tcp .*(?:i/o timeout"
+        r"|no route to host|connection refused)|x509: ",
+        "the registry cannot be reached",
+        "check the network and the registry's name, or pull the image before",
+    ),
+    Cause(
+        r"no space left on device",
+        "the disk of the docker daemon is full",
+        "free space, as with `docker system prune`",
+    ),
+    Cause(
+        r"bind source path does not exist|invalid mount config|is not shared from the host|Mounts denied",
+        "docker cannot mount the artifact",
+        "the daemon reads the path on its own machine: a remote daemon or a virtual machine needs the artifact there",
+    ),
+    Cause(
+        r"no matching manifest for|exec format error",
+        "the image is for another processor architecture",
+        "build it for this machine: docker buildx build --platform",
+        is_before=False,
+    ),
+    Cause(
+        r"container \S* ?is unhealthy|container for service .* is unhealthy|dependency failed to start"
+        r"|container \S+ exited \(\d+\)|exited \(\d+\)",
+        "the container started and did not answer a request",
+        "trtspec logs NAME shows what it printed",
+        is_before=False,
+    ),
+    Cause(
+        r"application not healthy after|context deadline exceeded",
+        "the container was not healthy in time",
+        "trtspec logs NAME shows what it printed; --timeout gives it longer",
+        is_before=False,
+    ),
+)
+KUBECTL = (
+    Cause(
+        r"current-context is not set|no context chosen|no configuration has been provided"
+        r"|invalid configuration: no configuration",
+        "kubectl has no cluster: its configuration names no current context",
+        "`kubectl config get-contexts` lists the contexts; choose one with --option context=NAME or with "
+        "`kubectl config use-context NAME`, or set KUBECONFIG",
+    ),
+    Cause(
+        r'context "(?P<at>[^"]*)" does not exist|context was not found for specified context: (?P<also>\S+)',
+        "kubectl knows no context {at}{also}",
+        "`kubectl config get-contexts` lists the contexts",
+    ),
+    Cause(
+        r"error loading config file|invalid configuration",
+        "kubectl's configuration cannot be used",
+        "`kubectl config view` shows it; KUBECONFIG names the file",
+    ),
+    Cause(
+        r"certificate signed by unknown authority|x509: |tls: failed to verify",
+        "kubectl does not trust the certificate of the cluster's API server",
+        "renew the cluster's entry in the kubeconfig",
+    ),
+    Cause(
+        r"connection to the server (?P<at>\S+) was refused|Unable to connect to the server|no such host|i/o timeout"
+        r"|no route to host|net/http: TLS handshake timeout|couldn't get current server API group list"
+        r"|the server is currently unable to handle the request",
+        "the cluster's API server cannot be reached",
+        "check that the cluster runs and the network (VPN) leads there: kubectl cluster-info",
+    ),
+    Cause(
+        r"must be logged in|Unauthorized|provide credentials|getting credentials|exec plugin",
+        "the cluster does not accept the credentials",
+        "log in to the cluster again; `kubectl auth whoami` shows the user",
+    ),
+    Cause(
+        r'Error from server \(Forbidden\)|is forbidden: (?:User|user) "(?P<at>[^"]*)"',
+        "the cluster forbids this user to do that",
+        "`kubectl auth can-i --list --namespace NAMESPACE` shows what the user may do; ask for the missing role",
+        is_before=False,
+    ),
+    Cause(
+        r'no matches for kind "(?P<at>[^"]*)" in version|doesn\'t have a resource type "(?P<also>[^"]*)"'
+        r"|ensure CRDs are installed first",
+        "the cluster has no resource of the kind {at}{also}",
+        "install the operator that brings it (docs/deploy-targets.md names them), or choose another --option form",
+        is_before=False,
+    ),
+    Cause(
+        r'namespaces? "(?P<at>[^"]*)" not found',
+        "the namespace {at} does not exist",
+        "kubectl create namespace NAMESPACE, or choose another with --option namespace=NAME",
+        is_before=False,
+    ),
+    Cause(
+        r"exceeded quota",
+        "the quota of the namespace does not suffice",
+        "`kubectl describe quota` shows it; ask for more, or scale something down",
+        is_before=False,
+    ),
+    Cause(
+        r"admission webhook|violates PodSecurity",
+        "a policy of the cluster refuses the pods",
+        "its own words are below; ask who administers the cluster",
+        is_before=False,
+    ),
+    Cause(
+        r'unknown command "kustomize"|unknown flag: --kustomize',
+        "this kubectl has no kustomize",
+        "install kubectl 1.21 or later",
+    ),
+)
+
+
+def failure(causes: tuple[Cause, ...], what: str, status: int, stderr: str) -> ToolFailed:
+    """Return the error for a program that ended with `status`; `what` names the program and its verb."""
+    lines = [line for line in stderr.strip().splitlines() if line.strip()]
+    said = "\n".join(lines[-MOST_LINES:])
+    for cause in causes:
+        if found := re.search(cause.pattern, stderr, re.MULTILINE):
+            groups = {name: text or "" for name, text in found.groupdict().items()}
+            words = {"at": "", "also": ""} | groups
+            message = f"{what} failed: {cause.message.format(**words).strip()}"
+            return ToolFailed(message, hint=f"{cause.hint}\n{said}", is_before=cause.is_before)
+    hint = said or f"{what.split(maxsplit=1)[0]} printed no reason; run the same with its --verbose option"
+    return ToolFailed(f"{what} ended with status {status}", hint=hint, is_before=False)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server is given of an artifact: a copy of its repository, with the rest linked beside it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from trtspec.backends.code_policy import check_code
+from trtspec.backends.serving import ServingHooks, StandIn
+from trtspec.checkpoints.vetting import vet
+from trtspec.core.errors import DeployError, DigestMismatch
+from trtspec.core.files import copy_tree, private_directory
+from trtspec.serving.triton.server import Server
+from trtspec.store.artifact_contents import BYTE_CODE
+from trtspec.store.artifact_paths import MANIFEST, PLUGINS, REPOSITORY, TOKENIZER
+from trtspec.store.manifest import Manifest, load_manifest, verify_files
+
+RUNS = (REPOSITORY, PLUGINS)  # the parts of an artifact that a server runs
+INSTALLED = (Path("/opt/tritonserver/backends"),)  # where containers have them
+
+
+def stand_in_for(server: Server, serving: ServingHooks) -> StandIn | None:
+    """Return what serves where a tritonserver lacks the backend that an artifact needs; None where it lacks nothing.
+
+    Raises DeployError where nothing does, or where what does lacks something itself.
+    """
+    needed = serving.triton_backend
+    if not needed or any((place / needed).is_dir() for place in _backend_places(server)):
+        return None
+    lacks = f"this tritonserver has no {needed} backend"
+    hint = f"start it in a container of Triton's that has the {needed} backend, with trtspec installed"
+    try:
+        if found := serving.stand_in():
+            return found
+    except DeployError as error:
+        message = f"{lacks}, and what stands in for it needs more: {error.message}"
+        raise DeployError(message, where=error.where, hint=f"{error.hint}; or {hint}") from None
+    raise DeployError(lacks, where=str(server.executable), hint=hint)
+
+
+def put_in_place(stand_in: StandIn, server: Server, name: str, stage: Path, repository: Path) -> Server:
+    """Return the server with its Python backend and a stand-in copied below `stage`; adapts the repository.
+
+    Triton refuses a Python-based backend whose library is a link out of the backends' directory.
+    """
+    shutil.rmtree(stage, ignore_errors=True)
+    python = next(place / "python" for place in _backend_places(server) if (place / "python").is_dir())
+    for backend, source in (("python", python), (name, stand_in.folder)):
+        copy_tree(source, stage / backend, without=BYTE_CODE)
+    stand_in.adapt(repository)
+    return replace(server, backends=stage)
+
+
+def stage_repository(artifact: Path, serving: ServingHooks, stage: Path) -> Path:
+    """Return a copy of the repository to serve, with compiled plugins copied and the rest linked beside it.
+
+    What runs is copied first and then checked, so that nobody changes it in between; byte code stays behind. Python
+    writes its caches next to the models, whatever the environment says: the artifact stays as it was built.
+    """
+    check_repository(artifact)
+    if (artifact / TOKENIZER).is_dir():
+        vet(artifact / TOKENIZER)  # the served models load it without a child
+    if stage.exists():
+        shutil.rmtree(stage)
+    private_directory(stage)
+    manifest = load_manifest(artifact)
+    copied = _copy_checked(artifact, manifest, stage / "copied")
+    serving.stage(copied / REPOSITORY, stage / REPOSITORY, str(artifact))
+    if (copied / PLUGINS).is_dir():
+        (copied / PLUGINS).rename(stage / PLUGINS)
+    shutil.rmtree(copied)
+    for name in sorted({record.path.split("/")[0] for record in manifest.files} - {*RUNS}):
+        (stage / name).symlink_to(artifact / name)
+    (stage / MANIFEST).symlink_to(artifact / MANIFEST)  # by which the served models name their metrics' method
+    return stage / REPOSITORY
+
+
+def check_repository(artifact: Path) -> None:
+    """Raise DeployError for an artifact that has nothing to serve."""
+    if not (artifact / REPOSITORY).is_dir():
+        raise DeployError(f"the artifact holds no {REPOSITORY}", where=str(artifact), hint="build it again")
+
+
+def _copy_checked(artifact: Path, manifest: Manifest, out: Path) -> Path:
+    """Copy what runs; raises DigestMismatch where the copy is not what the manifest and this trtspec vouch for."""
+    for name in RUNS:
+        if (artifact / name).is_dir():
+            copy_tree(artifact / name, out / name, without=BYTE_CODE, follow_links=False)
+    own = tuple(record for record in manifest.files if record.path.startswith(tuple(f"{name}/" for name in RUNS)))
+    if problems := verify_files(out, manifest.model_copy(update={"files": own})):
+        raise DigestMismatch("; ".join(problems[:3]), where=str(artifact), hint="build it again")
+    check_code(out, manifest)
+    return out
+
+
+def _backend_places(server: Server) -> tuple[Path, ...]:
+    beside = server.executable.resolve().parent.parent / "backends"
+    return (server.backends,) if server.backends else (beside, *INSTALLED)

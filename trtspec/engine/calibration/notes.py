@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an interrupted calibration leaves for the next: the hidden states between two layers, and the peaks up to there.
+
+A kill costs what came after the newest notes, and no more.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trtspec.engine.resume_state import load_notes, save_notes
+
+SAVE_EVERY_S = 60.0  # the states of many prompts are gigabytes
+
+Tables = dict[str, dict[str, float]]
+
+
+class CalibrationNotes:
+    """The newest notes, in one file; without a path nothing is noted.
+
+    `stamp` is what is measured, and on what; notes with another one are not read.
+    """
+
+    def __init__(self, path: Path | None, stamp: str, device: torch.device) -> None:
+        self._path, self._device, self._saved_at = path, device, time.monotonic()
+        machine = (
+            torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+        )
+        self._stamp = f"{stamp} {torch.__version__} {device.type} {machine}"
+
+    def load(self) -> tuple[int, list[Tensor], Tables] | None:
+        """Return how many layers are done, the states behind them and the peaks so far; None where nothing is noted."""
+        noted = load_notes(self._path, self._device) if self._path else None
+        if noted is None or noted.get("stamp") != self._stamp:
+            return None
+        return noted["done"], noted["states"], noted["tables"]
+
+    def save(self, done: int, states: list[Tensor], tables: Tables) -> None:
+        """Note that `done` layers are done, unless that was done a short while ago."""
+        if self._path is None or time.monotonic() - self._saved_at < SAVE_EVERY_S:
+            return
+        save_notes(self._path, {"stamp": self._stamp, "done": done, "states": states, "tables": tables})
+        self._saved_at = time.monotonic()

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Static trees (EAGLE, arXiv:2401.15077): a node is a rank among the most probable tokens after its parent.
+
+The tree is built level by level, with one pass of the head over the nodes that have children. Where a request samples,
+a node's children are sampled without replacement instead; the first one takes the place of the lowest rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trtspec.engine.drafting.base import Draft, DraftSampling
+from trtspec.engine.drafting.head import FeatureHead
+from trtspec.engine.drafting.tree_builder import TreeBuilder
+from trtspec.kernels.sampling import pick
+from trtspec.kernels.tree import Choice, Tree, in_node_order
+
+
+@dataclass(frozen=True)
+class Level:
+    """The nodes of one depth and how they are drafted; "above" are the inner nodes of the level above, their parents.
+
+    `parents` and `ranks` [nodes] are each node's parent above and its rank. `inner` [inner nodes] are the nodes that
+    have children, `inner_parents` their parents above and `span` the range of their numbers among all of the tree's
+    inner nodes without the root. Where children are sampled, all nodes above sample their first child; `rounds` are the
+    nodes of the round before that sample a second one, a third and so on. `sampled` [nodes] is a node's index in this
+    order.
+    """
+
+    parents: Tensor
+    ranks: Tensor
+    inner: Tensor
+    inner_parents: Tensor
+    span: tuple[int, int]
+    rounds: list[Tensor]
+    sampled: Tensor
+    widest: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tree with its levels; `inner` is the tree of the nodes with children, `inner_nodes` their numbers."""
+
+    tree: Tree
+    levels: list[Level]
+    inner: Tree
+    inner_nodes: Tensor
+
+    def by_node(self, probs: list[Tensor]) -> Tensor:
+        """Return what children were sampled from [rows, nodes, vocab], from the `probs` of each level's parents."""
+        of_inner = torch.cat(probs, 1)
+        rows, _, vocab = of_inner.shape
+        return of_inner.new_zeros((rows, self.tree.parents.shape[1], vocab)).index_copy_(1, self.inner_nodes, of_inner)
+
+
+class StaticTree(TreeBuilder):
+    """Drafts the tree of `choices`, such as (0,), (1,), (0, 2): the k-th best token of each level."""
+
+    def __init__(self, choices: Sequence[Choice], device: torch.device) -> None:
+        self.scratch = len(choices)
+        depth = max(map(len, choices))
+        # near the end of a request the tree is cut off at a lower depth
+        self._shapes = [
+            _shape([choice for choice in choices if len(choice) <= at], device) for at in range(1, depth + 1)
+        ]
+
+    def grow(
+        self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
+    ) -> Draft:
+        """Return the tree down to `depth`."""
+        shape = self._shapes[min(depth, len(self._shapes)) - 1]
+        rows, above = len(features), features.unsqueeze(1)
+        # the root is the token of the last pair
+        window = head.windows.tree(ends, shape.inner, 1) if len(shape.levels) > 1 else None
+        tokens, probs, column = [], [], 0
+        for level in shape.levels:
+            logits = head.logits(above.flatten(0, 1)).view(rows, above.shape[1], -1)
+            if sampling is None:
+                found = _ranked(logits, level)
+            else:
+                found, distribution = _sampled(logits, level, sampling, column)
+                probs.append(head.vocabulary.spread(distribution))
+            column += found.shape[1]
+            tokens.append(head.vocabulary.to_target(found))
+            if window is not None and len(level.inner):
+                pairs = tokens[-1][:, level.inner], above[:, level.inner_parents].flatten(0, 1)
+                above = head.forward(*pairs, window.part(*level.span)).view(rows, len(level.inner), -1)
+        return Draft(torch.cat(tokens, 1), shape.by_node(probs) if probs else None, shape.tree)
+
+
+def _ranked(logits: Tensor, level: Level) -> Tensor:
+    """Return each node's token [rows, nodes] by its rank in the logits [rows, above, vocab] of its parent."""
+    return logits.topk(level.widest, -1).indices[:, level.parents, level.ranks]
+
+
+def _sampled(logits: Tensor, level: Level, sampling: DraftSampling, column: int) -> tuple[Tensor, Tensor]:
+    """Sample each node's token [rows, nodes] with the uniforms from `column` on.
+
+    Returns also what the children of each node above were sampled from [rows, above, vocab]; zeros in a greedy row,
+    whose tokens are deterministic.
+    """
+    distribution = sampling.params.probs(logits)
+    left, found = distribution, [draw_each(sampling, distribution, column)]
+    for drawing in level.rounds:
+        column += found[-1].shape[1]
+        taken = found[-1].index_select(1, drawing).unsqueeze(2)
+        left = left.index_select(1, drawing).scatter_(2, taken, 0.0)
+        found.append(draw_each(sampling, left, column))
+    sampled = torch.cat(found, 1)[:, level.sampled]
+    if not sampling.params.mixed:
+        return sampled, distribution
+    greedy = sampling.params.greedy.unsqueeze(1)
+    return torch.where(greedy, _ranked(logits, level), sampled), distribution.masked_fill(greedy.unsqueeze(2), 0.0)
+
+
+def draw_each(sampling: DraftSampling, weights: Tensor, column: int) -> Tensor:
+    """Return tokens [rows, n] sampled by weights [rows, n, vocab], with one uniform each from `column` on."""
+    rows, count, _ = weights.shape
+    uniforms = sampling.uniforms[:, column : column + count]
+    return pick(weights.flatten(0, 1), uniforms.flatten()).view(rows, count)
+
+
+def _shape(choices: Sequence[Choice], device: torch.device) -> Shape:
+    nodes = in_node_order(choices)
+    with_children = {choice[:-1] for choice in nodes}
+    inner = [choice for choice in nodes if choice in with_children]
+    levels = []
+    for depth in range(1, len(nodes[-1]) + 1):
+        here = [choice for choice in nodes if len(choice) == depth]
+        above = [choice for choice in [(), *inner] if len(choice) == depth - 1]
+        levels.append(_level(here, above, inner, device))
+    numbers = torch.tensor([0, *(nodes.index(choice) + 1 for choice in inner)], device=device)
+    return Shape(Tree.of_paths(nodes), levels, Tree.of_paths(inner), numbers)
+
+
+def _level(nodes: list[Choice], above: list[Choice], with_children: list[Choice], device: torch.device) -> Level:
+    def indices(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    parents = [above.index(choice[:-1]) for choice in nodes]
+    inner = [number for number, choice in enumerate(nodes) if choice in with_children]
+    first = sum(len(choice) < len(nodes[0]) for choice in with_children)
+    families = [[number for number, parent in enumerate(parents) if parent == own] for own in range(len(above))]
+    rounds, order, before = [], [], list(range(len(above)))
+    for turn in range(max(map(len, families))):
+        drawing = [parent for parent in before if len(families[parent]) > turn]
+        rounds.append(indices([before.index(parent) for parent in drawing]))
+        order += [families[parent][turn] for parent in drawing]
+        before = drawing
+    return Level(
+        parents=indices(parents),
+        ranks=indices([choice[-1] for choice in nodes]),
+        inner=indices(inner),
+        inner_parents=indices([parents[number] for number in inner]),
+        span=(first, first + len(inner)),
+        rounds=rounds[1:],
+        sampled=indices([order.index(number) for number in range(len(nodes))]),
+        widest=1 + max(choice[-1] for choice in nodes),
+    )

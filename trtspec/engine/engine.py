@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine: continuous batching of requests; every step drafts tokens and verifies them.
+
+One thread loads the model, runs it and calls every request's `on_update`. Loading is done in it too, because every
+computing thread gets its own OpenMP workers, and with more workers than cores all of them sleep between operations
+(steps were measured to be three times slower on two cores).
+
+Running requests are the rows 0 .. n-1 of the KV cache without gaps, so that a step works on views. When a request ends,
+the last row takes its place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from operator import itemgetter
+from pathlib import Path
+
+import torch
+
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import EngineFailed, Overloaded, TrtspecError
+from trtspec.engine.generation.request import Request, Result, Update
+from trtspec.engine.generation.request_state import RequestHandle, Running
+from trtspec.engine.generation.scores import Scores
+from trtspec.engine.generation.validation import check_request
+from trtspec.engine.prefill import alike
+from trtspec.engine.settings import EngineSettings
+from trtspec.engine.speculator import Speculator
+
+CLOSE_TIMEOUT_S = 300.0  # for the one step that is being computed
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs a converted checkpoint; made by `Engine.load`."""
+
+    def __init__(self, load: Callable[[], Speculator], settings: EngineSettings, tokenizer: Tokenizer | None) -> None:
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self._waiting: deque[Running] = deque()
+        self._entering: list[Running] = []
+        self._running: list[Running] = []
+        self._changed = threading.Condition()
+        self._closed: str | None = None
+        loaded: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(load, loaded), name="trtspec-engine", daemon=True)
+        self._thread.start()
+        loaded.result()
+        atexit.register(self.close)  # a thread inside torch must not outlive the interpreter
+
+    @classmethod
+    def load(cls, target: Path, draft: Path | None, settings: EngineSettings, tokenizer: Path | None = None) -> Engine:
+        """Load converted checkpoints.
+
+        Args:
+            target: a TensorRT-LLM checkpoint directory.
+            draft: the draft model's checkpoint; None for methods that need none.
+            settings: see EngineSettings.
+            tokenizer: a directory with tokenizer.json; needed for stop texts and for updates of whole characters.
+
+        Raises:
+            TrtspecError: for an unknown method, a missing device, or checkpoints that do not match.
+        """
+        return cls(
+            lambda: Speculator.load(target, draft, settings), settings, Tokenizer(tokenizer) if tokenizer else None
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Return how many token ids the target knows."""
+        return self.speculator.target.config.vocab_size
+
+    def submit(self, request: Request, on_update: Callable[[Update], None]) -> RequestHandle:
+        """Queue a request; `on_update` is called from the engine's thread until an update has a finish reason.
+
+        Raises TrtspecError for a request that cannot be served, a full queue, or a closed engine.
+        """
+        self._check(request)
+        running = Running(request, on_update, self.tokenizer)
+        with self._changed:
+            self._refuse_if_full()
+            self._enqueue(running)
+        return running.handle
+
+    def tell_draft_failures(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
+        """Tell from now on why texts go on without drafts, and whether what drafts is left alone."""
+        self.speculator.guard.tell(on_fallback, on_open)
+
+    @property
+    def occupancy(self) -> tuple[int, int]:
+        """Return how many requests run and how many wait."""
+        return len(self._running), len(self._waiting)
+
+    def generate(self, requests: Sequence[Request]) -> list[Result]:
+        """Run requests to completion and return their results in order; the queue's limit does not apply.
+
+        Raises TrtspecError for a request that cannot be served, or if the engine failed.
+        """
+        for request in requests:
+            self._check(request)
+        collectors = [_Collector() for _ in requests]
+        with self._changed:
+            for request, collector in zip(requests, collectors, strict=True):
+                self._enqueue(Running(request, collector, None if not request.stop else self.tokenizer))
+        return [collector.result() for collector in collectors]
+
+    def close(self) -> None:
+        """Cancel all requests and stop the thread."""
+        with self._changed:
+            self._closed = self._closed or "the engine was closed"
+            self._changed.notify()
+        self._thread.join(CLOSE_TIMEOUT_S)
+        atexit.unregister(self.close)
+
+    def _check(self, request: Request) -> None:
+        check_request(request, self.settings.limits, self.vocab_size, self.tokenizer is not None)
+        self.speculator.options_of(request)
+
+    def _refuse_if_full(self) -> None:
+        if sum(self.occupancy) >= self.settings.max_batch_size + self.settings.max_queue_size:
+            raise Overloaded(self.settings.max_queue_size)
+
+    def _enqueue(self, running: Running) -> None:
+        if self._closed:
+            raise EngineFailed(self._closed)
+        self._waiting.append(running)
+        self._changed.notify()
+
+    @torch.inference_mode()
+    def _run(self, load: Callable[[], Speculator], loaded: Future[None]) -> None:
+        try:
+            self.speculator = load()
+        except BaseException as failure:
+            loaded.set_exception(failure)
+            return
+        loaded.set_result(None)
+        reason, error = "cancelled", None
+        try:
+            while self._wait():
+                self._drop_cancelled()
+                self._admit()
+                if self._running:
+                    self._decode()
+        except Exception as failure:
+            log.exception("the engine failed")
+            reason, error = "error", f"the engine failed: {failure}"
+        with self._changed:
+            self._closed = self._closed or error
+            left = [*self._running, *self._entering, *self._waiting]
+        for running in left:
+            self._tell(running, reason, error)
+
+    def _wait(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
+            return self._closed is None
+
+    def _drop_cancelled(self) -> None:
+        with self._changed:
+            dropped = [running for running in self._waiting if running.handle.cancelled]
+            self._waiting = deque(running for running in self._waiting if not running.handle.cancelled)
+        for running in dropped:
+            self._tell(running, "cancelled")
+        cancelled = ["cancelled" if running.handle.cancelled else None for running in self._running]
+        if any(cancelled):
+            self._settle(cancelled)
+
+    def _admit(self) -> None:
+        """Prefill waiting requests, as many as the free rows and the token limit of a step allow."""
+        new: list[tuple[int, Running]] = []  # with how many tokens are to be computed
+        with self._changed:
+            tokens = 0
+            while self._waiting and len(self._running) + len(new) < self.settings.max_batch_size:
+                unread = self.speculator.unread(self._waiting[0])
+                tokens += unread
+                if new and tokens > self.settings.max_num_tokens:
+                    break
+                new.append((unread, self._waiting.popleft()))
+        new.sort(key=itemgetter(0))
+        entering = [running for _, running in new]
+        for running in entering:
+            running.admit()
+        for first, last in alike([unread for unread, _ in new]):
+            self._entering = entering[last:]
+            self._begin(entering[first:last])
+
+    def _begin(self, new: list[Running]) -> None:
+        """Prefill requests in one pass of the target; they become the last rows."""
+        first_row = len(self._running)
+        self._running += new
+        made = self.speculator.prefill(new, first_row, self.settings.max_num_tokens)
+        reasons = [running.begin(one) for running, one in zip(new, made, strict=True)]
+        self._settle([*[None] * first_row, *reasons])
+
+    def _decode(self) -> None:
+        """Run one step of all running requests."""
+        made = self.speculator.step(self._running)
+        self._settle([running.advance(one) for running, one in zip(self._running, made, strict=True)])
+
+    def _settle(self, reasons: Sequence[str | None]) -> None:
+        """Send every running request its update, and free the rows of finished ones."""
+        for running, reason in zip(self._running, reasons, strict=True):
+            self._tell(running, reason)
+        for row in reversed([row for row, reason in enumerate(reasons) if reason]):
+            self.speculator.keep(row, self._running[row].text)
+            last = self._running.pop()
+            if row < len(self._running):
+                self._running[row] = last
+                self.speculator.move_row(len(self._running), row, len(last.text))
+
+    def _tell(self, running: Running, reason: str | None, error: str | None = None) -> None:
+        try:
+            running.update(reason, error)
+        except Exception:
+            # the caller's function failed; other requests must go on
+            log.exception("an update was not taken; its request is cancelled")
+            running.handle.cancel()
+
+
+class _Collector:
+    """Gathers a request's updates into a Result."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._scores: list[Scores] = []
+        self._last: Update | None = None
+        self._done = threading.Event()
+
+    def __call__(self, update: Update) -> None:
+        self._ids += update.new_ids
+        if update.scores is not None:
+            self._scores.append(update.scores)
+        if update.finish_reason:
+            self._last = update
+            self._done.set()
+
+    def result(self) -> Result:
+        self._done.wait()  # unbounded: the engine's thread ends each request, and all of them when it fails
+        last = self._last
+        if last is None or last.finish_reason is None or last.finish_reason == "error":
+            raise TrtspecError(last.error if last and last.error else "the engine gave no result")
+        scores = Scores.joined(self._scores) if self._scores else None
+        return Result(tuple(self._ids), last.finish_reason, last.stats, scores)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""External drafts, which come with requests, as the tensors of a batch; missing and shorter rows are padded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtspec.engine.generation.request_state import Running
+
+
+@dataclass(frozen=True)
+class ExternalDrafts:
+    """The external drafts of some rows: `tokens` [rows, width], of which `lens` are valid in each row."""
+
+    batch: Sequence[Running]
+    tokens: Tensor
+    lens: list[int]
+
+    @classmethod
+    def of(cls, batch: Sequence[Running], device: torch.device) -> ExternalDrafts:
+        """Return the external drafts of a batch."""
+        lens = [len(running.external_draft) for running in batch]
+        width = max(lens)
+        rows = [[*running.external_draft, *[0] * (width - len(running.external_draft))] for running in batch]
+        return cls(batch, torch.tensor(rows, dtype=torch.int64, device=device), lens)
+
+    def probs(self) -> Tensor | None:
+        """Return what the tokens were sampled from [rows, width, vocab]; None if no request has draft_logits.
+
+        That is softmax(draft_logits), whatever the request's own sampling is, as in TensorRT-LLM
+        (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15). Rows without
+        draft_logits get one-hot rows, which mean deterministic tokens.
+        """
+        drawn_by = [running.request.draft_logits for running in self.batch]
+        vocab = next((logits.shape[1] for logits in drawn_by if logits is not None), None)
+        if vocab is None:
+            return None
+        device = self.tokens.device
+        rows = torch.full((*self.tokens.shape, vocab), -torch.inf, device=device)
+        rows.scatter_(-1, self.tokens.unsqueeze(-1), 0.0)
+        for row, logits, length in zip(rows, drawn_by, self.lens, strict=True):
+            if logits is not None:
+                row[:length] = torch.tensor(logits[:length], device=device)
+        return torch.softmax(rows, -1)
+
+    def uniforms(self) -> Tensor:
+        """Return [rows, width + 1] in [0, 1): one for each token, and in the last column one for the token after them.
+
+        Each request reads numbers only for its own tokens, so that they do not depend on its neighbours.
+        """
+        padded = np.zeros((len(self.batch), self.tokens.shape[1] + 1))
+        for row, (running, length) in enumerate(zip(self.batch, self.lens, strict=True)):
+            drawn = running.uniforms(length + 1)
+            padded[row, :length], padded[row, -1] = drawn[:-1], drawn[-1]
+        return torch.from_numpy(padded).to(self.tokens.device)

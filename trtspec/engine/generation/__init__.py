@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Request validation, stop conditions, text streams and counts that all served models share."""

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running request: its text, its random numbers, where it ends, and which tokens can be shown."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.engine.generation.request import Request, Stats, Update, add_accepted
+from trtspec.engine.generation.scores import Scores
+from trtspec.engine.generation.stopping import Endings
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a row in one pass of the target: the drafted count, the accepted tokens, and the next one.
+
+    `scores` are the target's for each of these tokens, len(accepted) + 1, if the request wants any.
+    """
+
+    drafted: int
+    accepted: list[int]
+    token: int
+    scores: Scores | None = None
+
+
+class RequestHandle:
+    """A submitted request's handle."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Ask for the request to end; its last update says "cancelled"."""
+        self._cancelled.set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Return whether `cancel` was called."""
+        return self._cancelled.is_set()
+
+
+class Running:
+    """A request's state; `text` is the prompt and the output so far."""
+
+    def __init__(self, request: Request, on_update: Callable[[Update], None], tokenizer: Tokenizer | None) -> None:
+        self.request = request
+        self.on_update = on_update
+        self.handle = RequestHandle()
+        self.text = list(request.prompt_ids)
+        self._tokenizer = tokenizer
+        self._shown = len(self.text)
+        self._scores: Scores | None = None  # of the tokens that are not shown yet
+        self._drafted = self._accepted = self._steps = self._draft_steps = 0
+        self._accepted_at: list[int] = []  # by place in the draft
+        self._queued_since = time.monotonic()
+        self._queue_s: float | None = None
+        self._random = np.random.Generator(np.random.Philox(request.sampling.seed)) if self.samples else None
+        self._endings = Endings(frozenset(request.end_ids), request.stop, tokenizer, request.edits.min_tokens)
+
+    @property
+    def samples(self) -> bool:
+        """Return whether tokens are sampled, not greedy."""
+        return not self.request.sampling.greedy
+
+    @property
+    def stats(self) -> Stats:
+        """Return the counts so far."""
+        prompt = len(self.request.prompt_ids)
+        positions = tuple(self._accepted_at)
+        new = len(self.text) - prompt
+        return Stats(prompt, new, self._drafted, self._accepted, self._steps, positions, self._draft_steps)
+
+    @property
+    def external_draft(self) -> tuple[int, ...]:
+        """Return the request's external draft, cut off so that it and one more token fit in `max_new_tokens`."""
+        return self.request.draft_ids[: self.request.max_new_tokens - 1]
+
+    def draft_len(self, at_most: int) -> int:
+        """Return how many tokens to draft now; the last token of a request is never drafted."""
+        wanted = at_most if self.request.draft_len is None else min(at_most, self.request.draft_len)
+        return max(0, min(wanted, self._remaining - 1))
+
+    def uniforms(self, count: int) -> npt.NDArray[np.float64]:
+        """Return the next `count` numbers in [0, 1) of 32 bits.
+
+        They depend only on the seed and on this request's own history, not on other rows of a batch: they are the
+        stream of numpy's Philox(seed), which hashes the seed, from its beginning. The prefill takes one number for each
+        token of the external draft and one for the token after it. Every step takes one for each token that the engine
+        could draft, one for each that it could verify and one for the token after them.
+        """
+        if self._random is None:
+            return np.zeros(count)
+        return self._random.integers(0, 1 << 32, count) / float(1 << 32)
+
+    def admit(self) -> None:
+        """Note that the engine took the request in, whose wait is over."""
+        self._queue_s = time.monotonic() - self._queued_since
+
+    def begin(self, made: Progress) -> str | None:
+        """Add the tokens of the prefill; returns the finish reason, if any.
+
+        A prefill that verified an external draft is the request's only step.
+        """
+        verified = made.drafted > 0
+        return self._take(made, steps=int(verified)) or ("length" if verified else None)
+
+    def advance(self, made: Progress) -> str | None:
+        """Add the tokens of a step; returns the finish reason, if any."""
+        return self._take(made, steps=1)
+
+    def update(self, finish_reason: str | None, error: str | None = None) -> None:
+        """Send the new tokens that can be shown; only tokens that may end within a character are held back."""
+        until = len(self.text)
+        if finish_reason is None and self._tokenizer is not None:
+            until = self._shown + self._tokenizer.complete_len(self.text[self._shown :])
+        if until > self._shown or finish_reason is not None:
+            new = tuple(self.text[self._shown : until])
+            self._shown = until
+            scores = self._scores
+            if scores is not None:
+                scores, self._scores = scores.part(0, len(new)), scores.part(len(new))
+            self.on_update(Update(new, finish_reason, self.stats, error, scores, self._queue_s))
+
+    @property
+    def _remaining(self) -> int:
+        return self.request.max_new_tokens - (len(self.text) - len(self.request.prompt_ids))
+
+    def _take(self, made: Progress, steps: int) -> str | None:
+        self._steps += steps
+        self._draft_steps += made.drafted > 0
+        self._drafted += made.drafted
+        self._accepted += len(made.accepted)
+        add_accepted(self._accepted_at, len(made.accepted))
+        output = self.text[len(self.request.prompt_ids) :]
+        kept, reason = self._endings.cut(output, [*made.accepted, made.token][: self._remaining])
+        self.text += kept
+        if made.scores is not None:
+            waiting = made.scores if self._scores is None else Scores.joined([self._scores, made.scores])
+            self._scores = waiting.part(0, len(self.text) - self._shown)
+        return reason or ("length" if self._remaining == 0 else None)

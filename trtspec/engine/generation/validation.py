@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of a request before it is queued."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.logit_edits import complaints_about
+from trtspec.engine.generation.request import Limits, Request, SamplingOptions
+
+MOST_LOG_PROBS = 20  # as many as OpenAI's clients may ask for
+
+
+def check_request(request: Request, limits: Limits, vocab_size: int, has_tokenizer: bool) -> None:
+    """Raise TrtspecError for a request the engine cannot serve, naming the wrong value."""
+    complaints = (
+        _about_text(request, limits, vocab_size)
+        | _about_sampling(request.sampling)
+        | _about_drafts(request, vocab_size)
+        | complaints_about(request.edits, vocab_size)
+        | {
+            f"num_top_logprobs is {request.num_top_log_probs}, expected 0 to {MOST_LOG_PROBS}": (
+                not 0 <= request.num_top_log_probs <= MOST_LOG_PROBS
+            ),
+            "a stop text is empty": any(not stop for stop in request.stop),
+            "stop texts need the engine to have a tokenizer": bool(request.stop) and not has_tokenizer,
+        }
+    )
+    for complaint, holds in complaints.items():
+        if holds:
+            raise TrtspecError(complaint)
+
+
+def _about_text(request: Request, limits: Limits, vocab_size: int) -> dict[str, bool]:
+    prompt = request.prompt_ids
+    total = len(prompt) + request.max_new_tokens
+    return {
+        "the prompt is empty": not prompt,
+        f"max_tokens is {request.max_new_tokens}, expected at least 1": request.max_new_tokens < 1,
+        f"the prompt has a token id outside 0..{vocab_size - 1}": _is_outside(prompt, vocab_size),
+        f"the prompt has {len(prompt)} tokens, at most {limits.max_input_len} are taken (engine.max_input_len)": (
+            limits.max_input_len is not None and len(prompt) > limits.max_input_len
+        ),
+        f"prompt and max_tokens are {total} tokens together, at most {limits.max_seq_len} fit (engine.max_seq_len)": (
+            total > limits.max_seq_len
+        ),
+    }
+
+
+def _about_sampling(sampling: SamplingOptions) -> dict[str, bool]:
+    return {
+        f"temperature is {sampling.temperature}, expected 0 or more": (
+            not math.isfinite(sampling.temperature) or sampling.temperature < 0
+        ),
+        f"top_k is {sampling.top_k}, expected 0 (all) or more": sampling.top_k < 0,
+        f"top_p is {sampling.top_p}, expected more than 0 and at most 1": not 0 < sampling.top_p <= 1,
+        f"seed is {sampling.seed}, expected 0 to 2^64 - 1": not 0 <= sampling.seed < 1 << 64,
+    }
+
+
+def _about_drafts(request: Request, vocab_size: int) -> dict[str, bool]:
+    ids, logits = request.draft_ids, request.draft_logits
+    complaints = {
+        f"the draft length is {request.draft_len}, expected 0 or more": (request.draft_len or 0) < 0,
+        f"the draft has a token id outside 0..{vocab_size - 1}": _is_outside(ids, vocab_size),
+    }
+    if logits is not None:
+        expected = (len(ids), vocab_size)
+        complaints[f"draft logits are {_shape(logits.shape)}, expected {_shape(expected)}: tokens and vocabulary"] = (
+            logits.shape != expected
+        )
+        # NaN is the largest of a row that has one; a row of -inf alone is no distribution either
+        complaints["a row of draft logits has NaN, infinity or no finite value"] = (
+            logits.size > 0 and not np.isfinite(logits.max(-1)).all()
+        )
+    return complaints
+
+
+def _is_outside(ids: tuple[int, ...], vocab_size: int) -> bool:
+    return any(not 0 <= token < vocab_size for token in ids)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What requests ask of the target's logits: to choose by others, and to be told them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trtspec.engine.generation.logit_edits import NO_EDITS, LogitEdits
+from trtspec.engine.generation.request import Request
+from trtspec.engine.generation.request_state import Running
+from trtspec.engine.generation.scores import Scores
+from trtspec.kernels.tree import Tree
+
+NEVER = -1e30  # a logit of no probability; infinities in a whole row would be no distribution
+
+Bools = npt.NDArray[np.bool_]
+
+
+def edit(logits: Tensor, batch: Sequence[Running], tokens: Tensor, tree: Tree | None) -> Tensor:
+    """Return the logits by which tokens are chosen: `logits` themselves where no request changes any.
+
+    Each node is edited as if the text went on with the tokens on its path: what follows on an accepted draft is then
+    what would have followed on the same tokens without one.
+
+    Args:
+        logits: [rows, nodes, vocab], the target's after each node.
+        batch: the request of each row.
+        tokens: [rows, nodes], the last token of each text, and what is drafted behind it.
+        tree: the shape of the drafts; None for chains.
+    """
+    edited = [row for row, running in enumerate(batch) if running.request.edits != NO_EDITS]
+    if not edited:
+        return logits
+    changed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    for row in edited:
+        _edit_row(changed[row], batch[row], tokens[row], _sees(tree, row, tokens.shape[1]))
+    return changed
+
+
+def _sees(tree: Tree | None, row: int, nodes: int) -> Bools:
+    """Return which nodes [nodes, nodes] are on the path to each, without the root, which is in the text."""
+    sees: Bools = np.tri(nodes, dtype=np.bool_) if tree is None else tree.sees[row % len(tree.sees)].copy()
+    sees[:, 0] = False
+    return sees
+
+
+def _edit_row(logits: Tensor, running: Running, tokens: Tensor, sees: Bools) -> None:
+    edits = running.request.edits
+    if edits.bias:
+        ids = torch.tensor(list(edits.bias), device=logits.device)
+        logits[:, ids] += torch.tensor(list(edits.bias.values()), device=logits.device, dtype=logits.dtype)
+    if edits.penalizes:
+        _penalize(logits, edits, running.text, len(running.request.prompt_ids), tokens, sees)
+    if edits.bad_words or edits.min_tokens or edits.no_repeat_ngram or edits.begin_suppressed:
+        for node, forbidden in enumerate(_forbidden(running, tokens.tolist(), sees, logits.shape[-1])):
+            logits[node, forbidden] = NEVER
+
+
+def _penalize(
+    logits: Tensor, edits: LogitEdits, text: Sequence[int], prompt_len: int, tokens: Tensor, sees: Bools
+) -> None:
+    """Penalize the ids that stand before each node; only their logits are touched.
+
+    What is counted is counted by numpy: a product of torch's, however small, wakes its threads, and waits for them.
+    """
+    said, places = np.unique([*text, *tokens[1:].tolist()], return_inverse=True)
+    path = np.zeros((len(sees), len(said)), np.int64)
+    for node, place in enumerate(places[len(text) :], 1):
+        path[:, place] += sees[:, node]
+    ignored = min(edits.prompt_ignore_len, prompt_len)
+    counted = (
+        path + np.bincount(places[: len(text)], minlength=len(said)) > 0,
+        path + np.bincount(places[ignored : len(text)], minlength=len(said)),
+    )
+    ids, stands, counts = (torch.from_numpy(numbers).to(logits.device) for numbers in (said, *counted))
+    before, penalty = logits[:, ids], edits.repetition_penalty
+    after = torch.where(stands, torch.where(before < 0, before * penalty, before / penalty), before)
+    logits[:, ids] = after - edits.presence_penalty * (counts > 0) - edits.frequency_penalty * counts
+
+
+def _forbidden(running: Running, tokens: list[int], sees: Bools, vocab_size: int) -> list[list[int]]:
+    """Return the ids that must not follow on each node.
+
+    An end id may be outside the vocabulary: clients that measure send one so that nothing ends a text.
+    """
+    edits, text = running.request.edits, running.text
+    behind: dict[tuple[int, ...], list[int]] = {}
+    for word in edits.bad_words:
+        behind.setdefault(word[:-1], []).append(word[-1])
+    output_len = len(text) - len(running.request.prompt_ids)
+    longest = max(map(len, behind), default=0)
+    ends = [token for token in running.request.end_ids if 0 <= token < vocab_size]
+    forbidden = []
+    for path in sees:
+        drafted = [tokens[node] for node in np.flatnonzero(path)]
+        ids = list(ends) if output_len + len(drafted) < edits.min_tokens else []
+        if output_len + len(drafted) == 0:
+            ids += edits.begin_suppressed
+        if edits.no_repeat_ngram:
+            ids += _repeating([*text, *drafted], edits.no_repeat_ngram)
+        tail = (*text[len(text) - min(longest, len(text)) :], *drafted)
+        for prefix, last in behind.items():
+            if tail[len(tail) - len(prefix) :] == prefix:
+                ids = [*ids, *last]
+        forbidden.append(ids)
+    return forbidden
+
+
+def _repeating(text: Sequence[int], size: int) -> list[int]:
+    """Return the ids that would end a sequence of `size` tokens that the text has already."""
+    if len(text) < size:
+        return []
+    ids = np.asarray(text)
+    windows = np.lib.stride_tricks.sliding_window_view(ids, size)
+    matches = (windows[:, :-1] == ids[len(ids) - size + 1 :]).all(axis=1)
+    found: list[int] = np.unique(windows[matches, -1]).tolist()
+    return found
+
+
+def score(request: Request, logits: Tensor, tokens: Sequence[int]) -> Scores:
+    """Return what a request wants to know of tokens, by the target's logits [len(tokens), vocab] of them."""
+    own = logits.float()
+    kept = own.cpu().numpy() if request.return_logits else None
+    if not request.return_log_probs:
+        return Scores(kept)
+    log_probs = torch.log_softmax(own, -1)
+    chosen = log_probs.gather(1, torch.tensor(tokens, device=own.device).unsqueeze(1)).squeeze(1)
+    top = log_probs.topk(min(request.num_top_log_probs, log_probs.shape[1]))
+    return Scores(kept, chosen.cpu().numpy(), top.values.cpu().numpy(), top.indices.int().cpu().numpy())

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of a layer over the KV cache: rotate, write the new keys and values, mix."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.engine.model.attention_masks import Window
+from trtspec.engine.model.cache import KVCache
+from trtspec.engine.model.fp8 import through_e4m3
+from trtspec.engine.model.layers import Block
+
+
+def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCache, config: ModelConfig) -> Tensor:
+    """Return what the heads say, [rows * width, heads * head_size], for qkv [rows * width, all heads * head_size].
+
+    Keys and values of the window's tokens are written to layer `number` of the cache first.
+    """
+    rows, width = window.rows, window.width
+    heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
+    qkv = qkv.view(rows * width, heads + 2 * kv_heads, size)
+    turning, new_values = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+    rotated = _turn(turning, layer.qk_norm, window, config)
+    new_keys = rotated[:, heads:]
+    if layer.kv_scale is not None:
+        new_keys, new_values = (through_e4m3(new, layer.kv_scale) for new in (new_keys, new_values))
+    cache.write(number, window.slots, new_keys, new_values)
+    keys, values = cache.read(number, window.first_row, rows, window.key_len)
+    # The heads that share a key head become further queries of it, so keys are never repeated in memory.
+    queries, group = rotated[:, :heads], heads // kv_heads
+    if width == 1:
+        queries = queries.view(rows, kv_heads, group, size)
+    else:
+        queries = queries.view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
+        queries = queries.reshape(rows, kv_heads, group * width, size)
+    mixed = _mix(queries, keys, values, window.mask, config)
+    if width > 1:
+        mixed = mixed.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
+    return mixed.reshape(rows * width, heads * size)
+
+
+def remember(kv: Tensor, key_norm: Tensor | None, window: Window, cache: KVCache, config: ModelConfig) -> None:
+    """Write kv [rows * width, 2 * layers * kv_heads * head_size], all keys before all values, to the cache's layers.
+
+    `key_norm` [layers * kv_heads, head_size] multiplies the normed keys; None where the layers have none.
+    """
+    keys, values = kv.view(len(kv), 2, -1, config.head_size).unbind(1)
+    by_layer = (part.chunk(config.num_layers, 1) for part in (_turn(keys, key_norm, window, config), values))
+    for number, (new_keys, new_values) in enumerate(zip(*by_layer, strict=True)):
+        cache.write(number, window.slots, new_keys, new_values)
+
+
+def _turn(heads: Tensor, norm: Tensor | None, window: Window, config: ModelConfig) -> Tensor:
+    if norm is not None:
+        heads = F.rms_norm(heads, (config.head_size,), None, config.norm_epsilon) * norm
+    return _rotate(heads, window.rotation)
+
+
+def _mix(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, config: ModelConfig) -> Tensor:
+    scale, cap = config.score_scale, config.attention_cap
+    if not cap:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+    scores = torch.tanh(torch.matmul(queries, keys.mT) * (scale / cap)) * cap
+    if mask is not None:
+        scores += mask
+    return torch.matmul(scores.softmax(-1, torch.float32).to(queries.dtype), values)
+
+
+def _rotate(heads: Tensor, rotation: Tensor) -> Tensor:
+    shape, rotated = heads.shape, 2 * rotation.shape[-1]
+    if rotated < shape[-1]:
+        return torch.cat((_rotate(heads[..., :rotated], rotation), heads[..., rotated:]), -1)
+    pairs = torch.view_as_complex(heads.float().reshape(*shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * rotation).view(shape).to(heads.dtype)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a draft head's tensors from the target's converted checkpoint, by the rules that they were stored with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.rules import Rule
+from trtspec.checkpoints.trtllm import Checkpoint
+from trtspec.engine.model.layers import Block, GatedMlp, Linear
+from trtspec.engine.model.matrix import matrix_of
+from trtspec.engine.model.merge_shards import join
+from trtspec.engine.model.weights import norm_weight, paired_qkv, qk_norm, stack
+
+
+class HeadWeights:
+    """A draft head's tensors on a device, by full names; only those that the rules name.
+
+    Every call reads, and raises CheckpointError for what the checkpoint lacks.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, rules: Iterable[Rule], device: torch.device, dtype: torch.dtype) -> None:
+        self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
+        self._rules = {rule.target: rule for rule in rules}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rules
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor in the compute dtype, or in `dtype`."""
+        return join(self._checkpoint, self._rules[name]).to(self._device, dtype or self._dtype)
+
+    def target_ids(self, name: str) -> Tensor:
+        """Return the target's ids of a draft's tokens, which are stored less the draft's own."""
+        offsets = self.tensor(name, torch.int64)
+        return offsets + torch.arange(len(offsets), device=self._device)
+
+    def norm(self, module: str) -> Tensor:
+        """Return a norm's weight as `Norm` wants it."""
+        return norm_weight(self.tensor(f"{module}.weight"))
+
+    def linear(self, *modules: str, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> Linear:
+        """Return modules that share their input as one, their outputs side by side; `order` moves these."""
+
+        def stacked(kind: str) -> Tensor:
+            return order(stack([self.tensor(f"{module}.{kind}") for module in modules]))
+
+        return Linear(matrix_of(stacked("weight")), stacked("bias") if f"{modules[0]}.bias" in self else None)
+
+    def block(self, prefix: str, config: ModelConfig) -> Block:
+        """Return a layer whose tensors are named as in TensorRT-LLM behind `prefix`."""
+        own = f"{prefix}.attention"
+        q_norm, k_norm = (f"{own}.{kind}_layernorm.weight" for kind in "qk")
+        return Block(
+            qkv=self.linear(f"{own}.qkv", order=partial(paired_qkv, config=config)),
+            qk_norm=qk_norm(self.tensor(q_norm), self.tensor(k_norm), config) if q_norm in self else None,
+            kv_scale=None,
+            dense=self.linear(f"{own}.dense"),
+            post_norm=self.norm(f"{prefix}.post_layernorm"),
+            mlp=GatedMlp(self.linear(f"{prefix}.mlp.fc", f"{prefix}.mlp.gate"), self.linear(f"{prefix}.mlp.proj")),
+        )

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joins the tensors of a converted checkpoint's ranks to what they were before they were divided."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoints.rules import Rule
+from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.checkpoints.sharding import Place, Sharded, join_places, shard
+from trtspec.checkpoints.trtllm import AGAIN, Checkpoint
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.model.tensors import TORCH_DTYPES, map_tensor
+
+
+def find(checkpoint: Checkpoint, rule: Rule) -> TensorInfo | None:
+    """Return a rule's target on the first rank that should hold it, or None where it does not."""
+    sharded = _shard(checkpoint, rule)
+    return checkpoint.ranks[sharded.ranks[0]].get(sharded.name)
+
+
+def join(checkpoint: Checkpoint, rule: Rule) -> Tensor:
+    """Return a rule's target whole, on the CPU and in the dtype it is stored in; from one rank without a copy.
+
+    Raises CheckpointError that names tensor and file, where a rank lacks its share or has it in another shape or dtype.
+    """
+    sharded = _shard(checkpoint, rule)
+    shares = {rank: _share(checkpoint, sharded, rank) for rank in sharded.ranks}
+    first = shares[sharded.ranks[0]]
+    if len(shares) == 1:
+        return first
+    heights = [source.shape[0] for source in rule.sources]
+    whole = torch.empty((sum(heights), prod(rule.sources[0].shape[1:])), dtype=first.dtype)
+    parts = torch.split_with_sizes(whole, heights)
+    for number, place in join_places(sharded):
+        _copy(shares[place.rank], place, parts[number])
+    leading = (rule.experts, -1) if rule.experts else (len(whole),)
+    return whole.view(*leading, *rule.sources[0].shape[1:])
+
+
+def _shard(checkpoint: Checkpoint, rule: Rule) -> Sharded:
+    return shard(rule, checkpoint.mapping, checkpoint.config.num_layers)
+
+
+def _copy(share: Tensor, place: Place, source: Tensor) -> None:
+    """Copy a rank's rectangle to its place in a source tensor [rows, columns]."""
+    rows, columns = place.rows, place.columns
+    held = share.view(-1, len(columns))[place.at_row : place.at_row + len(rows)]
+    source[rows.start : rows.stop, columns.start : columns.stop] = held
+
+
+def _share(checkpoint: Checkpoint, sharded: Sharded, rank: int) -> Tensor:
+    tensor = checkpoint.ranks[rank].get(sharded.name)
+    file = str(checkpoint.root / f"rank{rank}.safetensors")
+    if tensor is None:
+        raise CheckpointError(f"lacks the tensor {sharded.name!r}", where=file, hint=AGAIN)
+    if tensor.shape != sharded.shape:
+        made = f"config.json makes it {list(sharded.shape)}"
+        raise CheckpointError(f"tensor {sharded.name!r} is {list(tensor.shape)}, but {made}", where=file, hint=AGAIN)
+    if tensor.dtype not in TORCH_DTYPES:
+        can = f"the torch engine reads {', '.join(TORCH_DTYPES)}"
+        raise CheckpointError(f"tensor {sharded.name!r} is in {tensor.dtype}; {can}", where=file, hint=AGAIN)
+    return map_tensor(tensor)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompt files, chat templates and their rendering."""

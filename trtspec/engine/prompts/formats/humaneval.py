@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HumanEval: the beginning of a Python file a line, for the model to go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtspec.engine.prompts.format import Format
+from trtspec.engine.prompts.prompt import CODE, Prompt, Record
+
+
+def _recognizes(records: Sequence[Record]) -> bool:
+    return records[0].has("task_id", "prompt", "entry_point")
+
+
+def _read(record: Record) -> Prompt:
+    return Prompt(record.text("prompt"), record.name("task_id"), CODE)
+
+
+FORMAT = Format("HumanEval", _recognizes, _read)

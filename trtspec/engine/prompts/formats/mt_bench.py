@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MT-bench: 80 questions of eight categories, with a second turn each, which needs the answer to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtspec.engine.prompts.format import Format
+from trtspec.engine.prompts.multi_turn import has_turns, is_filled_in_later, is_of_spec_bench, read_turns
+from trtspec.engine.prompts.prompt import Record
+
+
+def _recognizes(records: Sequence[Record]) -> bool:
+    return has_turns(records) and not is_filled_in_later(records) and not is_of_spec_bench(records)
+
+
+FORMAT = Format("MT-bench", _recognizes, read_turns)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages as OpenAI's API takes them, an object a line: for fine-tuning, and requests of a batch in their `body`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtspec.engine.prompts.format import Format, chat
+from trtspec.engine.prompts.prompt import Prompt, Record, kind_of
+
+
+def _recognizes(records: Sequence[Record]) -> bool:
+    first = records[0]
+    return (first.has("messages") and not first.has("kind")) or first.has("custom_id", "body")
+
+
+def _read(record: Record) -> Prompt:
+    body = record.get("body")
+    messages = body.get("messages") if isinstance(body, dict) else record.get("messages")
+    name = record.name("custom_id" if record.has("custom_id") else "id")
+    return chat(record, messages, kind_of(record.get("category")), name)
+
+
+FORMAT = Format("OpenAI's chat messages", _recognizes, _read)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SPEED-Bench: NVIDIA's prompts of eleven categories or of five lengths, as parquet or as JSON lines.
+
+Some are published without their text, which NVIDIA's own script fetches from where it came: those are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtspec.engine.prompts.format import Format
+from trtspec.engine.prompts.multi_turn import has_turns, is_filled_in_later, read_turns
+from trtspec.engine.prompts.prompt import Prompt, Record
+
+PLACEHOLDER = (
+    "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # in NVIDIA/Model-Optimizer:examples/specdec_bench
+)
+
+
+def _recognizes(records: Sequence[Record]) -> bool:
+    return has_turns(records) and is_filled_in_later(records)
+
+
+def _read(record: Record) -> Prompt:
+    prompt = read_turns(record)
+    if PLACEHOLDER in prompt.text:
+        hint = "NVIDIA's specdec_bench/prepare_data.py writes the whole file"
+        raise record.refuse(f"prompt {prompt.name} has a placeholder for its text", hint)
+    return prompt
+
+
+FORMAT = Format("SPEED-Bench", _recognizes, _read)

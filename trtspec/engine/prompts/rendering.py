@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A chat template at work, in a child process: it is code of whoever published the model.
+
+The sandbox, its extensions, filters and globals are those of transformers 5 (utils/chat_template_utils.py), so that a
+template writes here what it writes there. `trtspec.engine.prompts.chat` is the other side.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from trtspec.core.errors import TrtspecError
+
+_prepared: list[tuple[jinja2.Template, dict[str, str]]] = []
+
+
+def prepare(argument: dict[str, Any], data: bytes) -> None:
+    """Compile {"source": a template, "tokens": its special tokens} for the requests that follow."""
+    _prepared[:] = [(_compiled(argument["source"]), argument["tokens"])]
+
+
+def render(argument: dict[str, Any], data: bytes) -> dict[str, str]:
+    """Return {"text": the prompt of "messages"}, or {"error": why there is none, "code": ...}."""
+    template, tokens = _prepared[0]
+    size, pieces = 0, []
+    try:
+        for piece in template.generate(
+            messages=argument["messages"], tools=None, documents=None, add_generation_prompt=True, **tokens
+        ):
+            size += len(piece)
+            if size > argument["max_bytes"]:
+                return {"error": "the messages are longer than any prompt", "code": "context_length_exceeded"}
+            pieces.append(piece)
+        text = "".join(pieces)
+        text.encode()
+    except UnicodeEncodeError:
+        return _refused("it writes half of a surrogate pair")
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # of the template's own making, whatever it is
+        words = str(error).strip() or type(error).__name__
+        return _refused(words[:500])
+    return {"text": text}
+
+
+def _refused(reason: str) -> dict[str, str]:
+    return {"error": f"the chat template refuses these messages: {reason}", "code": "invalid_value"}
+
+
+class _Generation(Extension):
+    """`{% generation %}`, by which training marks answers; it changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Any) -> str:
+        return str(caller())
+
+
+class _Dict:
+    """`dict`, without the attributes of Python's class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace`, without attributes that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace takes no attribute {name!r}")
+
+
+def _compiled(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    try:
+        return environment.from_string(source)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # the compiler of Python refuses what jinja's parser takes, as a break outside of a loop
+        raise TrtspecError(str(error).strip().splitlines()[0][:500]) from None
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: object) -> NoReturn:
+    raise jinja2.exceptions.TemplateError(str(message))

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in a file of prompts: how many of each kind, and how long they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from trtspec.engine.prompts.load import PromptFile, own_sets, read_prompts, with_template
+from trtspec.engine.prompts.prompt import Prompt
+
+
+def summarize(file: PromptFile, tokenizer: Path | None) -> dict[str, Any]:
+    """Return the document of `prompts --json`; `tokenizer` is a directory, by whose template and ids is counted."""
+    prompts = with_template(file.prompts, tokenizer, file.path) if tokenizer else file.prompts
+    tokens = _tokens(prompts, tokenizer) if tokenizer else None
+    kinds = sorted({prompt.kind for prompt in prompts})
+    return {
+        "file": str(file.path),
+        "format": file.name,
+        "format_title": file.format.title,
+        "prompts": len(prompts),
+        "left_out": file.left_out,
+        "with_messages": sum(bool(prompt.messages) for prompt in prompts),
+        "further_turns": sum(prompt.further_turns for prompt in prompts),
+        **_lengths(prompts, tokens, range(len(prompts))),
+        "kinds": [
+            {"kind": kind, "prompts": len(places), **_lengths(prompts, tokens, places)}
+            for kind in kinds
+            for places in [[place for place, prompt in enumerate(prompts) if prompt.kind == kind]]
+        ],
+    }
+
+
+def list_own() -> list[dict[str, Any]]:
+    """Return what is said of each set that comes with trtspec."""
+    return [{"name": name, **summarize(read_prompts(path), None)} for name, path in own_sets().items()]
+
+
+def _tokens(prompts: Sequence[Prompt], tokenizer: Path) -> list[int]:
+    """Return the length of each prompt as it is sent, in tokens."""
+    from trtspec.checkpoints.tokenizer import Tokenizer
+
+    encode = Tokenizer(tokenizer).encode
+    return [len(encode(prompt.text)) for prompt in prompts]
+
+
+def _lengths(prompts: Sequence[Prompt], tokens: Sequence[int] | None, places: Sequence[int]) -> dict[str, Any]:
+    return {
+        "characters": _spread([len(prompts[place].text) for place in places]),
+        "tokens": _spread([tokens[place] for place in places]) if tokens is not None else None,
+    }
+
+
+def _spread(lengths: Sequence[int]) -> dict[str, int]:
+    return {"min": min(lengths), "median": round(median(lengths)), "max": max(lengths), "total": sum(lengths)}

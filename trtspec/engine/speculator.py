@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A target and what drafts for it, together: takes prompts in, and makes a step for the rows of a batch.
+
+Owns what a step is made of (drafting, one pass of the target, verification, putting the cache in order); knows no
+queue, no thread, and not who is waiting for the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtspec.checkpoints.trtllm import load_checkpoint
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import find
+from trtspec.engine.device import choose_device, compute_dtype
+from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Room, Setup
+from trtspec.engine.drafting.fault_isolation import Guard
+from trtspec.engine.external_drafts import ExternalDrafts
+from trtspec.engine.generation.request import Request
+from trtspec.engine.generation.request_state import Progress, Running
+from trtspec.engine.logits_processor import edit, score
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.prefill import prefill
+from trtspec.engine.prefix_cache import PrefixStore
+from trtspec.engine.settings import STRETCHES, EngineSettings
+from trtspec.kernels.sampling import SamplingParams
+from trtspec.kernels.tree import Typical
+from trtspec.kernels.verifier import Verifier, choose_verifier
+from trtspec.kernels.verify_result import VerifyResult
+from trtspec.methods.base import DraftShape, LossyOptions, Method, Options, find_method
+
+
+class Speculator:
+    """Made by `Speculator.load`; the rows of a batch are rows 0, 1, ... of the target's cache and of `guard`."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        drafter: Drafter,
+        verifier: Verifier,
+        draft_shape: DraftShape,
+        method: Method,
+        options: Options,
+        settings: EngineSettings,
+    ) -> None:
+        self.target, self.drafter, self.verifier, self.draft_shape = target, drafter, verifier, draft_shape
+        self.guard = Guard(drafter)
+        self._method, self._options, self.settings = method, options, settings
+        self._typical = _typical(options)
+        self._prefixes = PrefixStore(target.cache, settings.reuse_tokens)
+
+    @classmethod
+    def load(cls, target: Path, draft: Path | None, settings: EngineSettings) -> Speculator:
+        """Load converted checkpoints; raises TrtspecError for what does not fit."""
+        method = find_method(settings.method)
+        drafter_class = find("trtspec.methods", "DRAFTER", settings.method, "speculation method", "drafter")
+        options = method.parse(dict(settings.options))
+        draft_shape = method.draft_shape(options, settings.draft_len)
+        device = choose_device(settings.device)
+        # A step may write this many positions beyond the longest text, which are then overwritten.
+        max_len = settings.max_seq_len + draft_shape.max_tokens + 2
+        checkpoint = load_checkpoint(target)
+        dtype = compute_dtype(settings.dtype, device, checkpoint)
+        model = Decoder(checkpoint, settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
+        if wrong := method.check_options(options, model.config):
+            raise TrtspecError(wrong[0].message, where=f"speculation.options.{wrong[0].path}")
+        room = Room(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len, settings.reuse_tokens)
+        drafter = drafter_class(Setup(model, draft, room, options, draft_shape, settings.confidence))
+        _check_pair(model, drafter, settings)
+        verifier = choose_verifier(settings.kernels, device, dtype, block=settings.verify == "block")
+        return cls(model, drafter, verifier, draft_shape, method, options, settings)
+
+    def options_of(self, request: Request) -> Options:
+        """Return the method's options, lowered by a request; raises TrtspecError for values that it may not ask for."""
+        if not request.options:
+            return self._options
+        options = self._options.model_dump()
+        for name, value in request.options.items():
+            if name not in self.drafter.lowerable:
+                raise TrtspecError(f"{name} is {value}, but the engine's method has no {name} that a request may lower")
+            if value > options[name]:
+                raise TrtspecError(f"{name} is {value}, at most {options[name]} is taken (speculation.options.{name})")
+        return self._method.parse({**options, **request.options})
+
+    def unread(self, running: Running) -> int:
+        """Return how many tokens a request's prefill has to compute, as far as is known before it."""
+        return len(running.text) + len(running.external_draft) - self._prefixes.known(running.text)
+
+    def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
+        """Prefill the prompts of new requests, at most `max_tokens` at once, and verify their external drafts.
+
+        External drafts are accepted by the exact rule of chains, whatever the method's own rule is. A request with one
+        ends here, without a step.
+        """
+        external = ExternalDrafts.of(batch, self.target.device)
+        texts = [[*running.text, *running.external_draft] for running in batch]
+        known = [self._prefixes.restore(row, running.text) for row, running in enumerate(batch, first_row)]
+        found = prefill(self.target, texts, first_row, max_tokens, self.drafter.aux_layers, external.lens, known)
+        params = self._sampling_params(batch)
+        probs, uniforms = (external.probs(), external.uniforms()) if params else (None, None)
+        last = torch.tensor([running.text[-1:] for running in batch], device=self.target.device)
+        tokens = torch.cat([last, external.tokens], 1)
+        logits = edit(found.logits, batch, tokens, None)
+        results = self.verifier.chain(logits, external.tokens, external.lens, params, probs, uniforms)
+        self.guard.begin([running.text for running in batch], first_row, max_tokens)
+        for features, start in found.features:
+            self.guard.read(features, start)
+        for row, running in enumerate(batch, first_row):
+            if running.request.options:
+                self.guard.lower(row, running.text, self.options_of(running.request))
+        return _progress(batch, tokens.tolist(), external.lens, results, found.logits)
+
+    def step(self, batch: Sequence[Running]) -> list[Progress]:
+        """Draft for every row, and verify all drafts in one pass of the target."""
+        depth = self.settings.scheduled(len(batch), self.draft_shape.max_depth)
+        drafted_for = {*self.guard.drafted}
+        limits = [running.draft_len(depth) if row in drafted_for else 0 for row, running in enumerate(batch)]
+        texts = [running.text for running in batch]
+        starts = [len(text) - 1 for text in texts]
+        params, nodes = self._sampling_params(batch), self.draft_shape.max_tokens
+        uniforms = self._uniforms(batch, 2 * nodes + 1) if params else None
+        last = torch.tensor([text[-1:] for text in texts], device=self.target.device)
+        sampling = partial(self._draft_sampling, batch, params, uniforms)
+        draft = (self.guard.propose(texts, max(limits), sampling) if any(limits) else None) or Draft(last[:, :0])
+        tokens = torch.cat([last, draft.tokens], 1)
+        if draft.tree is None:
+            window = self.target.windows.chain(starts, tokens.shape[1])
+        else:
+            window = self.target.windows.tree(starts, draft.tree)
+        flat, features = self.target.forward_with_features(tokens, window, self.drafter.aux_layers)
+        logits = flat.view(*tokens.shape, -1)
+        chosen_by = edit(logits, batch, tokens, draft.tree)
+        results, drafted = self._verify(chosen_by, tokens, draft, limits, params, uniforms)
+        self.target.cache.compact(_moves(starts, results))
+        if features is not None:
+            features = features.view(*tokens.shape, -1)
+        self.guard.observe(Outcome(results, logits, features))
+        return _progress(batch, tokens.tolist(), drafted, results, logits)
+
+    def keep(self, row: int, text: Sequence[int]) -> None:
+        """Keep what was computed of a text that ended, for those that begin alike."""
+        if self.guard.keep(row, text):  # else the drafter lacks it, and would miss what is not read again
+            self._prefixes.keep(row, text, len(text) - 1)  # the last one has not been read yet
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Let row `source`, `length` tokens long, become row `target`."""
+        self.target.cache.move_row(source, target, length)
+        self.guard.move_row(source, target)
+
+    def _verify(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        draft: Draft,
+        limits: list[int],
+        params: SamplingParams | None,
+        uniforms: Tensor | None,
+    ) -> tuple[list[VerifyResult], list[int]]:
+        """Return each row's result and how many tokens were drafted for it.
+
+        The uniforms after those of the draft: the first one samples the next token, the others belong to the nodes.
+        """
+        nodes, width = self.draft_shape.max_tokens, tokens.shape[1]
+        if draft.tree is not None:
+            ours = None if uniforms is None else uniforms[:, nodes : nodes + width]
+            results = self.verifier.tree(logits, tokens, draft.tree, limits, params, draft.probs, ours, self._typical)
+            return results, draft.tree.count(limits)
+        lens = [min(pair) for pair in zip(limits, draft.lens or [width - 1] * len(limits), strict=True)]
+        ours = None
+        if uniforms is not None:
+            ours = torch.cat([uniforms[:, nodes + 1 : nodes + width], uniforms[:, nodes : nodes + 1]], 1)
+        verify = self.verifier.block if self.settings.verify == "block" else self.verifier.chain
+        return verify(logits, tokens[:, 1:], lens, params, draft.probs, ours), lens
+
+    def _sampling_params(self, batch: Sequence[Running]) -> SamplingParams | None:
+        """Return how the rows sample, or None where all are greedy."""
+        if not any(running.samples for running in batch):
+            return None
+        how = [running.request.sampling for running in batch]
+        temperature = [s.temperature if running.samples else 0.0 for s, running in zip(how, batch, strict=True)]
+        device = self.target.device
+        cut = [row for row, s in enumerate(how) if temperature[row] and (s.top_k or s.top_p < 1.0)]
+        return SamplingParams(
+            torch.tensor(temperature, device=device),
+            torch.tensor([s.top_k for s in how], device=device),
+            torch.tensor([s.top_p for s in how], device=device),
+            truncates=bool(cut),
+            mixed=not all(running.samples for running in batch),
+            truncated=torch.tensor(cut, device=device) if len(cut) < len(batch) else None,
+        )
+
+    def _draft_sampling(
+        self, batch: Sequence[Running], params: SamplingParams | None, uniforms: Tensor | None, rows: list[int]
+    ) -> DraftSampling | None:
+        """Return how the drafts of some rows are sampled, from how all of a batch's are."""
+        nodes = self.draft_shape.max_tokens
+        if params is None or uniforms is None:
+            return None
+        if rows == [*range(len(batch))]:
+            return DraftSampling(params, uniforms[:, :nodes])
+        own = self._sampling_params([batch[row] for row in rows])
+        return DraftSampling(own, uniforms[rows, :nodes]) if own else None
+
+    def _uniforms(self, batch: Sequence[Running], count: int) -> Tensor:
+        """Return uniforms [rows, count] in [0, 1), from each request's own stream."""
+        drawn = np.stack([running.uniforms(count) for running in batch])
+        return torch.from_numpy(drawn).to(self.target.device)
+
+
+def _progress(
+    batch: Sequence[Running],
+    tokens: Sequence[Sequence[int]],
+    drafted: Sequence[int],
+    results: Sequence[VerifyResult],
+    logits: Tensor,
+) -> list[Progress]:
+    """Return the progress of each row from its result, its tokens and logits [rows, nodes, vocab] by node."""
+    made = []
+    for row, (running, result) in enumerate(zip(batch, results, strict=True)):
+        accepted = [tokens[row][node] for node in result.path]
+        scores = None
+        if running.request.scored:
+            scores = score(running.request, logits[row, [0, *result.path]], [*accepted, result.token])
+        made.append(Progress(drafted[row], accepted, result.token, scores))
+    return made
+
+
+def _moves(starts: list[int], results: list[VerifyResult]) -> list[tuple[int, int, int]]:
+    """Return the cache moves from the positions of accepted nodes, which are by number, to those of their depths."""
+    return [
+        (row, starts[row] + node, starts[row] + depth)
+        for row, result in enumerate(results)
+        for depth, node in enumerate(result.path, 1)
+        if node != depth
+    ]
+
+
+def _check_pair(model: Decoder, drafter: Drafter, settings: EngineSettings) -> None:
+    limit = model.config.positions(STRETCHES, keeps_windows=True)
+    if settings.max_seq_len > limit:
+        raise TrtspecError(f"max_seq_len {settings.max_seq_len} is more than the target's {limit} positions")
+    vocab = drafter.vocab_size
+    if vocab not in (None, model.config.vocab_size):
+        raise TrtspecError(f"the draft has {vocab} vocabulary entries, the target {model.config.vocab_size}")
+
+
+def _typical(options: Options) -> Typical | None:
+    if isinstance(options, LossyOptions) and options.acceptance == "typical":
+        return Typical(options.posterior_threshold, options.posterior_alpha)
+    return None

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification of drafts, bit-exact on every machine: plugins/README.md in numpy, the reference for compiled kernels.
+
+The rules are those of `reference`, whose output distribution is tested exactly; here they compute in integers,
+so that CUDA and C++ must return equal ids. Vectorized over the vocabulary, with plain loops over requests and
+positions: written for readability, not speed.
+"""
+
+from trtspec.kernels.bit_exact.batch import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch
+from trtspec.kernels.bit_exact.block import verify_block
+from trtspec.kernels.bit_exact.cache import compact_kv, kv_moves
+from trtspec.kernels.bit_exact.chain import verify_chain
+from trtspec.kernels.bit_exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, uniform_bits
+from trtspec.kernels.bit_exact.tree import verify_tree
+
+__all__ = [
+    "BAD_DRAFT",
+    "DRAFT_NONFINITE",
+    "EMPTY",
+    "NONFINITE",
+    "ChainBatch",
+    "DraftKind",
+    "ExactChainResult",
+    "ExactTreeResult",
+    "Mode",
+    "TreeBatch",
+    "compact_kv",
+    "kv_moves",
+    "uniform_bits",
+    "verify_block",
+    "verify_chain",
+    "verify_tree",
+]

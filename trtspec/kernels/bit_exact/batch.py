@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments and results of verification as arrays of a batch, and one request of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from trtspec.kernels.bit_exact.fixed_point import (
+    FIXED_ONE,
+    Floats,
+    Logits,
+    Row,
+    RowSampling,
+    Weights,
+    fix,
+    read_row,
+    wrapped_sum,
+)
+
+Ints = npt.NDArray[np.int32]
+Uniforms = npt.NDArray[np.uint32]
+Values = npt.NDArray[np.floating[Any]]
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+class DraftKind(IntEnum):
+    """What rows of a draft hold."""
+
+    LOGITS = 1
+    PROBABILITIES = 2
+
+
+class Mode(IntEnum):
+    """How the children of a node were drafted; TYPICAL is lossy acceptance, however they were drafted."""
+
+    DETERMINISTIC = 0
+    SAMPLED = 1
+    TYPICAL = 2
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batch:
+    """The common arguments of chains and trees; `target` and `draft` are float32 or float16.
+
+    Args:
+        target: [batch, rows, vocab], logits.
+        tokens: [batch, drafted], ids of the target.
+        draft: [batch, drafted, draft_vocab], what tokens were sampled from; None for deterministic tokens.
+        draft_kind: what `draft` holds.
+        draft_column: [vocab], the column of `draft` for each id, -1 for none; None where it is the id.
+        temperature, top_k, top_p: [batch]; None for 1, all and all.
+        uniforms: [batch, rows], 32 bits each; None for greedy requests.
+    """
+
+    target: Values
+    tokens: Ints
+    draft: Values | None = None
+    draft_kind: DraftKind = DraftKind.LOGITS
+    draft_column: Ints | None = None
+    temperature: Logits | None = None
+    top_k: Ints | None = None
+    top_p: Logits | None = None
+    uniforms: Uniforms | None = None
+
+    def request(self, index: int) -> Request:
+        """Return one request."""
+        sampling = RowSampling(
+            1.0 if self.temperature is None else float(self.temperature[index]),
+            0 if self.top_k is None else int(self.top_k[index]),
+            1.0 if self.top_p is None else float(self.top_p[index]),
+        )
+        if self.uniforms is None:
+            sampling = RowSampling(temperature=0.0)
+        return Request(
+            target=self.target[index],
+            tokens=self.tokens[index].tolist(),
+            draft=None if self.draft is None or sampling.greedy else self.draft[index],
+            draft_kind=self.draft_kind,
+            draft_column=self.draft_column,
+            sampling=sampling,
+            # a greedy request samples from one-hot rows, for which any uniform will do
+            uniforms=[0] * self.target.shape[1] if self.uniforms is None else self.uniforms[index].tolist(),
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ChainBatch(Batch):
+    """Chains: `target` has a row for each of the [batch, draft_len] tokens and one for what comes after the last.
+
+    `lengths` [batch] is how many tokens count; None for all. `uniforms` [batch, draft_len + 1] are one for each token,
+    then one for the next token.
+    """
+
+    lengths: Ints | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TreeBatch(Batch):
+    """Trees: `target`, `tokens`, `draft` and `uniforms` have one row a node; a node's children are from its `draft`.
+
+    Args:
+        parents: [batch, nodes], each below its node; what is not makes a node unused. Node 0 is the root.
+        limits: [batch], the most tokens that may be accepted; None for no limit.
+        mode: how the children were drafted.
+        threshold, alpha: of Mode.TYPICAL.
+    """
+
+    parents: Ints
+    limits: Ints | None = None
+    mode: Mode = Mode.DETERMINISTIC
+    threshold: float = 0.09
+    alpha: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.mode == Mode.SAMPLED and self.draft is None:
+            raise ValueError("Mode.SAMPLED needs the draft that tokens were sampled from")
+
+
+@dataclass(frozen=True, eq=False)
+class ExactChainResult:
+    """[batch] each, but `output` [batch, draft_len + 1]: the accepted tokens, the next one, then -1."""
+
+    accepted: Ints
+    output: Ints
+    next: Ints
+    status: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class ExactTreeResult:
+    """[batch] each, but `path` [batch, nodes]: the accepted nodes from the root down, then -1."""
+
+    path: Ints
+    path_len: Ints
+    next: Ints
+    status: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class DraftRow:
+    """A row of the draft, by the target's ids.
+
+    `probs` [vocab] is 0 for ids without a column; `masses` [vocab] are the same in integers, of which `unit` make 1 and
+    the whole row has `total`. `usable` is whether the row is a distribution; `masses` mean nothing where it is not.
+    """
+
+    probs: Floats
+    masses: Weights
+    unit: float
+    total: int
+    usable: bool
+
+    def is_prob(self, token: int) -> bool:
+        """Return whether a token's own value is a probability, whatever others are."""
+        return bool(0.0 <= self.probs[token] <= 1.0)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Request:
+    """One request of a batch: its rows of each array, and how it samples. A greedy one has no draft."""
+
+    target: Values
+    tokens: list[int]
+    draft: Values | None
+    draft_kind: DraftKind
+    draft_column: Ints | None
+    sampling: RowSampling
+    uniforms: list[int]
+
+    @property
+    def vocab(self) -> int:
+        """How many ids there are."""
+        return self.target.shape[1]
+
+    def row(self, position: int) -> Row:
+        """Read a row of the target."""
+        return read_row(self.target[position], self.sampling)
+
+    def draft_row(self, position: int) -> DraftRow:
+        """Read a row of the draft; without a draft, a row of zeros."""
+        if self.draft is None:
+            nothing = np.zeros(self.vocab)
+            return DraftRow(nothing, fix(nothing), FIXED_ONE, 0, usable=True)
+        if self.draft_kind == DraftKind.LOGITS:
+            row = read_row(self.draft[position], self.sampling)
+            if row.status:
+                return DraftRow(np.full(self.vocab, np.nan), row.weights, FIXED_ONE, 0, usable=False)
+            return DraftRow(self._by_id(row.probs), self._by_id(row.weights), float(row.total), row.total, usable=True)
+        probs = self.draft[position].astype(np.float64)
+        usable = bool(np.all((probs >= 0.0) & (probs <= 1.0)))
+        masses = fix(np.nan_to_num(probs))
+        return DraftRow(self._by_id(probs), self._by_id(masses), FIXED_ONE, wrapped_sum(masses), usable)
+
+    def _by_id(self, by_column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+        """Return the values of columns [draft_vocab] by id [vocab]; 0 for ids without a column."""
+        columns = np.arange(self.vocab) if self.draft_column is None else self.draft_column
+        there = (columns >= 0) & (columns < len(by_column))
+        by_id = np.zeros(self.vocab, dtype=by_column.dtype)
+        by_id[there] = by_column[columns[there]]
+        return by_id
+
+
+def unfilled(*shape: int) -> Ints:
+    """Return an array of -1, which marks unused entries of results."""
+    return np.full(shape, -1, dtype=np.int32)

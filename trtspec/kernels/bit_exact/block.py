@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification of chains as a whole: offer every prefix its chance, and draw behind the longest that takes it.
+
+The rule is that of `reference_block`, with the mass that is left in integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtspec.kernels.bit_exact import chain
+from trtspec.kernels.bit_exact.batch import ChainBatch, DraftRow, ExactChainResult, Request
+from trtspec.kernels.bit_exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, FIXED_ONE, Floats, Row, draw, fix, to_unit
+
+
+def verify_block(batch: ChainBatch) -> ExactChainResult:
+    """Return the part of each request's chain that is accepted as a whole, and its next token."""
+    return chain.verify_each(batch, _walk)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place behind `length` tokens, of whose draft mass the target covers the share `kept`.
+
+    `proposal` [vocab] is what the next one was drawn from; None where the chain ends.
+    """
+
+    length: int
+    kept: float
+    row: Row
+    proposal: Floats | None
+    status: int
+
+    @property
+    def surplus(self) -> Floats:
+        """What the target has beyond the draft [vocab]."""
+        return self.kept * self.row.probs - self.proposal if self.proposal is not None else self.row.probs
+
+    def stays(self, uniform: int) -> bool:
+        """Whether the prefix is accepted unless a longer one is."""
+        if self.proposal is None or self.kept == 1.0:
+            return to_unit(uniform) < self.kept
+        surplus = float(int(fix(self.surplus).sum())) / FIXED_ONE
+        return to_unit(uniform) * (surplus + (1.0 - self.kept)) < surplus
+
+    def next(self, uniform: int) -> int:
+        """Return the token behind the prefix; by the target's own weights where the draft leaves nothing of them."""
+        if self.row.status:
+            return self.row.argmax
+        left = None if self.proposal is None else fix(self.surplus)
+        return draw(self.row.weights if left is None or not left.any() else left, uniform)
+
+
+def _walk(request: Request, length: int) -> tuple[int, int, int]:
+    """Return how many tokens are accepted, the next token, and the status."""
+    if request.sampling.greedy:
+        return chain.walk(request, length)
+    place = best = _place(request, length, 0, 1.0)
+    status = place.status
+    while place.proposal is not None:
+        token = request.tokens[place.length]
+        covered, drafted = place.kept * place.row.probs[token], place.proposal[token]
+        kept = float(covered / drafted) if covered < drafted else 1.0
+        if kept == 0.0:
+            break
+        place = _place(request, length, place.length + 1, kept)
+        status |= place.status
+        if place.stays(request.uniforms[place.length - 1]):
+            best = place
+    return best.length, best.next(request.uniforms[-1]), status
+
+
+def _place(request: Request, length: int, here: int, kept: float) -> _Place:
+    """Read the rows of a place; the chain ends where one of them, or the token, is none."""
+    row = request.row(here)
+    if row.status or here == length:
+        return _Place(here, kept, row, None, row.status)
+    token, draft = request.tokens[here], request.draft_row(here)
+    if not 0 <= token < request.vocab:
+        return _Place(here, kept, row, None, BAD_DRAFT)
+    if not draft.usable:
+        return _Place(here, kept, row, None, DRAFT_NONFINITE)
+    return _Place(here, kept, row, _proposal(draft, token), 0)
+
+
+def _proposal(draft: DraftRow, token: int) -> Floats:
+    """Return what a token was drawn from [vocab]; one that its row gives no probability is deterministic."""
+    return draft.probs if draft.probs[token] != 0.0 else np.eye(1, len(draft.probs), token)[0]

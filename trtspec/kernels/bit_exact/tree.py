@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification of trees: the walk from the root down, in each of the three modes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trtspec.kernels.bit_exact.batch import DraftRow, ExactTreeResult, Mode, TreeBatch, unfilled
+from trtspec.kernels.bit_exact.fixed_point import (
+    BAD_DRAFT,
+    DRAFT_NONFINITE,
+    FIXED_ONE,
+    Floats,
+    Row,
+    Weights,
+    draw,
+    fix,
+    to_unit,
+    weights_of,
+    wrapped_sum,
+)
+
+
+def verify_tree(batch: TreeBatch) -> ExactTreeResult:
+    """Return the accepted path of each request's tree, and its next token."""
+    size, nodes = batch.tokens.shape
+    results = ExactTreeResult(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
+    for index in range(size):
+        walk = _Walk(batch, index)
+        token = _take(walk, batch)
+        results.path[index, : len(walk.path)], results.path_len[index] = walk.path, len(walk.path)
+        results.next[index], results.status[index] = token, walk.status
+    return results
+
+
+def _take(walk: _Walk, batch: TreeBatch) -> int:
+    """Walk to the end, and return the next token."""
+    if walk.request.sampling.greedy or batch.mode == Mode.DETERMINISTIC:
+        return _choose(walk)
+    if batch.mode == Mode.SAMPLED:
+        return _reject_recursively(walk)
+    return _take_typical(walk, np.float32(batch.threshold), np.float32(batch.alpha))
+
+
+class _Walk:
+    """One request's tree; `path` and `status` are the state of the walk."""
+
+    def __init__(self, batch: TreeBatch, index: int) -> None:
+        self.request = batch.request(index)
+        self.path: list[int] = []
+        self._limit = len(self.request.tokens) if batch.limits is None else int(batch.limits[index])
+        parents = enumerate(batch.parents[index].tolist())
+        used = {node: parent for node, parent in parents if 0 <= parent < node}
+        self._parents = {node: parent for node, parent in used.items() if self._is_id(self.request.tokens[node])}
+        self.status = BAD_DRAFT if len(self._parents) < len(used) else 0
+
+    def _is_id(self, token: int) -> bool:
+        return 0 <= token < self.request.vocab
+
+    @property
+    def node(self) -> int:
+        """The current node."""
+        return self.path[-1] if self.path else 0
+
+    def row(self, node: int) -> Row:
+        """Read a row of the target."""
+        row = self.request.row(node)
+        self.status |= row.status
+        return row
+
+    def children(self, path: list[int]) -> list[int]:
+        """Return the children at the end of a path whose tokens are in the vocabulary; none at the limit."""
+        node = path[-1] if path else 0
+        within = len(path) < self._limit
+        return [child for child, parent in self._parents.items() if parent == node and within]
+
+    def token(self, node: int) -> int:
+        """Return a node's token."""
+        return self.request.tokens[node]
+
+
+def _choose(walk: _Walk) -> int:
+    """Accept children as long as one has the token sampled after its parent; return the token that none has."""
+    while True:
+        row = walk.row(walk.node)
+        if row.status:
+            return row.argmax
+        sampled = draw(row.weights, walk.request.uniforms[walk.node])
+        child = next((child for child in walk.children(walk.path) if walk.token(child) == sampled), None)
+        if child is None:
+            return sampled
+        walk.path.append(child)
+
+
+def _reject_recursively(walk: _Walk) -> int:
+    """Accept children as long as one passes, each tested after the rejection of its earlier siblings."""
+    while True:
+        row = walk.row(walk.node)
+        if row.status:
+            return row.argmax
+        left = _Left(row, walk.request.draft_row(walk.node))
+        child = _first_accepted(walk, left)
+        if child is None:
+            return draw(left.weights(), walk.request.uniforms[0])
+        walk.path.append(child)
+
+
+def _first_accepted(walk: _Walk, left: _Left) -> int | None:
+    """Return the first child that is accepted; None where none is, or the draft's row is unusable."""
+    for child in walk.children(walk.path):
+        token = walk.token(child)
+        if not left.open[token]:
+            continue
+        if left.accepts(token, walk.request.uniforms[child]):
+            return child
+        if not left.draft.usable:
+            walk.status |= DRAFT_NONFINITE
+            return None
+        left.reject(token)
+    return None
+
+
+class _Left:
+    """The residuals of a node's row and its draft while children are rejected; `open` [vocab]: not yet rejected.
+
+    The target's residual is T = max(a * p - b * q, 0), a child is sampled from D = q * d; 0 for rejected tokens. To
+    put max(T - D, 0) in place of T changes a and b alone: where T is 0 it stays so.
+    """
+
+    def __init__(self, row: Row, draft: DraftRow) -> None:
+        self.row, self.draft = row, draft
+        self.open = np.ones(len(draft.probs), dtype=np.bool_)
+        self.a, self.b, self.d = 1.0, 0.0, 1.0
+        self._mass = draft.total
+
+    def target(self, ids: int | slice = slice(None)) -> Floats:
+        """T of one id, or [vocab]."""
+        left = np.maximum(self.a * self.row.probs[ids] - self.b * self.draft.probs[ids], 0.0)
+        return np.where(self.open[ids], left, 0.0)
+
+    def accepts(self, token: int, uniform: int) -> bool:
+        """Test a token; one of probability 0 in the draft's row counts as deterministic."""
+        if not self.draft.is_prob(token):
+            return False
+        drawn_from = self.draft.probs[token] * self.d
+        asked = to_unit(uniform) * drawn_from if drawn_from > 0.0 else to_unit(uniform)
+        return bool(asked < self.target(token))
+
+    def reject(self, token: int) -> None:
+        """Take a rejected token out of T and D, and normalise both."""
+        sampled = self.draft.probs[token] * self.d > 0.0
+        taken = self.d if sampled else 0.0
+        rest = fix(self.target() - self.draft.probs * taken)
+        self.open[token] = False
+        mass = wrapped_sum(rest[self.open]) / FIXED_ONE
+        if mass > 0.0:
+            self.a, self.b = self.a / mass, (self.b + taken) / mass
+        if sampled:
+            self._mass = (self._mass - int(self.draft.masses[token])) % 2**64
+            self.d = self.draft.unit / float(self._mass) if self._mass > 0 else 0.0
+
+    def weights(self) -> Weights:
+        """Return weights [vocab] for the next token."""
+        if self.open.all():
+            return self.row.weights
+        left = fix(self.target())
+        return left if left.any() else self.row.weights
+
+
+def _take_typical(walk: _Walk, threshold: np.float32, alpha: np.float32) -> int:
+    """Find the longest path of typical tokens, and draw the token after it."""
+    paths: dict[int, list[int]] = {0: []}
+    for node in range(len(walk.request.tokens)):
+        children = walk.children(paths[node]) if node in paths else []
+        row = walk.row(node) if children else None
+        if row is None or row.status:
+            continue
+        bound = min(float(threshold), float(alpha) * _exp_of_minus_entropy(row))
+        for child in children:
+            if row.probs[walk.token(child)] > bound:
+                paths[child] = [*paths[node], child]
+    walk.path = max((paths[node] for node in sorted(paths)), key=len)
+    row = walk.row(walk.node)
+    return row.argmax if row.status else draw(row.weights, walk.request.uniforms[0])
+
+
+def _exp_of_minus_entropy(row: Row) -> float:
+    """Return 2 to the mean of log2(p): that of the exponents, found in integers, over the row's total."""
+    steps = np.rint(row.exponents * np.float32(-1024.0))
+    kept = row.weights > 0
+    spent = wrapped_sum((row.weights[kept] >> np.uint64(16)) * steps[kept].astype(np.uint64))
+    mean = float(spent) * 64.0 * row.per_weight
+    return float(weights_of(np.array([-mean], dtype=np.float32))[0]) * row.per_weight

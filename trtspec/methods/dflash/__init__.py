@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block net: fills a block of mask tokens behind the text in one pass, from hidden states of several target layers.
+
+DFlash, Chen et al. 2026, arXiv:2602.06036.
+"""
+
+from __future__ import annotations
+
+from trtspec.checkpoints.source import Source
+from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
+from trtspec.methods.dflash.head import describe, suggest
+
+
+def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
+    """Describe the net in `source`; raises CheckpointError if it is no DFlash net."""
+    return describe(source, base, "dflash")
+
+
+def _suggest(source: Source) -> Suggestion | None:
+    return suggest(source, "dflash")
+
+
+METHOD = Method(
+    summary="a net trained for the target fills a block of tokens in one pass",
+    drafts_with="head",
+    has_confidence=True,
+    draft_passes="one",
+    draft_lens=range(1, 33),
+    default_draft_len=7,
+    read_head=read_head,
+    suggest=_suggest,
+)

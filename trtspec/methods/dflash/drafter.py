@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DFlash drafts what a block net finds at each mask token, all at once (arXiv:2602.06036)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtspec.engine.drafting.base import Draft, DraftSampling, Setup
+from trtspec.engine.drafting.chain import Floors, draft_at_once
+from trtspec.methods.dflash.block_drafter import BlockDrafter
+
+
+class DFlashDrafter(BlockDrafter):
+    """Drafts a chain whose tokens do not depend on each other."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, "dflash")
+        self._floors = Floors(chain=setup.confidence)
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Draft `depth` tokens."""
+        hidden = self._fill(texts, depth)
+        logits = self.network.lm_head(hidden.flatten(0, 1)).view(len(texts), depth, -1)
+        return draft_at_once(logits, sampling, self._floors, self.network.vocabulary)
+
+
+DRAFTER = DFlashDrafter

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A DFlash net in z-lab's dialect: embedding and LM head are the target's, and its last norm begins as the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from trtspec.methods.dflash.net import BlockNet
+from trtspec.methods.dflash.stored import net_rules
+from trtspec.training.initialization import LEAST_READ, Blank, Maker, Origin, plain_layer
+
+
+def net_of(origin: Origin, block_size: int, **further: Any) -> BlockNet:
+    """Return the description of a net with such a block, which drafts as many tokens in a row as are asked for."""
+    config = origin.config
+    return BlockNet(
+        dialect="",
+        layer=replace(plain_layer(config), num_layers=origin.num_layers, qk_norm=True),
+        block_size=block_size,
+        drafts=origin.draft_len,
+        mask_token=origin.unused_token,
+        target_layers=origin.outputs_read(max(LEAST_READ, origin.num_layers)),
+        num_target_layers=config.num_layers,
+        target_hidden_size=config.hidden_size,
+        draft_vocab_size=config.vocab_size,
+        **further,
+    )
+
+
+def blank_of(
+    origin: Origin, net: BlockNet, kind: str, architecture: str, inner: dict[str, Any], given: Mapping[str, Tensor]
+) -> Blank:
+    """Return the net of a kind; `inner` are further keys of dflash_config, `given` tensors that are not random."""
+    named = {"mask_token_id": net.mask_token, "target_layer_ids": list(net.target_layers)}
+    config = origin.layer_config(net.layer, architecture, net.layer.num_layers) | {
+        "model_type": "qwen3",
+        "block_size": net.block_size,
+        "num_target_layers": net.num_target_layers,
+        "dflash_config": named | inner,
+    }
+    tensors = origin.fill(net_rules(net, kind, given.keys()), {"norm.weight": origin.last_norm, **given})
+    return Blank(config, tensors)
+
+
+def make(origin: Origin) -> Blank:
+    """Return a net whose block is the anchor and a mask for each token that is drafted."""
+    return blank_of(origin, net_of(origin, origin.draft_len + 1), "dflash", "DFlashDraftModel", {}, {})
+
+
+MAKER = Maker(make, ("layers",))

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block net as its checkpoint describes it, whoever wrote that: one description out of several dialects.
+
+A block net fills a block of mask tokens behind the text in one pass. Its layers are Qwen3's; `fc` joins hidden states
+of several target layers, which its attention reads before the block. Embedding and LM head are the target's unless it
+has its own. The dialects, and where they were read:
+
+    z-lab, DeepSpec   keys at the top or in dflash_config, which wins; target_layer_ids are layers whose output is read,
+                      from 0 (vllm-project/vllm:vllm/model_executor/models/qwen3_dflash.py@v0.32.0)
+    ModelOpt          as z-lab, with projector_type and use_confidence_head
+                      (NVIDIA/Model-Optimizer:modelopt/torch/export/plugins/hf_spec_export.py@0.47.0)
+    speculators       speculators_model_type; aux_hidden_state_layer_ids count from 1
+                      (vllm-project/speculators:src/speculators/models/dflash/config.py@v0.9.0)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.source import Source
+from trtspec.checkpoints.trtllm import MOST_LAYERS
+from trtspec.core.diagnostics import written
+from trtspec.families.decoder import read_decoder
+from trtspec.methods.head_checks import NOT_THIS_KIND, count_layers, own_layers
+
+MOST_BLOCK, MOST_RANK = 256, 1 << 16
+# What nets leave to transformers' Qwen3Config, 5.23.
+NET_DEFAULTS = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-6}
+# What keys say that vllm-project/vllm:vllm/model_executor/models/qwen3_dflash.py@v0.32.0 reads, of the usual nets.
+_USUAL = {
+    "use_swa": False, "attention_sink_bias": False, "add_swa_attention_sink_bias": False, "attention_value_scale": 1.0,
+    "is_neox_style": True, "logit_scale": 1.0, "markov_head_type": "vanilla",
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BlockNet:
+    """A block net, for a target of `target_hidden_size` and of `layer.vocab_size` tokens.
+
+    `layer` describes all its layers. A step drafts at most `drafts` tokens: one less than the block where the anchor,
+    the text's last token, drafts nothing. `target_layers` are the target's layers whose outputs it reads, from 0;
+    `num_target_layers` the target's own, 0 where it does not say. `markov_rank` and `markov_head` describe the
+    sequential head, 0 and "" without; `confidence_width` the input of the confidence head, 0 without.
+    `draft_vocab_size` is smaller than the target's where d2t leads to the target's ids. `is_causal`: the places of a
+    block see what is before them alone.
+    """
+
+    dialect: str
+    layer: ModelConfig
+    block_size: int
+    drafts: int
+    mask_token: int
+    target_layers: tuple[int, ...]
+    num_target_layers: int
+    target_hidden_size: int
+    draft_vocab_size: int
+    markov_rank: int = 0
+    markov_head: str = ""
+    confidence_width: int = 0
+    is_causal: bool = False
+
+    @property
+    def drafts_at_anchor(self) -> bool:
+        """Tell whether the anchor's place drafts too."""
+        return self.drafts == self.block_size
+
+
+class Keys:
+    """The keys of a net's config.json, wherever its dialect has them."""
+
+    def __init__(self, source: Source) -> None:
+        self.reader = source.reader
+        self.speculators = self.reader.get("speculators_model_type", str, "")
+        nothing = ConfigReader({}, self.reader.where)
+        self.inner = nothing if self.speculators else self.reader.section("dflash_config") or nothing
+        layer = self.reader.section("transformer_layer_config") if self.speculators else None
+        self.layer = layer or self.reader
+
+    @property
+    def dialect(self) -> str:
+        if self.speculators:
+            return "speculators"
+        return "ModelOpt" if "projector_type" in self.inner.values else "z-lab or DeepSpec"
+
+    def has(self, key: str) -> bool:
+        return any(section.values.get(key) is not None for section in (self.inner, self.reader))
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        section = self.inner if self.inner.values.get(key) is not None else self.reader
+        return section.get(key, kind, default)
+
+    def number(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
+        section = self.inner if self.inner.values.get(key) is not None else self.reader
+        return section.positive(key, default, most)
+
+    def sequential(self) -> bool:
+        """Tell whether a Markov head follows the net."""
+        if self.speculators:
+            return self.speculators == "dspark"
+        return self.get("projector_type", str, "") == "dspark" or self.has("markov_rank")
+
+    def said_tokens(self) -> int:
+        """Return the tokens a step that speculators wrote down, 0 where it did not."""
+        section = self.reader.section("speculators_config")
+        proposals = section.get("proposal_methods", list, []) if section else []
+        first = proposals[0] if proposals and isinstance(proposals[0], dict) else {}
+        reader = ConfigReader(first, self.reader.where)
+        return reader.positive("speculative_tokens") if "speculative_tokens" in first else 0
+
+
+def kind_of(source: Source) -> str:
+    """Return "dflash" or "dspark" for a block net, "" for anything else."""
+    keys = Keys(source)
+    is_net = keys.speculators in ("dflash", "dflash2", "dspark") if keys.speculators else _reads_a_block(keys)
+    return ("dspark" if keys.sequential() else "dflash") if is_net else ""
+
+
+def _reads_a_block(keys: Keys) -> bool:
+    return keys.has("block_size") and keys.has("target_layer_ids")
+
+
+def special_keys(source: Source) -> list[str]:
+    """Return keys that make a net compute something else than the block nets of the papers."""
+    keys = Keys(source)
+    sections = (keys.inner, keys.reader, keys.layer)
+    found = [
+        key for key, usual in _USUAL.items() if any(each.values.get(key) not in (None, usual) for each in sections)
+    ]
+    windowed = any("sliding_attention" in (each.values.get("layer_types") or []) for each in sections)
+    return [*found, "layer_types"] if windowed else found
+
+
+def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
+    """Return the description of a net of that kind; raises CheckpointError for another one, or one that lacks a key."""
+    keys, found = Keys(source), kind_of(source)
+    if found != kind:
+        hint = f"use method: {found}" if found else None
+        raise keys.reader.refuse(f"describes {'a ' + found if found else 'no'} net, expected a {kind} net", hint)
+    if (projector := keys.get("projector_type", str, kind)) != kind:
+        raise keys.reader.refuse(f"projector_type is {projector!r}, a head that no engine of ours reads", NOT_THIS_KIND)
+    layer = _read_layers(keys, source, dtype)
+    block = keys.number("block_size", most=MOST_BLOCK)
+    rank = keys.number("markov_rank", most=MOST_RANK) if kind == "dspark" else 0
+    with_markov = keys.get("confidence_head_with_markov", bool, keys.dialect != "z-lab or DeepSpec")
+    has_confidence = rank and any("confidence" in name for name in source.tensors)
+    return BlockNet(
+        dialect=keys.dialect,
+        layer=layer,
+        block_size=block,
+        drafts=block if _drafts_at_anchor(keys) else block - 1,
+        mask_token=keys.get("mask_token_id", int),
+        target_layers=_read_target_layers(keys),
+        num_target_layers=keys.number("num_target_layers") if keys.has("num_target_layers") else 0,
+        target_hidden_size=keys.number("target_hidden_size", layer.hidden_size),
+        draft_vocab_size=keys.number("draft_vocab_size", layer.vocab_size, most=layer.vocab_size),
+        markov_rank=rank,
+        markov_head=keys.get("markov_head_type", str, "vanilla") if rank else "",
+        confidence_width=(layer.hidden_size + rank * with_markov) if has_confidence else 0,
+        is_causal=keys.reader.get("is_causal", bool, keys.get("causal", bool, False)),
+    )
+
+
+def _read_layers(keys: Keys, source: Source, dtype: str) -> ModelConfig:
+    said = keys.layer.positive("num_hidden_layers", most=MOST_LAYERS)
+    of_target = keys.number("num_target_layers") if keys.has("num_target_layers") else 0
+    layers = own_layers(said, count_layers(source.tensors), of_target)
+    reader = keys.layer.with_defaults(NET_DEFAULTS).replacing(
+        architectures=["Qwen3ForCausalLM"], num_hidden_layers=layers
+    )
+    attn_bias, dense_bias = (f"layers.0.self_attn.{name}_proj.bias" in source.tensors for name in "qo")
+    return read_decoder(reader, dtype, attn_bias=attn_bias, dense_bias=dense_bias, qk_norm=True, tied_embeddings=False)
+
+
+def _read_target_layers(keys: Keys) -> tuple[int, ...]:
+    key, first = ("aux_hidden_state_layer_ids", 1) if keys.speculators else ("target_layer_ids", 0)
+    named = keys.get(key, list)
+    if not 0 < len(named) <= MOST_LAYERS or not all(type(number) is int for number in named):
+        raise keys.reader.refuse_value(f"{key} is {written(named)}, expected numbers of layers")
+    return tuple(number - first for number in named)
+
+
+def _drafts_at_anchor(keys: Keys) -> bool:
+    """Whether the anchor's place drafts too; where the key is absent its trainer's default counts."""
+    return keys.get("sample_from_anchor", bool, keys.sequential())

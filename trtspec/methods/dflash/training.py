@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A DFlash net (arXiv:2602.06036), trained on a block behind every place of the answers.
+
+The block holds the token at the place, its anchor, and masks; what stands at each is the distribution of the token
+there, or of the one behind it where the anchor drafts too. Its layers see the target's hidden states before the anchor.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoints.source import load_source
+from trtspec.methods.base import HeadTarget
+from trtspec.methods.dflash.head import describe
+from trtspec.methods.dflash.net import read_block_net
+from trtspec.training.batches import Batch
+from trtspec.training.block_attention import Blocks
+from trtspec.training.layers import Layer, View
+from trtspec.training.shared_weights import Borrowed
+from trtspec.training.tensors import SourceTensors
+from trtspec.training.trainable import DraftSource, Student, Trainable
+
+
+class DFlashStudent(Student):
+    """A net in any of the dialects that `methods/dflash/net` reads; an embedding of its own stays as it is.
+
+    `method` is the net's kind, with which the names of its tensors begin.
+    """
+
+    method = "dflash"
+
+    def __init__(self, source: DraftSource) -> None:
+        origin, target, settings = load_source(source.root), source.target, source.settings
+        self.net = net = read_block_net(origin, target.config.dtype, self.method)
+        self.config, self.width = net.layer, net.layer.hidden_size
+        self.passes = min(source.draft_len, net.drafts)
+        self.aux_layers = tuple(layer + 1 for layer in net.target_layers)
+        rules = describe(origin, HeadTarget(target.config, [], self.passes), self.method).rules
+        self._embedding, self._head = (f"{self.method}.{name}.weight" for name in ("embed_tokens", "lm_head"))
+        self.tensors = SourceTensors(
+            origin, rules, lambda rule: rule.name != self._embedding, settings.lora, settings.seed, target.device
+        )
+        self._borrowed = Borrowed.of(target)
+        if "d2t" in origin.tensors:
+            self.vocab = torch.arange(net.draft_vocab_size, device=target.device) + self.tensors.tensor("d2t")
+
+    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+        """Return what the net finds at each drafting place of the blocks."""
+        if features is None:
+            raise ValueError("a net reads features of the target")
+        silent = self.net.block_size - self.net.drafts
+        blocks = Blocks(batch, self.passes + silent, is_causal=self.net.is_causal)
+        context = self._norm(view, F.linear(features, view[f"{self.method}.fc.weight"]), "hidden_norm")
+        hidden = F.embedding(self._tokens(batch, blocks), view.get(self._embedding, self._borrowed.embedding))
+        for number in range(self.config.num_layers):
+            layer = Layer(view, f"{self.method}.layers.{number}", self.config, number)
+            mixed = blocks.attend(layer, layer.heads(context), layer.norm(hidden, "input_layernorm"))
+            hidden = layer.finish(hidden, mixed)
+        normed = self._norm(view, hidden, "norm")
+        return [blocks.step(normed, silent + step) for step in range(self.passes)]
+
+    def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
+        """Return those of the LM head, the target's where it has none."""
+        return F.linear(hidden, view[self._head]) if self._head in view else self._borrowed.logits(hidden)
+
+    def _tokens(self, batch: Batch, blocks: Blocks) -> Tensor:
+        """Return each block's tokens [rows, count * width]: the anchor, then masks."""
+        is_anchor = blocks.at == blocks.anchors
+        anchors = batch.tokens.gather(1, blocks.anchors)
+        return torch.where(is_anchor, anchors, self.net.mask_token)
+
+    def _norm(self, view: View, rows: Tensor, module: str) -> Tensor:
+        weight = view[f"{self.method}.{module}.weight"]
+        return F.rms_norm(rows, weight.shape, weight, self.config.norm_epsilon)
+
+
+TRAINABLE = Trainable(DFlashStudent)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts a draft to a dialect, reads back what was written, and publishes it whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtspec.checkpoints.source import load_source
+from trtspec.checkpoints.source_model import SourceModel, load_model
+from trtspec.checkpoints.writer import OnBytes, Part, new_directory, write_config, write_tensors
+from trtspec.methods.draft_formats.dialect import Form, find_dialect, find_form
+from trtspec.methods.draft_formats.draft import Draft, read_draft
+from trtspec.methods.draft_formats.render import render_config
+from trtspec.methods.draft_formats.tensors import left_out, render_tensors
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was made of a draft: its kind, the dialects, and the tensors' number and bytes."""
+
+    draft: Draft
+    to: str
+    out: Path
+    tensors: int
+    nbytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `--json` shows."""
+        return {
+            "kind": self.draft.kind,
+            "from": self.draft.dialect,
+            "to": self.to,
+            "out": str(self.out),
+            "tensors": self.tensors,
+            "bytes": self.nbytes,
+            "warnings": [each.as_dict() for each in self.draft.warnings],
+        }
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A draft as the dialect `to` says it, not written yet: config.json and the tensors; `target` where it is known."""
+
+    draft: Draft
+    to: str
+    form: Form
+    config: dict[str, Any]
+    parts: list[Part]
+    target: SourceModel | None
+
+    def write(self, out: Path, on_progress: OnProgress = lambda what, done, total: None) -> Converted:
+        """Write it to `out`, whole or not at all."""
+        with new_directory(out) as temporary:
+            write_config(temporary, self.config)
+            write_tensors(temporary / self.form.weights, self.parts, _counted(on_progress, self.parts))
+            written = _read_back(temporary, self.draft, self.target)
+        return Converted(self.draft, self.to, out, len(written), sum(each.nbytes for each in written.values()))
+
+
+def render_draft(
+    source: Path, to: str, target: str = "", drop: frozenset[str] = frozenset(), named: str = ""
+) -> Rendered:
+    """Return the draft in `source` in the dialect `to`; `target` is the directory of its target, "" for none.
+
+    Dialects that name the target call it `named`, where that is not its directory.
+
+    Raises TrtspecError for a draft that does not add up, or that the dialect cannot say.
+    """
+    find_dialect(to)
+    model = load_model(Path(target), "auto") if target else None
+    draft = read_draft(load_source(source), model, drop)
+    form = find_form(to, draft.kind)
+    parts = render_tensors(draft, form, model)
+    config = render_config(draft, to, form, model, named or target, left_out(draft, parts))
+    return Rendered(draft, to, form, config, parts, model)
+
+
+def convert_draft(
+    source: Path,
+    to: str,
+    out: Path,
+    target: str = "",
+    drop: frozenset[str] = frozenset(),
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> Converted:
+    """Write the draft in `source` to `out` in the dialect `to`; `target` is the directory of its target, "" for none.
+
+    Raises TrtspecError for a draft that does not add up, or that the dialect cannot say, before anything is written.
+    """
+    return render_draft(source, to, target, drop).write(out, on_progress)
+
+
+def _counted(on_progress: OnProgress, parts: list[Part]) -> OnBytes:
+    done, total = 0, sum(part.nbytes for part in parts)
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress("convert", done, total)
+
+    return on_bytes
+
+
+def _read_back(root: Path, draft: Draft, target: SourceModel | None) -> dict[str, Any]:
+    """Return the written tensors; raises ValueError where the methods' readers find another draft in them."""
+    source = load_source(root)
+    again = read_draft(source, target)
+    # None is what was not said: EAGLE-3's own layers are then named where the dialect wants them
+    changed = [fact for fact, value in draft.facts.items() if value not in (None, again.facts[fact])]
+    if changed or (again.kind, again.layer) != (draft.kind, draft.layer):
+        raise ValueError(f"written as another draft: {', '.join(changed) or 'layers'}")
+    return source.tensors

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft as it lies in a source, told apart from the dialect that it is written in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.rules import match
+from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.checkpoints.source import Source
+from trtspec.checkpoints.source_model import SourceModel
+from trtspec.checkpoints.trtllm import MOST_LAYERS
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import CheckpointError
+from trtspec.families.decoder import HEAD_DEFAULTS, read_decoder
+from trtspec.methods.base import HeadTarget, find_method, methods
+from trtspec.methods.draft_formats.dialect import OF_THE_TARGET, forms_of
+from trtspec.methods.draft_formats.facts import READERS, SOFT, Facts
+from trtspec.methods.draft_formats.heads import KIND as MEDUSA
+from trtspec.methods.draft_formats.heads import check_heads, claimed_target
+from trtspec.methods.draft_formats.keys import LEFT_OUT, Carried, carried_keys, check_keys, layer_keys
+from trtspec.methods.draft_formats.names import shared_names
+from trtspec.methods.head_checks import count_layers
+from trtspec.methods.medusa import OF_THE_BASE, SHARED
+
+# What the methods' rules leave to engines.
+_OPTIONAL = re.compile(
+    r"(.*\.)?t2d|verifier_.*|.*rotary_emb\.inv_freq"
+    r"|confidence_(head\.)?proj\.(weight|bias)|(markov_head\.)?(gate|joint)_proj\.(weight|bias)"
+)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft of one `kind`, a method's name, that was found in the dialect `dialect`.
+
+    `layer` is the config of its layers, `tensors` are by the names that most dialects share. `carried` are keys by
+    dialect that nothing computes with. `beside` are the target's own tensors among which it lies, by their own names.
+    `warnings` are what its readers warn of.
+    """
+
+    kind: str
+    dialect: str
+    facts: Facts
+    layer: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    carried: Carried
+    where: str
+    beside: dict[str, TensorInfo]
+    warnings: tuple[Diagnostic, ...]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Return the target's own tensors that an earlier conversion left out."""
+        names = self.carried.get("facts", {}).get(LEFT_OUT)
+        return tuple(name for name in OF_THE_TARGET if isinstance(names, list) and name in names)
+
+    def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
+        """Return the error to raise for this draft."""
+        return CheckpointError(message, where=self.where, hint=hint)
+
+
+def read_draft(source: Source, target: SourceModel | None = None, drop: frozenset[str] = frozenset()) -> Draft:
+    """Read a draft in whatever dialect it is; without a target it is held against what it says of its own.
+
+    `drop` are keys of config.json to leave out. Raises CheckpointError for what is no draft, does not
+    add up or go with the target, or has keys that no dialect is known to have.
+    """
+    kind = _kind_of(source)
+    if is_quantized(source):
+        raise source.reader.refuse(
+            "its weights are quantized; drafts are converted from unquantized ones", "name the draft as it was before"
+        )
+    config = target.config if target else claimed_target(source) if kind == MEDUSA else _claimed(source)
+    found, skipped = _check(source, kind, config, target)
+    warnings = (*found, *(check_heads(source, target) if kind == MEDUSA else ()))
+    name = _dialect_of(source, kind)
+    form = forms_of(kind)[name]
+    check_keys(source, kind, form, drop)
+    carried = carried_keys(source, name, form, drop)
+    facts = READERS[kind](source, config)
+    facts[SOFT] = target.config.num_layers if target else facts[SOFT] or _soft(carried)
+    tensors = shared_names(source, kind, form)
+    beside = {name: source.tensors[name] for name, why in skipped.items() if why == OF_THE_BASE.reason}
+    layer = layer_keys(source, form)
+    if layer.get("num_hidden_layers") and (layers := count_layers(tensors)):
+        layer["num_hidden_layers"] = layers  # some heads have their target's number
+    return Draft(kind, name, facts, layer, tensors, carried, str(source.root), beside, warnings)
+
+
+def is_quantized(source: Source) -> bool:
+    """Return whether weights are stored quantized, as far as a checkpoint says so."""
+    return bool(source.quantization or source.config.get("quantization_config"))
+
+
+def _kind_of(source: Source) -> str:
+    for kind in READERS:
+        suggest = methods()[kind].suggest
+        if suggest and suggest(source):
+            return kind
+    raise source.reader.refuse(f"no draft that can be converted; kinds: {', '.join(READERS)}", "name a draft head")
+
+
+def _claimed(source: Source) -> ModelConfig:
+    """Return the target that a draft's own config speaks of; of its layers only what it names is known."""
+    section = source.reader.section("transformer_layer_config") or source.reader
+    flat = section.with_defaults(HEAD_DEFAULTS).replacing(architectures=["LlamaForCausalLM"])
+    config = read_decoder(flat, "auto")
+    hidden = source.reader.positive("target_hidden_size", config.hidden_size)
+    layers = source.reader.positive("num_target_layers", MOST_LAYERS, MOST_LAYERS)
+    return replace(config, hidden_size=hidden, num_layers=layers)
+
+
+def _check(
+    source: Source, kind: str, config: ModelConfig, target: SourceModel | None
+) -> tuple[Sequence[Diagnostic], dict[str, str]]:
+    """Return warnings, and tensors that are left out by name, each with the reason.
+
+    Raises CheckpointError for errors, as `trtspec check` reports them.
+    """
+    method = find_method(kind)
+    suggestion = method.suggest(source) if method.suggest else None
+    if method.read_head is None or suggestion is None:
+        raise ValueError(f"{kind} drafts with no head")
+    options = method.options(**suggestion.options)
+    head = method.read_head(source, HeadTarget(config, target.rules if target else (), 1), options)
+    skipped = match(head.rules, head.skips, source).skipped
+    if odd := [name for name, why in skipped.items() if not (_OPTIONAL.fullmatch(name) or why == OF_THE_BASE.reason)]:
+        message = f"has tensors that no dialect of {kind} is known to have: {', '.join(odd[:8])}"
+        hint = "remove them from the file, if nothing computes with them"
+        raise CheckpointError(message, where=str(source.root), hint=hint)
+    errors = [each for each in head.diagnostics if each.severity == "error" and each.code != SHARED]
+    if errors:
+        raise CheckpointError("; ".join(each.message for each in errors), where=str(source.root), hint=errors[0].hint)
+    return [each for each in head.diagnostics if each.code != SHARED], skipped
+
+
+def _dialect_of(source: Source, kind: str) -> str:
+    """Return the dialect whose marks are there, the most of them in number where several are."""
+    marks = {name: [_has(source, mark) for mark in form.marks] for name, form in forms_of(kind).items()}
+    counted = {name: (sum(found) / len(found), sum(found)) for name, found in marks.items()}
+    return max(counted, key=lambda name: counted[name])
+
+
+def _has(source: Source, mark: str) -> bool:
+    outer, _, inner = mark.partition(".")
+    section = source.config.get(outer)
+    if inner and isinstance(section, dict):
+        return inner in section
+    return section is not None or any(name.startswith(mark) for name in source.tensors)
+
+
+def _soft(carried: Carried) -> int | None:
+    number = carried.get("facts", {}).get(SOFT)
+    return number if type(number) is int else None

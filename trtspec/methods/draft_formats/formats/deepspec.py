@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpec, whose layers are Qwen3's: deepseek-ai/DeepSpec:deepspec/modeling/dspark/qwen3/{config,modeling}.py@afdfa7c.
+
+Its EAGLE-3 heads are in deepspec/modeling/eagle3/qwen3 beside them. Nets have an embedding and an LM head of their own,
+which are the target's and stay so, and draft the whole vocabulary. Layers are counted by their outputs, -1 is the
+embedding. No net is loaded without its trainer's keys, which get the values of its config/ for Qwen3-8B.
+"""
+
+from __future__ import annotations
+
+from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, Dialect, Form, Key
+
+_LAYERS = ("target_layer_ids",)
+_QK_NORM = ("layers.0.self_attn.q_norm.weight", "layers.0.self_attn.k_norm.weight")
+
+DIALECT = Dialect(
+    "DeepSpec",
+    {
+        "eagle3": Form(
+            "Qwen3Eagle3Model",
+            (
+                Key("aux_layers", _LAYERS, shift=-1, is_needed=True),
+                Key("num_target_layers", ("num_target_layers",)),
+            ),
+            carried={
+                "ttt_length": 7,
+                "step_loss_decay": 0.8,
+                "target_model_name_or_path": None,
+                "draft_num_hidden_layers": None,
+            },
+            marks=("target_layer_ids", "ttt_length"),
+            needs=(EMBEDDING, LM_HEAD, *_QK_NORM),
+            lacks={r"input_norm\..*|fc_norm\..*|fc\.bias": "its head has none"},
+            has_t2d=False,
+        ),
+        "dspark": Form(
+            "Qwen3DSparkModel",
+            (
+                Key("block_size", ("block_size",)),
+                Key("num_target_layers", ("num_target_layers",)),
+                Key("hidden_layers", _LAYERS, shift=-1),
+                Key("mask_token", ("mask_token_id",), is_needed=True),
+                Key("markov_rank", ("markov_rank",)),
+                Key("markov_head", ("markov_head_type",)),
+                Key("has_confidence", ("enable_confidence_head",)),
+                Key("confidence_with_markov", ("confidence_head_with_markov",)),
+            ),
+            means={"sample_from_anchor": True},
+            carried={"num_anchors": 512},
+            marks=("target_layer_ids", "markov_rank", "mask_token_id"),
+            needs=(EMBEDDING, LM_HEAD),
+            has_t2d=False,
+        ),
+    },
+)

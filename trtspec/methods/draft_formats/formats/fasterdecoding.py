@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medusa heads as FasterDecoding trains them: FasterDecoding/Medusa:medusa/train/train_legacy.py@e2a5d20.
+
+TGI reads this file by its name, and drafts with it only where config.json has no `architectures`
+(huggingface/text-generation-inference:server/text_generation_server/layers/{speculative,medusa}.py@db931fcf). Heads
+without matrices to the vocabulary share the target's LM head. vLLM reads them too, with biases where medusa_fc_bias is
+true. Without base_model_name_or_path FasterDecoding takes a Vicuna for the target.
+"""
+
+from __future__ import annotations
+
+from trtspec.methods.draft_formats.dialect import LM_HEAD, Dialect, Form, Key
+from trtspec.methods.draft_formats.head_keys import CARRIED, SIZES
+from trtspec.methods.medusa.heads import SEQUENTIAL
+
+_TARGET = "base_model_name_or_path"
+
+DIALECT = Dialect(
+    "FasterDecoding/Medusa",
+    {
+        "medusa": Form(
+            "FasterDecoding's MedusaModel",
+            (Key("num_heads", ("medusa_num_heads",)), Key("num_layers", ("medusa_num_layers",)), *SIZES),
+            means={"has_bias": True},
+            fixed={("medusa_fc_bias",): True},
+            carried={_TARGET: None, "version": None, "model_type": None, **CARRIED},
+            marks=("medusa_num_heads",),
+            shared=(LM_HEAD,),
+            told_by_tensors=("shares_lm_head",),
+            names=SEQUENTIAL,
+            names_target=_TARGET,
+            weights="medusa_lm_head.safetensors",
+        )
+    },
+)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's ModelOpt: NVIDIA/Model-Optimizer:modelopt/torch/export/plugins/hf_spec_export.py@0.47.0.
+
+Its EAGLE-3 heads have no tensor but those of LLAMA_EAGLE_SINGLE_LAYER there, so neither t2d nor an embedding. Block
+nets are z-lab's, with `causal`, and the Markov head's tensors at the top. Medusa heads lie in their target's files
+(modelopt/torch/speculative/plugins/hf_medusa.py there).
+"""
+
+from __future__ import annotations
+
+from trtspec.methods.draft_formats.block_keys import BLOCK, MARKOV
+from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, Dialect, Form, Key
+from trtspec.methods.draft_formats.head_keys import SIZES
+from trtspec.methods.medusa.heads import IN_A_MODEL
+
+_INNER = "dflash_config"
+_ONLY = "its exporter writes no such tensor"
+
+DIALECT = Dialect(
+    "ModelOpt",
+    {
+        "eagle3": Form(
+            "LlamaForCausalLMEagle3",
+            (
+                Key("aux_layers", ("eagle_config", "eagle_aux_hidden_state_layer_ids"), shift=-1, is_needed=True),
+                Key("draft_vocab_size", ("draft_vocab_size",)),
+            ),
+            fixed={
+                ("eagle_config", "use_aux_hidden_state"): True,
+                ("eagle_config", "use_input_layernorm_in_first_layer"): True,
+                ("eagle_config", "use_last_layernorm"): True,
+                ("eagle_config", "use_mtp_layernorm"): False,
+                ("eagle_config", "next_layer_regular"): True,
+                ("eagle_config", "parallel_draft_step"): 1,
+                ("eagle_config", "parallel_draft_heads_num_layers"): 1,
+            },
+            marks=("eagle_config", "eagle_config.next_layer_regular", "layers.0."),
+            needs=(LM_HEAD,),
+            shared=(EMBEDDING,),
+            lacks={r".*\.self_attn\.[qk]_norm\.weight|input_norm\..*|fc_norm\..*|.*\.bias": _ONLY},
+            has_t2d=False,
+        ),
+        "dflash": Form(
+            "DFlashDraftModel",
+            (*BLOCK, Key("causal", (_INNER, "causal"))),
+            marks=(_INNER, f"{_INNER}.causal"),
+            shared=(EMBEDDING, LM_HEAD),
+            has_t2d=False,
+        ),
+        "medusa": Form(
+            "ModelOpt's MedusaModel",
+            (
+                Key("num_heads", ("medusa", "num_medusa_heads")),
+                Key("num_layers", ("medusa", "num_medusa_layers")),
+                *SIZES,
+            ),
+            means={"has_bias": True},
+            marks=("medusa.num_medusa_heads", "medusa_heads."),
+            names=IN_A_MODEL,
+        ),
+        "dspark": Form(
+            "DFlashDraftModel",
+            (
+                *BLOCK,
+                Key("causal", (_INNER, "causal")),
+                *MARKOV,
+                Key("has_confidence", (_INNER, "use_confidence_head")),
+            ),
+            means={"sample_from_anchor": True, "confidence_with_markov": True},
+            fixed={(_INNER, "projector_type"): "dspark", (_INNER, "shift_label"): True},
+            marks=(_INNER, f"{_INNER}.causal", f"{_INNER}.use_confidence_head", "markov_w1"),
+            renames={"markov_head.": "", "confidence_head.proj.": "confidence_proj."},
+            shared=(EMBEDDING, LM_HEAD),
+            has_t2d=False,
+        ),
+    },
+)

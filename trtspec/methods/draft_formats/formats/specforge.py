@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SpecForge, and SafeAILab/EAGLE, whose names it took over; SGLang reads its files.
+
+sgl-project/SpecForge:specforge/modeling/draft/llama3_eagle.py@a6b6b02, peagle.py, dflash.py and dspark.py beside it,
+and its configs/. EAGLE-3 heads are trained with norm_output unless it is false, and served without unless it is true
+(sglang/srt/models/llama_eagle3.py@0.5.23), so it is always written. Its DFlash nets are z-lab's.
+"""
+
+from __future__ import annotations
+
+from trtspec.methods.draft_formats.block_keys import BLOCK, MARKOV
+from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, Dialect, Form, Key
+
+AUX = ("eagle_config", "eagle_aux_hidden_state_layer_ids")
+QK_NORM = {r".*\.self_attn\.[qk]_norm\.weight": "its attention has no norms of queries and keys"}
+HEAD = (
+    Key("aux_layers", AUX, shift=-1),
+    Key("draft_vocab_size", ("draft_vocab_size",)),
+    Key("target_hidden_size", ("target_hidden_size",), always=False),
+)
+
+DIALECT = Dialect(
+    "SpecForge",
+    {
+        "eagle3": Form(
+            "LlamaForCausalLMEagle3",
+            (
+                *HEAD,
+                Key("norm_output", ("norm_output",)),
+                Key("fc_norm", ("fc_norm",), always=False),
+                Key("norm_before_fc", ("norm_before_fc",), always=False),
+            ),
+            fixed={("eagle_config", "use_aux_hidden_state"): True},
+            marks=("midlayer.", "eagle_config", "t2d"),
+            renames={"layers.0.": "midlayer."},
+            needs=(LM_HEAD, "d2t", "t2d"),
+            lacks={**QK_NORM, r"fc\.bias": "its fc has no bias"},
+            maps_whole_vocabulary=True,
+        ),
+        "p_eagle": Form(
+            "PEagleDraftModel",
+            (
+                *HEAD,
+                Key("norm_before_residual", ("norm_before_residual",)),
+                Key("mask_token", ("mask_token_id",), is_needed=True),
+            ),
+            fixed={("eagle_config", "use_aux_hidden_state"): True},
+            carried={"parallel_drafting": None},
+            marks=("eagle_config",),
+            needs=(LM_HEAD, "d2t", "t2d"),
+            lacks=QK_NORM,
+            maps_whole_vocabulary=True,
+        ),
+        "dspark": Form(
+            "DSparkDraftModel",
+            (
+                *BLOCK,
+                *MARKOV,
+                Key("has_confidence", ("dflash_config", "enable_confidence_head")),
+                Key("confidence_with_markov", ("dflash_config", "confidence_head_with_markov")),
+            ),
+            means={"sample_from_anchor": True},
+            fixed={("dflash_config", "projector_type"): "dspark", ("dflash_config", "attention_mode"): "gqa"},
+            carried={"auto_map": None, "dflash_config.confidence_head_alpha": None},
+            marks=("dflash_config", "markov_head."),
+            shared=(EMBEDDING, LM_HEAD),
+            has_t2d=False,
+        ),
+    },
+)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medusa heads by the names of vLLM's own class: vllm-project/vllm:vllm/model_executor/models/medusa.py@v0.32.0.
+
+Its keys are those of vllm/transformers_utils/configs/medusa.py there, which takes any key with "num" and "heads", or
+"layers", for the heads'. What it computes in is the target's dtype; logit_scale leaves the order of tokens as it is.
+"""
+
+from __future__ import annotations
+
+from trtspec.methods.draft_formats.dialect import Dialect, Form, Key
+from trtspec.methods.draft_formats.head_keys import CARRIED, SIZES
+from trtspec.methods.medusa.heads import LISTED
+
+_UNUSED = ("max_paths", "topk", "max_seq_len", "num_lookahead_tokens", "truncated_vocab_size", "logit_scale")
+
+DIALECT = Dialect(
+    "vLLM",
+    {
+        "medusa": Form(
+            "vLLM's MedusaModel",
+            (
+                Key("num_heads", ("num_heads",)),
+                Key("num_layers", ("num_hidden_layers",)),
+                *SIZES,
+                Key("has_bias", ("medusa_fc_bias",)),
+                Key("shares_lm_head", ("original_lm_head",), always=False),
+            ),
+            fixed={("architectures",): ["MedusaModel"], ("model_type",): "medusa"},
+            carried={**dict.fromkeys(_UNUSED), **CARRIED},
+            marks=("blocks.", "lm_head"),
+            names=LISTED,
+        )
+    },
+)

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""z-lab's DFlash nets: z-lab/dflash:dflash/model.py@44947fb. Embedding and LM head are the target's."""
+
+from __future__ import annotations
+
+from trtspec.methods.draft_formats.block_keys import BLOCK
+from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, Dialect, Form
+
+DIALECT = Dialect(
+    "z-lab",
+    {
+        "dflash": Form(
+            "DFlashDraftModel",
+            BLOCK,
+            carried={"auto_map": None},
+            marks=("dflash_config",),
+            shared=(EMBEDDING, LM_HEAD),
+            has_t2d=False,
+        )
+    },
+)

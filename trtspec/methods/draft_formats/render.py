@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config.json of a draft in another dialect. What that dialect has no key for is an error, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trtspec.checkpoints.source_model import SourceModel
+from trtspec.methods.base import find_method
+from trtspec.methods.draft_formats.dialect import Form
+from trtspec.methods.draft_formats.draft import Draft
+from trtspec.methods.draft_formats.facts import SOFT, neutral
+from trtspec.methods.draft_formats.heads import KIND as MEDUSA
+from trtspec.methods.draft_formats.keys import CARRIED, LEFT_OUT, put
+from trtspec.methods.eagle3 import default_aux_layers
+
+VERIFIER = "speculators_config"
+
+
+def render_config(
+    draft: Draft, name: str, form: Form, target: SourceModel | None, written: str, left_out: list[str]
+) -> dict[str, Any]:
+    """Return config.json in the dialect `name`; `written` is the target as its user wrote it.
+
+    `left_out` are tensors that come back with the target.
+
+    Raises CheckpointError for a fact that the dialect cannot say, and for one that it needs and nobody knows.
+    """
+    others = {key: value for key, value in draft.carried.items() if key not in (name, "facts")}
+    config = _begun(draft, form, target)
+    for key, value in {**form.carried, **draft.carried.get(name, {})}.items():
+        if value is not None:
+            put(config, tuple(key.split(".")), value)
+    for path, value in form.fixed.items():
+        put(config, path, value)
+    for fact, value in _told(draft, form, target).items():
+        put(config, form.key_of[fact].path, value)
+    if form.section:
+        config[form.section] = draft.layer
+    if form.names_target and form.names_target not in config:
+        if not written:
+            raise draft.refuse(f"{form.names_target} names the target, and nobody has named it", "give --target")
+        config[form.names_target] = written
+    if form.says_verifier and VERIFIER not in config:
+        config[VERIFIER] = _verifier(draft, target, written)
+    soft = draft.facts[SOFT] if SOFT not in form.key_of and not target else None
+    if facts := {key: value for key, value in ((SOFT, soft), (LEFT_OUT, left_out)) if value}:
+        others["facts"] = facts
+    return {**config, CARRIED: others} if others else config
+
+
+def _begun(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
+    """Return what other keys are added to: the layers', or the target's config where the draft lies in its files."""
+    if form.is_whole_model and target:
+        return dict(target.source.config)
+    if form.names:
+        return {}
+    return {"architectures": [form.architecture], **({} if form.section else draft.layer)}
+
+
+def _told(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
+    """Return the facts that are written, as the dialect writes them."""
+    facts = dict(draft.facts)
+    aux_key = form.key_of.get("aux_layers")
+    if target and aux_key and aux_key.is_needed and not facts.get("aux_layers"):
+        facts["aux_layers"] = default_aux_layers(target.config.num_layers)
+    found = {}
+    for fact, value in facts.items():
+        plain = neutral(fact, draft.layer)
+        key = form.key_of.get(fact)
+        if fact in form.told_by_tensors:
+            continue
+        if key is None:
+            _check_meant(draft, form, fact, value, form.means.get(fact, plain))
+        elif value is None and key.is_needed:
+            raise draft.refuse(f"{'.'.join(key.path)} is needed, and its config.json does not say it", _GIVE)
+        elif value is not None and (key.always or value not in (plain, False)):
+            found[fact] = key.encode(value)
+    return found
+
+
+_GIVE = "give --target, where it is the target's"
+
+
+def _check_meant(draft: Draft, form: Form, fact: str, value: Any, meant: Any) -> None:
+    """Raise CheckpointError where a dialect without a key for a fact means something else."""
+    if fact == SOFT or value == meant or (not value and not meant):
+        return
+    message = f"{form.architecture} has no key for {fact} = {_shown(value)}, and means {_shown(meant or False)}"
+    raise draft.refuse(message, "choose a dialect that can say it" + ", as speculators" * (draft.kind != MEDUSA))
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _verifier(draft: Draft, target: SourceModel | None, written: str) -> Mapping[str, Any]:
+    """Return speculators_config, which vLLM and speculators read the target's name of."""
+    if target is None:
+        raise draft.refuse("speculators_config names the target, and nobody has named it", "give --target")
+    tokens = draft.facts.get("block_size", 0) - (not draft.facts.get("sample_from_anchor", False))
+    method = find_method(draft.kind)
+    return {
+        "algorithm": draft.kind.replace("p_eagle", "peagle"),
+        "proposal_methods": [
+            {
+                "proposal_type": "greedy",
+                "speculative_tokens": tokens if tokens > 0 else method.default_draft_len,
+                "verifier_accept_k": 1,
+                "accept_tolerance": 0.0,
+            }
+        ],
+        "default_proposal_method": "greedy",
+        "verifier": {
+            "name_or_path": written,
+            "architectures": target.source.config.get("architectures") or [target.config.architecture],
+        },
+    }

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft's tensors in another dialect: copied bit for bit, but for the maps between the vocabularies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.checkpoints.source_model import SourceModel
+from trtspec.checkpoints.writer import Part
+from trtspec.methods.draft_formats.borrowed import RULES, of_target, same
+from trtspec.methods.draft_formats.dialect import LM_HEAD, Form
+from trtspec.methods.draft_formats.draft import Draft, is_quantized
+from trtspec.methods.draft_formats.names import own_names
+from trtspec.methods.head_checks import drafted_ids
+
+D2T, T2D = "d2t", "t2d"
+MAPS = (D2T, T2D)
+DRAFTED = "draft_vocab_size"
+
+
+def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
+    """Return the tensors as the dialect has them, by name.
+
+    Raises CheckpointError for one that it has no name for, and for one that it needs and neither draft nor target have.
+    """
+    _check_lacking(draft, form)
+    _check_beside(draft, target)
+    parts = {name: Part.copy(name, tensor) for name, tensor in draft.tensors.items() if name not in MAPS}
+    for name in form.shared:
+        if name in parts and (name != LM_HEAD or not _is_reduced(draft)):
+            _check_shared(draft, name, target)
+            del parts[name]
+    parts |= {part.name: part for part in _maps(draft, form)}
+    returning = [name for name in draft.left_out if target and name not in form.shared]
+    shared = [LM_HEAD] if draft.facts.get("shares_lm_head") and LM_HEAD not in form.shared else []
+    for name in (*form.needs, *returning, *shared):
+        if name not in parts:
+            parts[name] = Part.copy(name, _borrow(draft, name, target))
+    own_name = own_names(draft.facts, form)
+    found = [replace(part, name=own_name(name)) for name, part in parts.items()] + _beside(draft, form, target)
+    return sorted(found, key=lambda part: part.name)
+
+
+def left_out(draft: Draft, parts: list[Part]) -> list[str]:
+    """Return the target's own tensors that are left out of `parts`, now or already."""
+    written = {part.name for part in parts}
+    return [name for name in RULES if (name in draft.tensors or name in draft.left_out) and name not in written]
+
+
+def _is_reduced(draft: Draft) -> bool:
+    return DRAFTED in draft.facts and bool(draft.facts[DRAFTED] < draft.layer["vocab_size"])
+
+
+def _check_lacking(draft: Draft, form: Form) -> None:
+    for pattern, why in form.lacks.items():
+        if found := [name for name in draft.tensors if re.fullmatch(pattern, name)]:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise draft.refuse(f"{form.architecture} has no {found[0]}{more}: {why}", "choose another dialect")
+
+
+def _check_shared(draft: Draft, name: str, target: SourceModel | None) -> None:
+    """Raise CheckpointError unless a tensor that is left out is the target's, bit for bit."""
+    if target is None:
+        raise draft.refuse(f"has a {name}, which this dialect takes from the target", "give --target to compare them")
+    if not same(draft.tensors[name], of_target(name, target)):
+        message = f"its {name} is not the target's, and this dialect takes the target's"
+        raise draft.refuse(message, "choose a dialect that has a place for it")
+
+
+def _check_beside(draft: Draft, target: SourceModel | None) -> None:
+    """Raise CheckpointError unless the model that a draft lies in is the target, bit for bit."""
+    for name, tensor in draft.beside.items():
+        if target is None:
+            raise draft.refuse("lies in a whole model, which stays behind", "give --target to compare them")
+        theirs = target.source.tensors.get(name)
+        if theirs is None or not same(tensor, theirs):
+            raise draft.refuse(f"its {name} is not the target's", "give the target that it was trained with")
+
+
+def _beside(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
+    """Return the target's own tensors, for a dialect whose drafts lie in a whole model."""
+    if not form.is_whole_model:
+        return []
+    if target is None:
+        raise draft.refuse("this dialect has heads in their target's files", "give --target")
+    if is_quantized(target.source):
+        message = f"this dialect has heads in their target's files, and those in {target.source.root} are quantized"
+        raise draft.refuse(message, "give the target as it was before")
+    return [Part.copy(name, tensor) for name, tensor in target.source.tensors.items()]
+
+
+def _borrow(draft: Draft, name: str, target: SourceModel | None) -> TensorInfo:
+    """Return a tensor that the dialect needs and the draft shares with its target."""
+    if name not in RULES:
+        raise draft.refuse(f"has no {name}, which this dialect needs", "choose another dialect")
+    if target is None:
+        raise draft.refuse(f"has no {name}: it is the target's, and this dialect needs it", "give --target")
+    return of_target(name, target)
+
+
+def _maps(draft: Draft, form: Form) -> Iterator[Part]:
+    """Yield d2t (the target's id of a drafted token less its own) and t2d (whether a token is drafted)."""
+    if DRAFTED not in draft.facts:
+        return
+    drafted, vocab = draft.facts[DRAFTED], draft.layer["vocab_size"]
+    if drafted == vocab and not form.maps_whole_vocabulary:
+        return
+    stored = draft.tensors.get(D2T)
+    ids = drafted_ids(stored) if stored else range(drafted)
+    yield Part.copy(D2T, stored) if stored else Part(D2T, "I64", (drafted,), None)
+    if form.has_t2d:
+        marked = bytearray(vocab)
+        for number in ids:
+            marked[number] = 1
+        yield Part(T2D, "BOOL", (vocab,), bytes(marked))

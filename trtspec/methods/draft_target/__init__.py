@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A smaller model of the same vocabulary drafts a chain of tokens that the target verifies in one step.
+
+Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trtspec.checkpoints.source import Source
+from trtspec.methods.base import Method, Options, Suggestion
+
+
+class DraftTargetOptions(Options):
+    """Without `use_draft_logits`, engines accept a drafted token only where the target samples the same one."""
+
+    stop_below: float = Field(
+        default=0.0, ge=0, lt=1, description="Stop drafting where no token is more probable than this to the draft"
+    )
+    use_draft_logits: bool = Field(
+        default=True, description="Verify with the draft's probabilities, not its tokens alone"
+    )
+
+
+def _suggest(source: Source) -> Suggestion:
+    return Suggestion(9, "DRAFT is no draft head, so it is taken for a model")
+
+
+METHOD = Method(
+    summary="a smaller model drafts, the target verifies",
+    drafts_with="model",
+    has_confidence=True,
+    draft_lens=range(1, 65),
+    default_draft_len=5,
+    options=DraftTargetOptions,
+    suggest=_suggest,
+    variants=lambda options: ({"stop_below": probability} for probability in (0.0, 0.2, 0.4, 0.6)),
+)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small Llama of the target's vocabulary; what it knows of tokens at first is what the target's matrices say of them.
+
+Its embedding and LM head are the target's along the directions in which their rows differ most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.core.errors import TrtspecError
+from trtspec.families.decoder import decoder_rules
+from trtspec.training.initialization import Blank, Maker, Origin, plain_layer
+
+SHARE = 4  # of the target's width and of its layers
+
+
+def make(origin: Origin) -> Blank:
+    """Return a model of a quarter of the target's width and layers, unless sizes are given."""
+    config = _config(origin)
+    embedding = _narrowed(origin.embedding, config.hidden_size)
+    given = {
+        "model.embed_tokens.weight": embedding / embedding.pow(2).mean().sqrt(),
+        "lm_head.weight": _narrowed(origin.lm_head, config.hidden_size),
+    }
+    document = origin.layer_config(config, "LlamaForCausalLM", config.num_layers)
+    return Blank(document, origin.fill(decoder_rules(config), given), has_tokenizer=True)
+
+
+def _config(origin: Origin) -> ModelConfig:
+    target, sizes = origin.config, origin.sizes
+    size = target.head_size
+    width = sizes.hidden_size or max(1, round(target.hidden_size / SHARE / size)) * size
+    if width % size or width > target.hidden_size:
+        message = (
+            f"--hidden-size {width}: its heads are {size} wide, as the target's, whose width is {target.hidden_size}"
+        )
+        raise TrtspecError(message, hint=f"a multiple of {size}, at most {target.hidden_size}")
+    heads = width // size
+    most = max(1, heads * target.num_kv_heads // target.num_heads)
+    return replace(
+        plain_layer(target),
+        hidden_size=width,
+        num_layers=sizes.layers or max(1, target.num_layers // SHARE),
+        num_heads=heads,
+        num_kv_heads=next(count for count in range(most, 0, -1) if heads % count == 0),
+        intermediate_size=max(1, plain_layer(target).intermediate_size * width // target.hidden_size),
+    )
+
+
+def _narrowed(rows: Tensor, width: int) -> Tensor:
+    """Return rows [n, width] of [n, hidden]: their parts along the principal directions."""
+    directions: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors
+    return rows @ directions[:, -width:]
+
+
+MAKER = Maker(make, ("layers", "hidden_size"))

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block net with a small sequential head: each token of the block also depends on the one drafted before it.
+
+DSpark (deepseek-ai/DeepSpec): DFlash's net, a Markov head of low rank, and a head that estimates acceptance.
+"""
+
+from __future__ import annotations
+
+from trtspec.checkpoints.source import Source
+from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
+from trtspec.methods.dflash.head import describe, suggest
+
+
+def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
+    """Describe the net in `source`; raises CheckpointError if it is no DSpark net."""
+    return describe(source, base, "dspark")
+
+
+def _suggest(source: Source) -> Suggestion | None:
+    return suggest(source, "dspark")
+
+
+METHOD = Method(
+    summary="a net trained for the target fills a block, each token by the one before it",
+    drafts_with="head",
+    has_confidence=True,
+    draft_passes="one",
+    draft_lens=range(1, 33),
+    default_draft_len=7,
+    read_head=read_head,
+    suggest=_suggest,
+)

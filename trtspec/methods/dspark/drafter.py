@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DSpark drafts along a block net's places: each token's logits get a bias by the token before (a Markov head).
+
+Where the net has a confidence head, that says how sure it is of a place, instead of the best token's probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.engine.drafting.base import Draft, DraftSampling, Setup
+from trtspec.engine.drafting.chain import NEVER, DrawnChain, Floors, likeliest
+from trtspec.engine.model.head_weights import HeadWeights
+from trtspec.methods.dflash.block_drafter import BlockDrafter
+from trtspec.methods.dflash.stored import CONFIDENCE, MARKOV
+
+NAME = "dspark"
+
+
+class MarkovHead:
+    """What a token says of the next one, through `rank` numbers."""
+
+    def __init__(self, weights: HeadWeights) -> None:
+        self._from = weights.tensor(f"{NAME}.{MARKOV}markov_w1.weight")
+        self._to = weights.linear(f"{NAME}.{MARKOV}markov_w2")
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the numbers [rows, rank] of the target's tokens [rows]."""
+        return F.embedding(tokens, self._from)
+
+    def biased(self, logits: Tensor, embedded: Tensor) -> Tensor:
+        """Return logits [rows, the draft's vocabulary] with what the tokens before say."""
+        return self._to.add_to(logits, embedded)
+
+
+class ConfidenceHead:
+    """Estimates whether the target accepts what is drafted at a place, before it is drafted.
+
+    It reads the place's hidden state, and the numbers of the token before where it was trained with them.
+    """
+
+    def __init__(self, weights: HeadWeights, reads_markov: bool) -> None:
+        name, self._reads_markov = f"{NAME}.{CONFIDENCE}", reads_markov
+        self._weight = weights.tensor(f"{name}weight", torch.float32)
+        self._bias = weights.tensor(f"{name}bias", torch.float32) if f"{name}bias" in weights else None
+
+    def __call__(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """Return the probabilities [...] by hidden states [..., hidden] and embedded tokens [..., rank]."""
+        seen = torch.cat([hidden, embedded], -1) if self._reads_markov else hidden
+        return torch.sigmoid(F.linear(seen.float(), self._weight, self._bias)).squeeze(-1)
+
+
+class DSparkDrafter(BlockDrafter):
+    """Drafts a chain, each token by the one before it."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, NAME)
+        weights, width = self.network.weights, self.network.net.confidence_width
+        self._markov = MarkovHead(weights)
+        asked = width and setup.confidence  # a head whose word ends nothing is left out
+        self._confidence = ConfidenceHead(weights, width > self.network.config.hidden_size) if asked else None
+        self._floors = Floors(chain=setup.confidence)
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Draft `depth` tokens, or fewer where the net is not sure enough."""
+        hidden, rows = self._fill(texts, depth), len(texts)
+        logits = self.network.lm_head(hidden.flatten(0, 1)).view(rows, depth, -1)
+        chain = DrawnChain(rows, hidden.device, sampling, self.network.vocabulary)
+        tokens = torch.tensor([text[-1] for text in texts], device=hidden.device)
+        embedded, biased = list[Tensor](), list[Tensor]()
+        for place in range(depth):
+            embedded.append(self._markov.embed(tokens))
+            biased.append(self._markov.biased(logits[:, place], embedded[-1]))
+            tokens = chain.add(biased[-1])
+        if self._floors == NEVER:
+            return chain.draft([depth] * rows)
+        if self._confidence is None:
+            return chain.draft(self._floors.lens(likeliest(torch.stack(biased, 1))))
+        return chain.draft(self._floors.lens(self._confidence(hidden, torch.stack(embedded, 1))))
+
+
+DRAFTER = DSparkDrafter

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EAGLE drafts with one layer that predicts the next of the hidden states that the LM head reads (arXiv:2401.15077)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoints.trtllm import read_config
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.drafting.base import Room, Setup
+from trtspec.engine.drafting.dynamic_tree import DynamicTree
+from trtspec.engine.drafting.feature_drafter import FeatureDrafter
+from trtspec.engine.drafting.head import FeatureHead
+from trtspec.engine.drafting.static_tree import StaticTree
+from trtspec.engine.drafting.tree_builder import TreeBuilder
+from trtspec.engine.model.attention import attend
+from trtspec.engine.model.attention_masks import Window
+from trtspec.engine.model.decoder import FINAL, Decoder
+from trtspec.engine.model.head_weights import HeadWeights
+from trtspec.engine.model.norm import Norm
+from trtspec.methods.eagle import NET_CONFIG, NETS, head_rules
+
+# an engine has an identical head for each level of the tree; the first one is used
+_NET = f"{NETS}.0.drafter"
+
+
+class EagleHead(FeatureHead):
+    """The EAGLE head in a target's checkpoint, with the target's LM head."""
+
+    aux_layers = (FINAL,)
+
+    def __init__(self, target: Decoder, room: Room) -> None:
+        checkpoint = target.checkpoint
+        section = checkpoint.document.section(NET_CONFIG)
+        if section is None:
+            hint = "convert it with a head: method: eagle, and the head under speculation.draft"
+            raise CheckpointError("holds no EAGLE head", where=str(checkpoint.root), hint=hint)
+        config = read_config(section, checkpoint.ranks[-1].keys(), f"{_NET}.layers.0.")
+        super().__init__(config, room)
+        weights = HeadWeights(checkpoint, head_rules(config, _NET), room.device, room.dtype)
+        embedding = weights.tensor(f"{_NET}.vocab_embedding.weight")
+        # usually a copy of the target's, which is then shared
+        self._embedding = target.embedding if torch.equal(embedding, target.embedding) else embedding
+        self._fc = weights.linear(f"{_NET}.fc")
+        self._block = weights.block(f"{_NET}.layers.0", config)
+        self._norm = Norm(config.hidden_size, config.norm_epsilon, room.device)
+        self._lm_head = target.lm_head
+
+    def fuse(self, hidden_states: Tensor) -> Tensor:
+        """Return the hidden states unchanged: they are the features."""
+        return hidden_states
+
+    def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
+        """Join embeddings with the features before them, and run the layer."""
+        block = self._block
+        hidden = self._fc(torch.cat([F.embedding(tokens.flatten(), self._embedding), features], 1))
+        hidden = block.dense.add_to(hidden, attend(block.qkv(hidden), block, 0, window, self.cache, self.config))
+        return block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the target's LM head's logits."""
+        return self._lm_head(features)
+
+
+class EagleDrafter(FeatureDrafter):
+    """Drafts a tree with an EAGLE head."""
+
+    def __init__(self, setup: Setup) -> None:
+        room, options = setup.room, setup.options
+        builder: TreeBuilder = (
+            DynamicTree(*options.growth) if options.growth else StaticTree(options.paths, room.device)
+        )
+        super().__init__(EagleHead(setup.target, replace(room, max_len=room.max_len + builder.scratch)), builder)
+
+
+DRAFTER = EagleDrafter

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An EAGLE head in SafeAILab's form: a layer like its target's, whose embedding and LM head are the target's."""
+
+from __future__ import annotations
+
+from trtspec.methods.eagle import NETS, OPTIONAL, head_rules
+from trtspec.training.initialization import Blank, Maker, Origin, plain_layer
+
+
+def make(origin: Origin) -> Blank:
+    """Return a head without a bias, for which some engines have no place."""
+    layer = plain_layer(origin.config)
+    rules = [rule for rule in head_rules(layer, NETS) if rule.sources[0].name not in OPTIONAL]
+    fused = origin.random(layer.hidden_size, 2 * layer.hidden_size)
+    fused[:, : layer.hidden_size] /= origin.embedding_size
+    config = origin.layer_config(layer, "LlamaForCausalLM", 1) | {"bias": False}
+    return Blank(config, origin.fill(rules, {"fc.weight": fused}))
+
+
+MAKER = Maker(make)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EAGLE-3 drafts with one layer that reads hidden states of several target layers (arXiv:2503.01840)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.drafting.base import Room, Setup
+from trtspec.engine.drafting.chain import Floors
+from trtspec.engine.drafting.dynamic_tree import DynamicTree
+from trtspec.engine.drafting.feature_drafter import FeatureDrafter
+from trtspec.engine.drafting.head import FeatureHead
+from trtspec.engine.drafting.tree_builder import Chain, TreeBuilder
+from trtspec.engine.drafting.vocabulary import SmallerVocabulary
+from trtspec.engine.model.attention import attend
+from trtspec.engine.model.attention_masks import Window
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.head_weights import HeadWeights
+from trtspec.engine.model.layers import Block
+from trtspec.engine.model.norm import Norm
+from trtspec.methods.eagle3.head import LAYER, NAME, head_rules, stored_head
+
+
+class Eagle3Head(FeatureHead):
+    """The EAGLE-3 head in a target's checkpoint; it shares the target's embedding and LM head where it has none."""
+
+    def __init__(self, target: Decoder, room: Room) -> None:
+        checkpoint = target.checkpoint
+        head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
+        if head is None:
+            hint = "convert it with a head: method: eagle3, and the head under speculation.draft"
+            raise CheckpointError("holds no EAGLE-3 head", where=str(checkpoint.root), hint=hint)
+        super().__init__(head.layer, room)
+        self.aux_layers = head.aux_layers
+        self._norm_output, self._norm_before_residual = head.norm_output, head.norm_before_residual
+        weights = HeadWeights(checkpoint, head_rules(head), room.device, room.dtype)
+        epsilon = head.layer.norm_epsilon
+        fuse_norms = [weights.norm(f"{NAME}.{module}") for module in head.fuse_norms]
+        self._fuse_norms = [partial(Norm(len(each), epsilon, room.device), weight=each) for each in fuse_norms]
+        self._fc = weights.linear(f"{NAME}.fc")
+        self._embedding = weights.tensor(f"{NAME}.vocab_embedding.weight") if head.own_embedding else target.embedding
+        self._input_norm = weights.norm(f"{LAYER}.input_layernorm")
+        self._hidden_norm = weights.norm(f"{LAYER}.hidden_norm")
+        self._block = weights.block(LAYER, head.layer)
+        self._further: list[tuple[Tensor, Block]] = []  # layers behind it, each with the norm of its input
+        self._norm = Norm(head.layer.hidden_size, epsilon, room.device)
+        self._last_norm = weights.norm(f"{NAME}.norm")
+        self._lm_head = weights.linear(f"{NAME}.lm_head") if head.own_head else target.lm_head
+        if head.maps_ids:
+            self.vocabulary = SmallerVocabulary(weights.target_ids(f"{NAME}.d2t"), head.target_vocab_size)
+
+    def fuse(self, hidden_states: Tensor) -> Tensor:
+        """Return one feature from the hidden states of several layers."""
+        if self._fuse_norms:
+            chunks = hidden_states.chunk(len(self._fuse_norms), -1)
+            hidden_states = torch.cat([norm(chunk) for norm, chunk in zip(self._fuse_norms, chunks, strict=True)], -1)
+        return self._fc(hidden_states)
+
+    def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
+        """Return the next features: the last layer's output, before or after the last norm."""
+        block, embedded = self._block, F.embedding(tokens.flatten(), self._embedding)
+        normed = self._norm(features, self._hidden_norm)
+        qkv = block.qkv(torch.cat([self._norm(embedded, self._input_norm), normed], -1))
+        residual = normed if self._norm_before_residual else features
+        hidden = block.dense.add_to(residual, attend(qkv, block, 0, window, self.cache, self.config))
+        hidden = block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
+        for number, (norm, block) in enumerate(self._further, 1):
+            mixed = attend(block.qkv(self._norm(hidden, norm)), block, number, window, self.cache, self.config)
+            hidden = block.dense.add_to(hidden, mixed)
+            hidden = block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
+        return self._norm(hidden, self._last_norm) if self._norm_output else hidden
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return logits of the draft vocabulary."""
+        return self._lm_head(features if self._norm_output else self._norm(features, self._last_norm))
+
+
+class Eagle3Drafter(FeatureDrafter):
+    """Drafts a chain, or with `top_k` and `nodes` the dynamic tree of EAGLE-2."""
+
+    def __init__(self, setup: Setup) -> None:
+        top_k, draft_shape = setup.options.top_k, setup.draft_shape
+        builder: TreeBuilder = Chain(draft_shape.max_depth, Floors(chain=setup.confidence))
+        if top_k is not None:
+            builder = DynamicTree(top_k, draft_shape.max_depth, draft_shape.max_tokens)
+        room = replace(setup.room, max_len=setup.room.max_len + builder.scratch)
+        super().__init__(Eagle3Head(setup.target, room), builder)
+
+
+DRAFTER = Eagle3Drafter

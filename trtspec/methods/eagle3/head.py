@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An EAGLE-3 head inside its target's checkpoint: its tensors, and its keys of config.json.
+
+No TensorRT engine reads such heads, so the format is our own, with TensorRT-LLM's names for modules. In config.json
+"eagle3_net_config" describes the layer as EAGLE's "eagle_net_config" does, and "eagle3" what other models do not have.
+Tensor names begin with `eagle3.`:
+
+    input_norm.weight, fc_norm.{n}.weight     norms before fc: of all hidden states together, or of each
+    fc.weight, fc.bias                        joins the concatenated hidden states
+    vocab_embedding.weight                    unless it is the target's
+    layers.0.*                                a decoder layer, but attention.qkv reads twice the width: the embedding
+                                              after input_layernorm, then the hidden state after hidden_norm
+    norm.weight
+    lm_head.weight                            unless it is the target's
+    d2t, int64                                the target's id of a token minus the draft's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
+from trtspec.checkpoints.trtllm import read_config
+from trtspec.families.decoder import attention, mlp
+
+NAME, LAYER_CONFIG = "eagle3", "eagle3_net_config"
+LAYER = f"{NAME}.layers.0"
+EMBEDDING = "embed_tokens.weight"  # in sources
+
+_SWITCHES = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output",
+             "fc_bias", "own_embedding", "own_head", "maps_ids")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Eagle3HeadConfig:
+    """An EAGLE-3 head of one layer, for a target of `target_hidden_size` and `target_vocab_size`.
+
+    `layer` describes the layer and the draft vocabulary. `aux_layers` are the target's auxiliary
+    hidden-state layers, which fc reads: i is the input of layer i, the number of layers the output of the last one.
+    They are normed together with `norm_before_fc`, one by one with `fc_norm`. The residual is the layer's hidden state,
+    with `norm_before_residual` after hidden_norm. The next step reads the layer's output, with `norm_output` after the
+    last norm. The other fields list the optional tensors that it has.
+    """
+
+    layer: ModelConfig
+    aux_layers: tuple[int, ...]
+    target_hidden_size: int
+    target_vocab_size: int
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_before_residual: bool
+    norm_output: bool
+    fc_bias: bool
+    own_embedding: bool
+    own_head: bool
+    maps_ids: bool
+
+    @property
+    def fuse_norms(self) -> tuple[str, ...]:
+        """Return the names of the norms before fc."""
+        if self.norm_before_fc:
+            return ("input_norm",)
+        return tuple(f"fc_norm.{number}" for number in range(len(self.aux_layers) * self.fc_norm))
+
+    def render(self) -> dict[str, Any]:
+        """Return the head's section of config.json, without the layer's."""
+        return {"aux_layers": list(self.aux_layers), **{key: getattr(self, key) for key in _SWITCHES}}
+
+
+def stored_head(document: ConfigReader, names: Collection[str], target: ModelConfig) -> Eagle3HeadConfig | None:
+    """Return the head described by a target's config.json, or None; `names` are the checkpoint's tensors."""
+    section, layer = document.section(NAME), document.section(LAYER_CONFIG)
+    if section is None or layer is None:
+        return None
+    aux_layers = tuple(section.get("aux_layers", list))
+    if not aux_layers or not all(
+        type(aux_layer) is int and 0 <= aux_layer <= target.num_layers for aux_layer in aux_layers
+    ):
+        raise section.refuse_value(f"aux_layers are {list(aux_layers)}, expected numbers from 0 to {target.num_layers}")
+    switches = {key: section.get(key, bool) for key in _SWITCHES}
+    return Eagle3HeadConfig(
+        read_config(layer, names, f"{LAYER}."), aux_layers, target.hidden_size, target.vocab_size, **switches
+    )
+
+
+@dataclass(frozen=True)
+class Names:
+    """A source's tensor names: `prefix` of all, `layer` after it for those of the layer, and the LM head's name."""
+
+    prefix: str = ""
+    layer: str = "layers.0"
+    head: str = "lm_head.weight"
+
+
+def head_rules(head: Eagle3HeadConfig, names: Names = Names()) -> list[Rule]:
+    """List the tensors of a head; `names` matter only where they are read from a source."""
+    hidden, vocab = head.layer.hidden_size, head.layer.vocab_size
+
+    def rule(name: str, *shape: int, source: str = "", split: Split = Split.WHOLE) -> Rule:
+        return Rule(f"{NAME}.{name}", (SourceTensor(f"{names.prefix}{source or name}", shape),), Stage.LAST, split)
+
+    fused = len(head.aux_layers) * head.target_hidden_size
+    found = [rule(f"{module}.weight", fused // len(head.fuse_norms)) for module in head.fuse_norms]
+    found.append(rule("fc.weight", hidden, fused))
+    if head.fc_bias:
+        found.append(rule("fc.bias", hidden))
+    if head.own_embedding:
+        embedding = (head.target_vocab_size, hidden)
+        found.append(rule("vocab_embedding.weight", *embedding, source=EMBEDDING, split=Split.EMBEDDING))
+    found += _layer_rules(head.layer, f"{names.prefix}{names.layer}")
+    found.append(rule("norm.weight", hidden))
+    if head.own_head:
+        lm_head = rule("lm_head.weight", vocab, hidden, source=names.head, split=Split.VOCABULARY)
+        found.append(replace(lm_head, copy=names.head == EMBEDDING))
+    if head.maps_ids:
+        found.append(replace(rule("d2t", vocab), dtype="I64"))
+    return found
+
+
+def _layer_rules(config: ModelConfig, source: str) -> list[Rule]:
+    """Return the rules of a decoder layer whose attention reads twice the width."""
+    hidden_norm = Rule(
+        "hidden_norm.weight", (SourceTensor("model.layers.0.hidden_norm.weight", (config.hidden_size,)),), 0
+    )
+    found = []
+    for rule in [hidden_norm, *attention(config, 0), *mlp(config, 0)]:
+        sources = tuple(
+            replace(tensor, name=tensor.name.replace("model.layers.0", source, 1)) for tensor in rule.sources
+        )
+        if rule.target == "attention.qkv.weight":
+            sources = tuple(replace(tensor, shape=(tensor.shape[0], 2 * config.hidden_size)) for tensor in sources)
+        found.append(Rule(f"{LAYER}.{rule.target}", sources, Stage.LAST, rule.split))
+    return found

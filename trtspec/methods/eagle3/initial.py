@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An EAGLE-3 head in SpecForge's dialect: its LM head and last norm begin as the target's, its embedding stays that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trtspec.methods.eagle3 import AUX_LAYERS
+from trtspec.methods.eagle3.head import Eagle3HeadConfig, Names, head_rules
+from trtspec.training.initialization import Blank, Maker, Origin, plain_layer
+
+
+def head_of(origin: Origin, layers: int) -> Eagle3HeadConfig:
+    """Return the plainest head of so many layers for a target."""
+    config = origin.config
+    return Eagle3HeadConfig(
+        layer=replace(plain_layer(config), num_layers=layers, vocab_size=len(origin.drafted)),
+        aux_layers=tuple(number + 1 for number in origin.eagle_layers()),
+        target_hidden_size=config.hidden_size,
+        target_vocab_size=config.vocab_size,
+        norm_before_fc=False,
+        fc_norm=False,
+        norm_before_residual=False,
+        norm_output=False,
+        fc_bias=False,
+        own_embedding=False,
+        own_head=True,
+        maps_ids=True,
+    )
+
+
+def config_of(origin: Origin, architecture: str, layers: int) -> dict[str, Any]:
+    """Return config.json of such a head."""
+    return origin.layer_config(plain_layer(origin.config), architecture, layers) | {
+        "draft_vocab_size": len(origin.drafted),
+        "eagle_config": {AUX_LAYERS: list(origin.eagle_layers()), "use_aux_hidden_state": True},
+    }
+
+
+def given(origin: Origin) -> dict[str, Tensor]:
+    """Return what a head takes over of the target, and its maps between the vocabularies."""
+    ids = origin.drafted
+    return {
+        "norm.weight": origin.last_norm,
+        "lm_head.weight": origin.lm_head[ids],
+        "d2t": ids - torch.arange(len(ids)),
+        "t2d": torch.zeros(origin.config.vocab_size, dtype=torch.bool).index_fill(0, ids, True),
+    }
+
+
+def make(origin: Origin) -> Blank:
+    """Return a head of one layer."""
+    own = given(origin)
+    tensors = origin.fill(head_rules(head_of(origin, 1), Names(layer="midlayer")), own) | {"t2d": own["t2d"]}
+    return Blank(config_of(origin, "LlamaForCausalLMEagle3", 1) | {"norm_output": False}, tensors)
+
+
+MAKER = Maker(make, ("draft_vocab",))

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An EAGLE-3 head, trained over the steps that it will draft: test-time training, arXiv:2503.01840, section 3.2.
+
+The first pass reads the target's hidden states, each later one what the one before it has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.rules import Rule
+from trtspec.checkpoints.source import Source, load_source
+from trtspec.methods.eagle3 import find_names, read_head_config
+from trtspec.methods.eagle3.head import LAYER, NAME, Names, head_rules
+from trtspec.training.batches import Batch
+from trtspec.training.layers import Layer, View
+from trtspec.training.shared_weights import Borrowed
+from trtspec.training.tensors import SourceTensors
+from trtspec.training.texts import Text
+from trtspec.training.trainable import DraftSource, Student, Trainable
+from trtspec.training.ttt_attention import MOST_PASSES, Chains
+from trtspec.training.vocab_pruning.vocabulary import chosen_ids, moved_rows
+
+FROZEN = (f"{NAME}.vocab_embedding.weight",)
+
+
+class Eagle3Student(Student):
+    """A head of one layer in any of the layouts that `methods/eagle3` reads."""
+
+    def __init__(self, source: DraftSource) -> None:
+        target, settings, origin = source.target, source.settings, load_source(source.root)
+        names = find_names(origin)
+        self.head = head = read_head_config(origin, names, target.config)
+        self.width, self.aux_layers = head.layer.hidden_size, head.aux_layers
+        self.passes = min(source.draft_len, MOST_PASSES)
+        rules = self._rules(origin, names, target.config)
+        self.tensors = SourceTensors(origin, rules, _is_trained, settings.lora, settings.seed, target.device)
+        self._borrowed = Borrowed.of(target)
+        if head.maps_ids:
+            self._drafted = torch.arange(head.layer.vocab_size, device=target.device)
+            self.vocab = ids = self._drafted + self.tensors.tensor(f"{names.prefix}d2t")
+            if head.own_head and self.width == head.target_hidden_size:
+                self._follow(source.texts, ids, names)
+
+    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+        """Return what each pass makes of the pairs (feature of t, token at t + 1)."""
+        if features is None:
+            raise ValueError("a head reads features of the target")
+        chains, hidden, made = Chains(batch), self._fuse(view, features), []
+        for _ in range(self.passes):
+            hidden = self._pass(view, self._embed(view, chains.tokens), hidden, chains)
+            made.append(hidden[batch.is_place])
+        return made
+
+    def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
+        """Return those of the draft vocabulary."""
+        normed = hidden if self.head.norm_output else self._norm(view, hidden, "norm")
+        if self.head.own_head:
+            return F.linear(normed, view[f"{NAME}.lm_head.weight"])
+        return self._borrowed.logits(normed)
+
+    def _rules(self, origin: Source, names: Names, target: ModelConfig) -> Sequence[Rule]:
+        return head_rules(self.head, names)
+
+    @torch.no_grad()
+    def _follow(self, texts: Sequence[Text], ids: Tensor, names: Names) -> None:
+        """Let the draft vocabulary be that of the texts' answers."""
+        tensors, chosen = self.tensors, chosen_ids(ids, texts)
+        if torch.equal(chosen, ids):
+            return
+        self.vocab = chosen
+        lm_head, d2t, t2d = (f"{names.prefix}{name}" for name in (names.head, "d2t", "t2d"))
+        tensors.replace(lm_head, moved_rows(tensors.tensor(lm_head), ids, chosen, self._borrowed.head))
+        tensors.replace(d2t, chosen - self._drafted)
+        if t2d in tensors.source.tensors:
+            drafted = torch.zeros(self.head.target_vocab_size, dtype=torch.bool, device=chosen.device)
+            tensors.replace(t2d, drafted.index_fill(0, chosen, True))
+
+    def _embed(self, view: View, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, view[FROZEN[0]] if self.head.own_embedding else self._borrowed.embedding)
+
+    def _fuse(self, view: View, features: Tensor) -> Tensor:
+        if norms := self.head.fuse_norms:
+            chunks = features.chunk(len(norms), -1)
+            features = torch.cat([self._norm(view, *each) for each in zip(chunks, norms, strict=True)], -1)
+        return F.linear(features, view[f"{NAME}.fc.weight"], view.get(f"{NAME}.fc.bias"))
+
+    def _pass(self, view: View, embedded: Tensor, hidden: Tensor, chains: Chains) -> Tensor:
+        layer = Layer(view, LAYER, self.head.layer)
+        read, residual = self._read(layer, embedded, hidden)
+        made = layer.finish(chains.own(residual), chains.attend(layer, read))
+        return self._norm(view, made, "norm") if self.head.norm_output else made
+
+    def _read(self, layer: Layer, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the first layer's attention reads, and the residual."""
+        normed = layer.norm(hidden, "hidden_norm")
+        read = torch.cat([layer.norm(embedded, "input_layernorm"), normed], -1)
+        return read, normed if self.head.norm_before_residual else hidden
+
+    def _norm(self, view: View, rows: Tensor, module: str) -> Tensor:
+        weight = view[f"{NAME}.{module}.weight"]
+        return F.rms_norm(rows, weight.shape, weight, self.head.layer.norm_epsilon)
+
+
+def _is_trained(rule: Rule) -> bool:
+    return rule.target not in FROZEN
+
+
+TRAINABLE = Trainable(Eagle3Student)

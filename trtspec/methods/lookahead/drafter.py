@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookahead decoding: each step verifies a tree of a window, which generates n-grams, and of earlier n-grams.
+
+The window has `window` columns. The tops of the columns form a chain of tokens that starts with the text's last token;
+each column is a chain below its top. A token of a column therefore attends to the text, the tops up to its own and its
+column, which is a path of a tree. Each step appends to every column the target's most probable token after it, whether
+the text is sampled or not. A column of `ngram` tokens is an n-gram: it is added to the pool and loses its top, so that
+the window advances by one position a step, however many tokens were accepted. The first ngram - 2 steps only fill the
+columns.
+
+Branches with a common prefix share its nodes, and verification walks all branches, those of the window too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Setup
+from trtspec.kernels.tree import Tree
+from trtspec.methods.lookahead import LookaheadOptions
+
+
+class NgramPool:
+    """The newest `most` n-grams for each first token."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dicts keep insertion order
+
+    def add(self, ngram: Sequence[int]) -> None:
+        """Store an n-gram as the newest one of its first token; the oldest is dropped."""
+        tails, tail = self._tails.setdefault(ngram[0], {}), tuple(ngram[1:])
+        tails.pop(tail, None)
+        tails[tail] = None
+        if len(tails) > self._most:
+            del tails[next(iter(tails))]
+
+    def behind(self, token: int) -> list[tuple[int, ...]]:
+        """Return the n-grams that begin with a token, without that token, the oldest first."""
+        return list(self._tails.get(token, ()))
+
+
+@dataclass
+class Branches:
+    """A tree under construction; branches with a common prefix share its nodes."""
+
+    tokens: list[int] = field(default_factory=list)  # of all nodes but the root
+    parents: list[int] = field(default_factory=lambda: [-1])
+    _nodes: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def grow(self, node: int, tokens: Sequence[int]) -> int:
+        """Add a branch of tokens below `node`, and return its last node."""
+        for token in tokens:
+            parent = node
+            node = self._nodes.setdefault((parent, token), len(self.parents))
+            if node == len(self.parents):
+                self.parents.append(parent)
+                self.tokens.append(token)
+        return node
+
+    def padded(self, nodes: int) -> tuple[list[int], list[int]]:
+        """Return tokens and parents, padded with unused nodes to `nodes`."""
+        unused = nodes - len(self.parents)
+        return self.tokens + [0] * unused, self.parents + [-1] * unused
+
+
+class Lookahead:
+    """The state of one row: its window, its pool, and how much of its text is in the pool.
+
+    The columns' tops start as tokens spread over the prompt, and the pool with the prompt's n-grams.
+    """
+
+    def __init__(self, options: LookaheadOptions, prompt: Sequence[int]) -> None:
+        columns, self._ngram = options.window, options.ngram
+        self._columns = [[prompt[len(prompt) * place // columns]] for place in range(columns)]
+        self._pool = NgramPool(options.verification)
+        self._pooled = 0
+        self._pool_text(prompt)
+
+    def draft(self, text: Sequence[int]) -> tuple[Branches, list[int]]:
+        """Return the branches below the text's last token, and the last nodes of the window's columns."""
+        self._pool_text(text)
+        self._columns[0][0] = text[-1]
+        branches, top, ends = Branches(), 0, []
+        for place, column in enumerate(self._columns):
+            if place:
+                top = branches.grow(top, column[:1])
+            ends.append(branches.grow(top, column[1:]))
+        for guess in self._pool.behind(text[-1]):
+            branches.grow(0, guess)
+        return branches, ends
+
+    def learn(self, following: Sequence[int]) -> None:
+        """Append the target's token to each column."""
+        for column, token in zip(self._columns, following, strict=True):
+            column.append(token)
+            if len(column) >= self._ngram:
+                self._pool.add(column)
+                del column[0]
+
+    def _pool_text(self, text: Sequence[int]) -> None:
+        """Store the n-grams of the new part of the text."""
+        for end in range(max(self._pooled + 1, self._ngram), len(text) + 1):
+            self._pool.add(text[end - self._ngram : end])
+        self._pooled = len(text)
+
+
+class LookaheadDrafter(Drafter):
+    """Drafts trees whose shape differs from row to row and step to step."""
+
+    lowerable = ("window", "ngram", "verification")
+    replays = False  # its window grows by what the target says to drafts
+
+    def __init__(self, setup: Setup) -> None:
+        self._device = setup.room.device
+        self._options: LookaheadOptions = setup.options
+        self._rows: dict[int, Lookahead] = {}
+        self._ends: list[list[int]] = []  # the last nodes of each row's columns in the current step
+
+    def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
+        """Start a window and a pool for each prompt."""
+        for row, prompt in enumerate(prompts, first_row):
+            self._rows[row] = Lookahead(self._options, prompt)
+
+    def lower(self, row: int, prompt: Sequence[int], options: LookaheadOptions) -> None:
+        """Start the row's window and pool in smaller sizes; the depth of verification stays the engine's."""
+        self._rows[row] = Lookahead(options, prompt)
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Return each row's whole tree, whatever `depth` is: the window also generates the next n-grams."""
+        drafts = [self._rows[row].draft(text) for row, text in enumerate(texts)]
+        self._ends = [ends for _, ends in drafts]
+        nodes = max(len(branches.parents) for branches, _ in drafts)
+        tokens, parents = zip(*(branches.padded(nodes) for branches, _ in drafts), strict=True)
+        return Draft(torch.tensor(tokens, dtype=torch.int64, device=self._device), tree=Tree(np.array(parents)))
+
+    def observe(self, outcome: Outcome) -> None:
+        """Append the target's most probable token to each column."""
+        if not self._ends:
+            return
+        most = max(map(len, self._ends))
+        ends = torch.tensor([[*row, *[0] * (most - len(row))] for row in self._ends], device=self._device)
+        rows = torch.arange(len(ends), device=self._device).unsqueeze(1)
+        for row, following in enumerate(outcome.logits[rows, ends].argmax(-1).tolist()):
+            self._rows[row].learn(following[: len(self._ends[row])])
+        self._ends = []
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Move the row's window and pool."""
+        self._rows[target] = self._rows.pop(source)
+
+
+DRAFTER = LookaheadDrafter

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medusa heads draft a whole tree at once, from the hidden state of the last token that the target has taken in.
+
+All heads are computed by one matrix product a block, and one lookup puts their ranked tokens in place in the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoints.rules import Rule
+from trtspec.checkpoints.trtllm import AGAIN
+from trtspec.engine.drafting.base import Draft, DraftSampling, Setup
+from trtspec.engine.drafting.hidden_state_drafter import LastHiddenDrafter
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.merge_shards import join
+from trtspec.kernels.tree import Tree, in_node_order
+from trtspec.methods.medusa.heads import Heads
+from trtspec.methods.tree_choices import Choice, most_ranks
+
+
+class HeadStack:
+    """The first `count` heads of a target's checkpoint, each of their matrices stacked over the heads."""
+
+    def __init__(self, target: Decoder, count: int) -> None:
+        document, config = target.checkpoint.document, target.config
+        heads = Heads(
+            num_heads=document.positive("num_medusa_heads"),
+            num_layers=document.get("num_medusa_layers", int),
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+        )
+        if heads.num_heads < count:
+            raise document.refuse(
+                f"says that there are {heads.num_heads} Medusa heads; the choices need {count}", AGAIN
+            )
+        self._blocks = [
+            (
+                _stack(target, [heads.weight(head, layer) for head in range(count)]),
+                _stack(target, [heads.bias(head, layer) for head in range(count)]),
+            )
+            for layer in range(heads.num_layers)
+        ]
+        self._lm_heads = _stack(target, [heads.lm_head(head) for head in range(count)])
+
+    def logits(self, hidden: Tensor, count: int) -> Tensor:
+        """Return the logits [count, rows, vocab] of the first `count` heads for hidden states [rows, hidden]."""
+        states = hidden.expand(count, -1, -1)
+        for weights, biases in self._blocks:
+            states = states + F.silu(torch.baddbmm(biases[:count], states, weights[:count]))
+        return torch.bmm(states, self._lm_heads[:count])
+
+
+class Shape:
+    """A tree of choices, and the places [nodes - 1] of its nodes among the tokens that each head ranks `ranks` of."""
+
+    def __init__(self, choices: Sequence[Choice], ranks: int, device: torch.device) -> None:
+        self.tree = Tree.of_paths(choices)
+        places = [(len(choice) - 1) * ranks + choice[-1] for choice in in_node_order(choices)]
+        self._places = torch.tensor(places, device=device)
+
+    def fill(self, ranked: Tensor) -> Draft:
+        """Return the tree with the tokens ranked [heads, rows, ranks]; they are deterministic."""
+        return Draft(ranked.transpose(0, 1).flatten(1)[:, self._places], tree=self.tree)
+
+
+class MedusaDrafter(LastHiddenDrafter):
+    """Drafts the tree of choices."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        target, choices, depth = setup.target, setup.options.paths, setup.draft_shape.max_depth
+        self._heads = HeadStack(target, depth)
+        self._ranks = most_ranks(choices)
+        self._shapes = [
+            Shape([choice for choice in choices if len(choice) <= levels], self._ranks, target.device)
+            for levels in range(1, depth + 1)
+        ]
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Draft the first `depth` levels of the tree."""
+        logits = self._heads.logits(self._hidden[: len(texts)], depth)
+        return self._shapes[depth - 1].fill(logits.topk(self._ranks).indices)
+
+
+def _stack(target: Decoder, rules: list[Rule]) -> Tensor:
+    """Return matrices as [heads, in, out], biases as [heads, 1, out]; they are read one at a time."""
+    out_size, *in_size = rules[0].sources[0].shape
+    stack = torch.empty((len(rules), *(in_size or [1]), out_size), device=target.device, dtype=target.dtype)
+    for place, rule in zip(stack, rules, strict=True):
+        place.copy_(join(target.checkpoint, rule).t())
+    return stack
+
+
+DRAFTER = MedusaDrafter

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medusa heads, one for each token in a row, which say at first what the target's LM head says."""
+
+from __future__ import annotations
+
+import torch
+
+from trtspec.methods.medusa.heads import Heads
+from trtspec.training.initialization import Blank, Maker, Origin
+
+LAYERS = 1
+
+
+def make(origin: Origin) -> Blank:
+    """Return heads of one block each, the identity at first."""
+    config, count = origin.config, origin.draft_len
+    heads = Heads(count, LAYERS, config.hidden_size, config.vocab_size)
+    given = {heads.lm_head(head).sources[0].name: origin.lm_head for head in range(count)}
+    for head in range(count):
+        given[heads.weight(head, 0).sources[0].name] = torch.zeros(config.hidden_size, config.hidden_size)
+    keys = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "medusa_num_heads": count,
+        "medusa_num_layers": LAYERS,
+        "medusa_fc_bias": True,  # without it vLLM leaves the biases out
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "torch_dtype": config.dtype,
+    }
+    return Blank(keys, origin.fill(heads.rules(), given), "medusa_lm_head.safetensors")
+
+
+MAKER = Maker(make)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medusa heads (arXiv:2401.10774), each trained for the token at its own distance; the target stays as it is."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoints.source import load_source
+from trtspec.engine.model.decoder import FINAL
+from trtspec.methods.medusa.heads import find_heads
+from trtspec.training.batches import Batch
+from trtspec.training.layers import View
+from trtspec.training.tensors import SourceTensors
+from trtspec.training.trainable import DraftSource, Student, Trainable
+
+
+class MedusaStudent(Student):
+    """All heads of a source."""
+
+    aux_layers = (FINAL,)
+
+    def __init__(self, source: DraftSource) -> None:
+        origin, settings = load_source(source.root), source.settings
+        self.heads = find_heads(origin)
+        self.width, self.passes = self.heads.hidden_size, self.heads.num_heads
+        rules, device = list(self.heads.rules()), source.target.device
+        self.tensors = SourceTensors(origin, rules, lambda rule: True, settings.lora, settings.seed, device)
+
+    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+        """Return what each head's blocks make of the hidden state from which the token at the place was predicted."""
+        if features is None:
+            raise ValueError("heads read features of the target")
+        seen = features.flatten(0, 1)[batch.flat(1)]
+        return [self._blocks(view, seen, head) for head in range(self.passes)]
+
+    def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
+        """Return those of head `step`."""
+        return F.linear(hidden, view[self.heads.lm_head(step).name])
+
+    def _blocks(self, view: View, hidden: Tensor, head: int) -> Tensor:
+        for layer in range(self.heads.num_layers):
+            weight, bias = (view[rule(head, layer).name] for rule in (self.heads.weight, self.heads.bias))
+            hidden = hidden + F.silu(F.linear(hidden, weight, bias))
+        return hidden
+
+
+TRAINABLE = Trainable(MedusaStudent)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompt lookup: drafts what followed an earlier occurrence of the text's last tokens.
+
+Prompt lookup decoding (Saxena 2023), the NGram method of TensorRT-LLM, with the longest match (Hu et al. 2024,
+arXiv:2411.10666).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from trtspec.checkpoints.source import Source
+from trtspec.methods.base import Method, Options, Suggestion
+from trtspec.recipe.schema import refuse
+
+
+class NgramOptions(Options):
+    """The least and the most tokens that are matched."""
+
+    min_match: int = Field(default=2, ge=1, le=64, description="Draft only where this many tokens stood there before")
+    max_match: int = Field(
+        default=16, ge=1, le=64, validate_default=True, description="Tokens that are looked up at most"
+    )
+
+    @field_validator("max_match")
+    @classmethod
+    def _reaches_the_least(cls, max_match: int, info: ValidationInfo) -> int:
+        least = info.data.get("min_match", 1)
+        if max_match < least:
+            raise refuse("out-of-range", f"max_match {max_match} is less than min_match {least}")
+        return max_match
+
+
+def _suggest(source: Source) -> Suggestion:
+    return Suggestion(1, "needs no draft; pays where texts repeat their prompt or themselves")
+
+
+METHOD = Method(
+    summary="drafts what followed the same tokens earlier in the text",
+    drafts_with="nothing",
+    draft_passes="none",
+    draft_lens=range(1, 65),
+    default_draft_len=8,
+    options=NgramOptions,
+    suggest=_suggest,
+    variants=lambda options: ({"min_match": least} for least in (1, 2, 3, 4) if least <= options.max_match),
+)

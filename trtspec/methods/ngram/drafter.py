@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompt lookup: searches the text itself for its last tokens; no model, no work on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
+from trtspec.engine.generation.suffix_index import SuffixIndex
+
+
+class NgramDrafter(Drafter):
+    """Drafts what followed the longest repetition; a row without a repetition drafts nothing."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._device = setup.room.device
+        self._min_match: int = setup.options.min_match
+        self._max_match: int = setup.options.max_match
+        self._indexes: dict[int, SuffixIndex] = {}
+
+    def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
+        """Begin an index for each, which takes in the prompt with the first draft: without one nothing is paid."""
+        for row in range(first_row, first_row + len(prompts)):
+            self._indexes[row] = SuffixIndex(self._max_match)
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Return a chain of `depth` tokens for each row that has a match; empty chains if no row has one."""
+        chains = [self._look_up(row, text, depth) for row, text in enumerate(texts)]
+        lens = [len(chain) for chain in chains]
+        width = max(lens)
+        tokens = torch.tensor([chain or [0] * width for chain in chains], dtype=torch.int64, device=self._device)
+        return Draft(tokens, lens=lens)
+
+    def _look_up(self, row: int, text: Sequence[int], depth: int) -> list[int]:
+        index = self._indexes[row]
+        index.extend(text[len(index) :])
+        return index.continuation(depth) if index.matched >= self._min_match else []
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Move the row's index."""
+        self._indexes[target] = self._indexes.pop(source)
+
+
+DRAFTER = NgramDrafter

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
+
+
+class NoDrafter(Drafter):
+    """The baseline: every step is one token of the target."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._device = setup.room.device
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Return an empty chain for each row."""
+        return Draft(torch.empty((len(texts), 0), dtype=torch.int64, device=self._device))
+
+
+DRAFTER = NoDrafter

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An EAGLE-3 net of several layers that drafts a whole chain in one pass, at mask tokens behind the text.
+
+P-EAGLE, Hui et al. 2026, arXiv:2602.01469. Such a net is EAGLE-3's first layer, further plain ones, and a hidden state
+that stands for those of tokens that are not known yet. Read as speculators and p-eagle-train write it
+(vllm-project/vllm:vllm/model_executor/models/llama_eagle3.py@v0.32.0).
+
+In its target's checkpoint the net is stored as an EAGLE-3 head is, with what is more than that under `p_eagle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from trtspec.checkpoints.rules import Rule, Skip, SourceTensor, Stage
+from trtspec.checkpoints.source import Source
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.families.decoder import attention, mlp
+from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
+from trtspec.methods.eagle3 import (
+    check_aux_layers,
+    check_count,
+    decoder_reader,
+    drafts_in_parallel,
+    find_names,
+    read_head_config,
+)
+from trtspec.methods.eagle3.head import LAYER_CONFIG, Eagle3HeadConfig, Names, head_rules
+from trtspec.methods.eagle3.head import NAME as EAGLE3
+from trtspec.methods.head_checks import (
+    check_ids,
+    check_layer,
+    check_layers,
+    check_mask,
+    check_sizes,
+    count_layers,
+    mask_token,
+    own_layers,
+)
+
+NAME, MOST_LAYERS = "p_eagle", 64
+
+
+def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
+    """Describe the net in `source`; raises CheckpointError if it is no P-EAGLE net."""
+    names = find_names(source)
+    if not drafts_in_parallel(source):
+        raise source.reader.refuse("describes a net that drafts token by token", "use method: eagle3")
+    head = read_head_config(source, names, base.config)
+    said = decoder_reader(source.reader).positive("num_hidden_layers", 1)
+    layers = own_layers(said, count_layers(source.tensors, names.prefix), base.config.num_layers)
+    if layers > MOST_LAYERS:
+        raise source.reader.refuse_value(f"num_hidden_layers is {layers}, expected at most {MOST_LAYERS}")
+    width = len(head.aux_layers) * head.target_hidden_size
+    state = _state_shape(source, f"{names.prefix}mask_hidden", width)
+    head = replace(head, layer=replace(head.layer, num_layers=layers))
+    token = mask_token(source)
+    return DraftHead(
+        config={EAGLE3: head.render(), NAME: {"mask_token": token, "mask_hidden": list(state)}},
+        rules=[*head_rules(head, names), *further_rules(head, state, names)],
+        skips=[Skip(".*", "left to engines that read the source")],
+        models={LAYER_CONFIG: head.layer},
+        excluded=(f"{NAME}.*", f"{EAGLE3}.*"),
+        diagnostics=(
+            *check_sizes("the net is", head.target_hidden_size, head.target_vocab_size, base.config),
+            *check_aux_layers(head, base.config),
+            *check_count(source, base.config),
+            *check_layers(said, layers),
+            *_check_kind(source),
+            *check_mask(token, head.target_vocab_size),
+            *check_ids(source, names.prefix, head.layer.vocab_size, head.target_vocab_size),
+            *check_layer(head.layer, base.config),
+        ),
+    )
+
+
+def _check_kind(source: Source) -> Iterator[Diagnostic]:
+    """Report a net that engines would run as EAGLE-3: they go by its type."""
+    if source.config.get("speculators_model_type") == "eagle3":
+        message = "speculators_model_type is 'eagle3', and mask_hidden makes it a P-EAGLE net"
+        yield Diagnostic("model", "kind", message, "write speculators_model_type: peagle into its config.json")
+
+
+def _state_shape(source: Source, name: str, width: int) -> tuple[int, ...]:
+    """Return the shape of the state at mask tokens, which writers give one or two leading dimensions of 1."""
+    stored = source.tensors.get(name)
+    return stored.shape if stored and prod(stored.shape) == width else (1, 1, width)
+
+
+def further_rules(head: Eagle3HeadConfig, state: tuple[int, ...], names: Names) -> Iterator[Rule]:
+    """Yield the rules of the layers behind the first, and of the hidden state at mask tokens, of that shape.
+
+    `names` matter only where they are read from a source.
+    """
+    yield Rule(f"{NAME}.mask_hidden", (SourceTensor(f"{names.prefix}mask_hidden", state),), Stage.LAST)
+    for number in range(1, head.layer.num_layers):
+        for rule in attention(head.layer, number) + mlp(head.layer, number):
+            found = ((tensor, tensor.name.removeprefix("model.")) for tensor in rule.sources)
+            sources = tuple(replace(tensor, name=f"{names.prefix}{name}") for tensor, name in found)
+            yield Rule(f"{NAME}.layers.{number}.{rule.target}", sources, Stage.LAST, rule.split)
+
+
+def _suggest(source: Source) -> Suggestion | None:
+    is_net = drafts_in_parallel(source)
+    return Suggestion(0, "DRAFT is a P-EAGLE net: it has a hidden state for mask tokens") if is_net else None
+
+
+METHOD = Method(
+    summary="a net trained for the target drafts a chain from its hidden states in one pass",
+    drafts_with="head",
+    has_confidence=True,
+    draft_passes="one",
+    draft_lens=range(1, 17),
+    default_draft_len=7,
+    read_head=read_head,
+    suggest=_suggest,
+)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P-EAGLE drafts a chain in one pass: an EAGLE-3 net of several layers reads mask tokens behind the text.
+
+At masks a learned hidden state stands for those of the target (arXiv:2602.01469).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.drafting.base import Draft, DraftSampling, Room, Setup
+from trtspec.engine.drafting.chain import Floors, draft_at_once
+from trtspec.engine.drafting.feature_drafter import PairingDrafter
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.head_weights import HeadWeights
+from trtspec.methods.eagle3.drafter import Eagle3Head
+from trtspec.methods.eagle3.head import Names, stored_head
+from trtspec.methods.p_eagle import NAME, further_rules
+
+
+class ParallelHead(Eagle3Head):
+    """The P-EAGLE net in a target's checkpoint; a mask is `mask_token` with `mask_feature` [1, hidden]."""
+
+    def __init__(self, target: Decoder, room: Room) -> None:
+        checkpoint = target.checkpoint
+        section = checkpoint.document.section(NAME)
+        head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
+        if section is None or head is None:
+            hint = "convert it with a net: method: p_eagle, and the net under speculation.draft"
+            raise CheckpointError("holds no P-EAGLE net", where=str(checkpoint.root), hint=hint)
+        super().__init__(target, room)
+        rules = further_rules(head, tuple(section.get("mask_hidden", list)), Names())
+        weights = HeadWeights(checkpoint, rules, room.device, room.dtype)
+        names = [f"{NAME}.layers.{number}" for number in range(1, head.layer.num_layers)]
+        self._further = [(weights.norm(f"{name}.input_layernorm"), weights.block(name, head.layer)) for name in names]
+        self.mask_token = section.get("mask_token", int)
+        self.mask_feature = self.fuse(weights.tensor(f"{NAME}.mask_hidden").view(1, -1))
+
+
+class ParallelFeatureDrafter(PairingDrafter):
+    """Drafts a chain behind what has waited, in the pass that takes it in."""
+
+    _head: ParallelHead
+
+    def __init__(self, setup: Setup) -> None:
+        room = replace(setup.room, max_len=setup.room.max_len + setup.draft_shape.max_depth)
+        super().__init__(ParallelHead(setup.target, room))
+        self._floors = Floors(chain=setup.confidence)
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Draft `depth` tokens: one behind the last pair, and one behind each mask."""
+        head, waiting = self._head, self._take(len(texts))
+        counts = [len(states) for states in waiting]
+        width = max(counts) + depth - 1
+        masks = [head.mask_token] * width
+        pairs = [[*text[-count:], *masks[count:]] for text, count in zip(texts, counts, strict=True)]
+        features = [
+            torch.cat([head.fuse(states), head.mask_feature.expand(width - len(states), -1)]) for states in waiting
+        ]
+        starts = [len(text) - 1 - count for text, count in zip(texts, counts, strict=True)]
+        found = head.forward(self._padded(pairs, width), torch.cat(features), head.windows.chain(starts, width))
+        at = [row * width + count - 1 + step for row, count in enumerate(counts) for step in range(depth)]
+        logits = head.logits(found[at]).view(len(texts), depth, -1)
+        return draft_at_once(logits, sampling, self._floors, head.vocabulary)
+
+
+DRAFTER = ParallelFeatureDrafter

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A P-EAGLE net (arXiv:2602.01469), trained on the mask tokens behind every place of the answers.
+
+Its first token is drafted by the pair before the place, as EAGLE-3's is, each further one by a mask: the mask token
+with a learned hidden state, which sees the text's pairs and the masks before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.rules import Rule
+from trtspec.checkpoints.source import Source
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.calibration.layer_pass import mix
+from trtspec.methods.base import HeadTarget, Options
+from trtspec.methods.eagle3 import decoder_reader
+from trtspec.methods.eagle3.head import LAYER, Names
+from trtspec.methods.eagle3.training import Eagle3Student
+from trtspec.methods.head_checks import mask_token
+from trtspec.methods.p_eagle import NAME, read_head
+from trtspec.training.batches import Batch
+from trtspec.training.block_attention import Blocks
+from trtspec.training.layers import Layer, View
+from trtspec.training.trainable import DraftSource, Trainable
+
+
+class ParallelStudent(Eagle3Student):
+    """A net of several layers."""
+
+    def __init__(self, source: DraftSource) -> None:
+        super().__init__(source)
+        origin, token = self.tensors.source, mask_token(self.tensors.source)
+        if token is None:
+            raise CheckpointError(
+                "names no mask token", where=str(origin.root), hint="write mask_token_id into its config.json"
+            )
+        self.passes, self._mask = source.draft_len, token
+        self._num_layers = decoder_reader(origin.reader).positive("num_hidden_layers", 1)
+
+    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+        """Return what stands at the pair before each place, and at the masks behind it."""
+        if features is None:
+            raise ValueError("a net reads features of the target")
+        embedded = self._embed(view, torch.roll(batch.tokens, -1, 1))
+        known, blocks = self._fuse(view, features), Blocks(batch, max(1, self.passes - 1), is_causal=True)
+        masks = self._fuse(view, view[f"{NAME}.mask_hidden"].view(1, 1, -1)).expand(*blocks.at.shape, -1)
+        for number in range(self._num_layers):
+            layer = self._layer(view, number)
+            if number:
+                reads = [(layer.norm(each, "input_layernorm"), each) for each in (known, masks)]
+            else:
+                mask = self._embed(view, torch.full_like(blocks.at, self._mask))
+                reads = [self._read(layer, *each) for each in ((embedded, known), (mask, masks))]
+            (text, known), (own, masks) = reads
+            heads = layer.heads(text)
+            masks = layer.finish(masks, blocks.attend(layer, heads, own))
+            known = layer.finish(known, mix(*heads, layer.config, 0).transpose(1, 2).flatten(2))
+        first = known.flatten(0, 1)[batch.flat(1)]
+        made = [first, *(blocks.step(masks, step) for step in range(self.passes - 1))]
+        return [self._norm(view, each, "norm") for each in made] if self.head.norm_output else made
+
+    def _rules(self, origin: Source, names: Names, target: ModelConfig) -> Sequence[Rule]:
+        return read_head(origin, HeadTarget(target, [], 1), Options()).rules
+
+    def _layer(self, view: View, number: int) -> Layer:
+        return Layer(view, f"{NAME}.layers.{number}" if number else LAYER, self.head.layer)
+
+
+TRAINABLE = Trainable(ParallelStudent)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft model that was trained to draft all tokens of a chain in one pass, at mask tokens behind the text.
+
+PARD, An et al. 2025, arXiv:2504.18583. Its config.json names the mask token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtspec.checkpoints.source import Source
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.methods.base import Method, Suggestion
+from trtspec.methods.head_checks import check_mask, mask_token
+
+
+def _check_model(source: Source) -> Iterator[Diagnostic]:
+    return check_mask(mask_token(source), source.reader.positive("vocab_size"))
+
+
+def _suggest(source: Source) -> Suggestion | None:
+    is_pard = mask_token(source) is not None and "fc.weight" not in source.tensors
+    return (
+        Suggestion(0, "DRAFT was trained to draft in parallel: its config.json names a mask token") if is_pard else None
+    )
+
+
+METHOD = Method(
+    summary="a smaller model that drafts all tokens in one pass, the target verifies",
+    drafts_with="model",
+    has_confidence=True,
+    draft_passes="one",
+    draft_lens=range(1, 33),
+    default_draft_len=8,
+    check_model=_check_model,
+    suggest=_suggest,
+)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A smaller model that was trained for it drafts a chain in one pass, at mask tokens behind the text (PARD).
+
+Its cache holds the text up to the end of the last pass; the next one reads what came since, and writes over the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
+from trtspec.engine.drafting.chain import Floors, draft_at_once
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.prefill import prefill
+from trtspec.engine.prefix_cache import PrefixStore
+
+
+class ParallelModelDrafter(Drafter):
+    """Drafts with a converted checkpoint that has the target's vocabulary and names a mask token."""
+
+    def __init__(self, setup: Setup) -> None:
+        if setup.root is None:
+            raise CheckpointError("pard needs a draft checkpoint", hint="name one under speculation.draft")
+        room = setup.room
+        self._model = Decoder.load(setup.root, room.rows, room.max_len, room.device, room.dtype, room.length)
+        self._prefixes = PrefixStore(self._model.cache, room.kept_tokens)
+        self._mask = self._model.checkpoint.document.get("mask_token_id", int)
+        self._floors = Floors(chain=setup.confidence)
+        self._known = [0] * room.rows  # tokens of each row's text that are in the cache
+        self.vocab_size = self._model.config.vocab_size
+
+    def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
+        """Fill the draft's cache with the prompts."""
+        kept = [self._prefixes.restore(row, prompt) for row, prompt in enumerate(prompts, first_row)]
+        prefill(self._model, prompts, first_row, max_tokens, starts=kept)
+        self._known[first_row : first_row + len(prompts)] = map(len, prompts)
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Draft `depth` tokens: one behind the text, and one behind each mask."""
+        model, starts = self._model, self._known[: len(texts)]
+        news = [[*text[start:]] for text, start in zip(texts, starts, strict=True)]
+        width = max(map(len, news)) + depth - 1
+        tokens = torch.tensor([new + [self._mask] * (width - len(new)) for new in news], device=model.device)
+        at = [row * width + len(new) - 1 + step for row, new in enumerate(news) for step in range(depth)]
+        logits = model.forward(tokens, model.windows.chain(starts, width), torch.tensor(at, device=model.device))
+        self._known[: len(texts)] = map(len, texts)
+        return draft_at_once(logits.view(len(texts), depth, -1), sampling, self._floors)
+
+    def keep(self, row: int, text: Sequence[int]) -> None:
+        """Keep keys and values of what was read."""
+        self._prefixes.keep(row, text, self._known[row])
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Move the row in the draft's cache."""
+        self._model.cache.move_row(source, target, length)
+        self._known[target] = self._known[source]
+
+
+DRAFTER = ParallelModelDrafter

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recurrent draft head on the target's last hidden state drafts by beam search.
+
+Recurrent Drafter (Zhang et al. 2024, arXiv:2403.09919). The head reads the hidden state of the last token that the
+target has processed, and the target's embeddings of the tokens it drafts. Beams with a common prefix share its nodes
+and are verified as one tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from trtspec.checkpoints.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage
+from trtspec.checkpoints.source import Source
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options, Suggestion
+from trtspec.methods.head_checks import NOT_THIS_KIND, check_sizes
+
+# Tokens ranked after each beam, as in the reference, and therefore the most beams.
+CANDIDATES = 50
+MOST_LAYERS = 64
+# apple/ml-recurrent-drafter has renamed them twice.
+STACKS, PROJECTIONS = ("lm_head", "lm_heads", "0"), ("input_proj", "input_projs")
+
+
+class RedrafterOptions(Options):
+    """The width of the beam search; `greedy` is for engines, which are built for it."""
+
+    beams: int = Field(default=5, ge=1, le=CANDIDATES, description="Drafts that are followed at once")
+    greedy: bool = Field(
+        default=True, description="Engines take the most probable tokens; the torch engine does as a request says"
+    )
+
+
+@dataclass(frozen=True)
+class RedrafterHeadConfig:
+    """The head's sizes; `stack` and `projection` are a source's names for its output layers and its input projection.
+
+    The projection exists where it is needed: the input is twice `hidden_size` wide, and the layers are `exit_dim` wide.
+    Without `is_rnn` the state is the sum of embeddings.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    exit_dim: int
+    num_layers: int
+    is_rnn: bool
+    stack: str = STACKS[0]
+    projection: str = PROJECTIONS[0]
+
+    @property
+    def projects(self) -> bool:
+        """Return whether there is an input projection."""
+        return 2 * self.hidden_size != self.exit_dim
+
+    def rules(self) -> Iterator[Rule]:
+        """Yield the rules of all its tensors."""
+        exit_dim, hidden = self.exit_dim, self.hidden_size
+        if self.projects:
+            yield _rule("input_proj.weight", f"{self.projection}.weight", Split.ROWS, exit_dim, 2 * hidden)
+            yield _rule("input_proj.bias", f"{self.projection}.bias", Split.ROWS, exit_dim)
+        for layer in range(self.num_layers):
+            target, source = f"layers.{layer}.linear", f"{self.stack}.{layer}.linear"
+            yield _rule(f"{target}.weight", f"{source}.weight", Split.ROWS, exit_dim, exit_dim)
+            yield _rule(f"{target}.bias", f"{source}.bias", Split.ROWS, exit_dim)
+        head = f"{self.stack}.{self.num_layers}.weight"
+        yield _rule("lm_head.weight", head, Split.VOCABULARY, self.vocab_size, exit_dim)
+        if self.is_rnn:
+            yield _rule("rnn_u.weight", "rnn_u.weight", Split.ROWS, hidden, hidden)
+            yield _rule("rnn_u.bias", "rnn_u.bias", Split.ROWS, hidden)
+            yield _rule("rnn_w.weight", "rnn_w.weight", Split.ROWS, hidden, hidden)
+
+
+def _rule(target: str, source: str, split: Split, *shape: int) -> Rule:
+    return Rule(f"drafter.{target}", (SourceTensor(source, shape),), Stage.LAST, split)
+
+
+def stored_head(document: ConfigReader) -> RedrafterHeadConfig:
+    """Return the head described by a converted checkpoint's config.json."""
+    return RedrafterHeadConfig(
+        hidden_size=document.positive("redrafter_hidden_size"),
+        vocab_size=document.positive("vocab_size"),
+        exit_dim=document.positive("redrafter_exit_dim"),
+        num_layers=_num_layers(document, "redrafter_num_layers"),
+        is_rnn=document.get("redrafter_is_rnn", bool),
+    )
+
+
+def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> DraftHead:
+    """Describe the recurrent drafter in `source` for a target."""
+    head, config = find_head(source), base.config
+    return DraftHead(
+        config={
+            "architecture": "ReDrafterForQWenLM" if "qwen_type" in dict(config.extra) else "ReDrafterForLLaMALM",
+            "base_model_architecture": config.architecture,
+            "redrafter_num_layers": head.num_layers,
+            "redrafter_hidden_size": head.hidden_size,
+            "redrafter_exit_dim": head.exit_dim,
+            "redrafter_is_rnn": head.is_rnn,
+            "redrafter_num_beams": options.beams,
+            "redrafter_draft_len_per_beam": base.draft_len,
+            "redrafter_greedy_search": options.greedy,
+        },
+        rules=list(head.rules()),
+        excluded=("*drafter*",),
+        diagnostics=tuple(_check_head(head, config)),
+    )
+
+
+def find_head(source: Source) -> RedrafterHeadConfig:
+    """Read the sizes from config.json, and find the tensors' names; raises CheckpointError without them."""
+    reader, tensors = source.reader, source.tensors
+    layers = _num_layers(reader, "num_draft_layers")
+    stack = next((name for name in STACKS if f"{name}.{layers}.weight" in tensors), None)
+    if stack is None:
+        named = ", ".join(f"{name}.{layers}.weight" for name in STACKS)
+        raise reader.refuse(
+            f"holds no recurrent drafter of {layers} layers: no tensor is named any of {named}",
+            f"correct num_draft_layers in config.json; or {NOT_THIS_KIND}",
+        )
+    return RedrafterHeadConfig(
+        hidden_size=reader.positive("hidden_size"),
+        vocab_size=reader.positive("vocab_size"),
+        exit_dim=reader.positive("exit_dim"),
+        num_layers=layers,
+        is_rnn=reader.get("rnn", bool, False),
+        stack=stack,
+        projection=next((name for name in PROJECTIONS if f"{name}.weight" in tensors), PROJECTIONS[0]),
+    )
+
+
+def _num_layers(reader: ConfigReader, key: str) -> int:
+    layers = reader.get(key, int)
+    if not 0 <= layers <= MOST_LAYERS:
+        raise reader.refuse_value(f"{key} is {layers}, expected a number of at most {MOST_LAYERS}")
+    return layers
+
+
+def _check_head(head: RedrafterHeadConfig, config: ModelConfig) -> Iterator[Diagnostic]:
+    yield from check_sizes("the drafter is", head.hidden_size, head.vocab_size, config)
+
+
+def _draft_shape(options: RedrafterOptions, draft_len: int) -> DraftShape:
+    return DraftShape(draft_len, draft_len * options.beams)
+
+
+def _suggest(source: Source) -> Suggestion | None:
+    is_head = {"exit_dim", "num_draft_layers"} <= source.config.keys()
+    return Suggestion(0, "DRAFT is a recurrent drafter: its config.json has an exit_dim") if is_head else None
+
+
+METHOD = Method(
+    summary="a recurrent draft head on the target's last hidden state drafts by beam search",
+    drafts_with="head",
+    draft_lens=range(1, 33),
+    default_draft_len=5,
+    options=RedrafterOptions,
+    draft_shape=_draft_shape,
+    read_head=read_head,
+    suggest=_suggest,
+    variants=lambda options: ({"beams": beams} for beams in (1, 2, 3, 5, 8)),
+)

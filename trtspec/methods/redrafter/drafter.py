@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recurrent head drafts by beam search from the hidden state of the last token that the target has taken in.
+
+The formula is that of apple/ml-recurrent-drafter: each new state goes through silu, and rnn_u's bias counts from the
+first step on, both of which TensorRT-LLM leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.engine.drafting.base import Draft, DraftSampling, Setup
+from trtspec.engine.drafting.hidden_state_drafter import LastHiddenDrafter
+from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.head_weights import HeadWeights
+from trtspec.kernels.tree import Tree
+from trtspec.methods.redrafter import CANDIDATES, stored_head
+
+
+class RecurrentNet:
+    """The head's tensors, and what they make of contexts [rows, hidden] and states [rows, beams, hidden]."""
+
+    def __init__(self, target: Decoder) -> None:
+        head = stored_head(target.checkpoint.document)
+        weights = HeadWeights(target.checkpoint, head.rules(), target.device, target.dtype)
+        self._project = weights.linear("drafter.input_proj") if head.projects else None
+        self._layers = [weights.linear(f"drafter.layers.{layer}.linear") for layer in range(head.num_layers)]
+        self._lm_head = weights.linear("drafter.lm_head")
+        self._recurrent = (weights.linear("drafter.rnn_u"), weights.linear("drafter.rnn_w")) if head.is_rnn else None
+        self._embedding = target.embedding
+
+    def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Return the states after tokens [rows, beams]."""
+        embedded = F.embedding(tokens, self._embedding)
+        if self._recurrent is None:
+            return embedded + states
+        u, w = self._recurrent
+        return F.silu(u(states.flatten(0, 1)) + w(embedded.flatten(0, 1))).view(states.shape)
+
+    def logits(self, contexts: Tensor, states: Tensor) -> Tensor:
+        """Return the logits [rows, beams, vocab] of what comes next."""
+        rows, beams, _ = states.shape
+        hidden = torch.cat([contexts.unsqueeze(1).expand(-1, beams, -1), states], -1).flatten(0, 1)
+        if self._project is not None:
+            hidden = self._project(hidden)
+        for layer in self._layers:
+            hidden = hidden + F.silu(layer(hidden))
+        return self._lm_head(hidden).view(rows, beams, -1)
+
+
+@dataclass(frozen=True)
+class Level:
+    """One token of each of a row's beams, and the places of the beams one token shorter that they go on with."""
+
+    tokens: list[int]
+    above: list[int]
+
+
+class RecurrentDrafter(LastHiddenDrafter):
+    """Drafts the best beams of each row as a tree."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._head = RecurrentNet(setup.target)
+        self._beams: int = setup.options.beams
+        self._depth = setup.draft_shape.max_depth
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Draft the beams, cut off at `depth`.
+
+        The search goes to its end all the same: the beams that are left there decide what a row drafts, and that must
+        not depend on how much other rows have left to say.
+        """
+        last = torch.tensor([text[-1:] for text in texts], device=self._hidden.device)
+        trees = [merge(levels, depth) for levels in self._search(self._hidden[: len(texts)], last)]
+        width = max(len(parents) for _, parents in trees)
+        tokens = torch.tensor([[*row, *[0] * (width - 1 - len(row))] for row, _ in trees], device=last.device)
+        return Draft(tokens, tree=Tree(np.array([[*row, *[-1] * (width - len(row))] for _, row in trees])))
+
+    def _search(self, contexts: Tensor, tokens: Tensor) -> list[list[Level]]:
+        """Return the levels of each row's beams behind tokens [rows, 1]; one transfer to the host."""
+        states = torch.zeros_like(contexts).unsqueeze(1)
+        scores = torch.zeros_like(tokens, dtype=torch.float32)
+        rows = self._rows[: len(tokens)].unsqueeze(1)
+        found = []
+        for _ in range(self._depth):
+            states = self._head.advance(states, tokens)
+            logits = self._head.logits(contexts, states).float()
+            best, candidates = logits.topk(min(CANDIDATES, logits.shape[-1]))
+            totals = (scores.unsqueeze(-1) + best.log_softmax(-1)).flatten(1)
+            scores, picked = totals.topk(min(self._beams, totals.shape[1]))
+            above, tokens = picked // best.shape[-1], candidates.flatten(1).gather(1, picked)
+            states = states[rows, above]
+            found.append(torch.stack([tokens, above], 1))
+        widths = [level.shape[-1] for level in found]
+        return [_levels(row, widths) for row in torch.cat(found, -1).tolist()]
+
+
+def _levels(row: list[list[int]], widths: Sequence[int]) -> list[Level]:
+    """Divide a row's tokens and places by levels of so many beams."""
+    tokens, above = map(iter, row)
+    return [Level([next(tokens) for _ in range(width)], [next(above) for _ in range(width)]) for width in widths]
+
+
+def merge(levels: Sequence[Level], depth: int) -> tuple[list[int], list[int]]:
+    """Put a row's beams together where they begin alike, cut off at `depth`.
+
+    Returns the tokens of the tree's nodes but the root, and the parents of all. Only what a beam of the last level goes
+    through is in it; no two beams are equal, so each place of a level is a node.
+    """
+    alive = [set(range(len(levels[-1].tokens)))]
+    for level in reversed(levels[1:]):
+        alive.append({level.above[place] for place in alive[-1]})
+    tokens: list[int] = []
+    parents, nodes = [-1], {0: 0}
+    for level, places in zip(levels[:depth], reversed(alive), strict=False):
+        above = nodes
+        nodes = {}
+        for place in sorted(places):
+            nodes[place] = len(parents)
+            parents.append(above[level.above[place]])
+            tokens.append(level.tokens[place])
+    return tokens, parents
+
+
+DRAFTER = RecurrentDrafter

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recurrent drafter in apple/ml-recurrent-drafter's form, which says at first what the target's LM head says.
+
+It is as wide as its target, not twice as wide as the reference has it: each token that it drafts reads its LM head.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trtspec.methods.redrafter import PROJECTIONS, STACKS, RedrafterHeadConfig
+from trtspec.training.initialization import Blank, Maker, Origin
+
+LAYERS = 1
+
+
+def make(origin: Origin) -> Blank:
+    """Return a drafter whose blocks are the identity at first, and which reads the target's hidden state alone."""
+    config, layers = origin.config, origin.sizes.layers or LAYERS
+    hidden, vocab = config.hidden_size, config.vocab_size
+    head = RedrafterHeadConfig(hidden, vocab, hidden, layers, is_rnn=True)
+    given = {f"{STACKS[0]}.{layer}.linear.weight": torch.zeros(hidden, hidden) for layer in range(layers)} | {
+        f"{PROJECTIONS[0]}.weight": torch.eye(hidden, 2 * hidden),
+        f"{STACKS[0]}.{layers}.weight": origin.lm_head,
+        "rnn_w.weight": origin.random(hidden, hidden) / origin.embedding_size,
+    }
+    keys = {
+        "model_type": "recurrent_drafting_drafter",
+        "hidden_size": hidden,
+        "exit_dim": hidden,
+        "num_draft_layers": layers,
+        "rnn": True,
+        "vocab_size": vocab,
+        "torch_dtype": config.dtype,
+    }
+    return Blank(keys, origin.fill(head.rules(), given))
+
+
+MAKER = Maker(make, ("layers",))

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recurrent drafter (arXiv:2403.09919), trained over the steps that it will draft."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoints.source import load_source
+from trtspec.engine.model.decoder import FINAL
+from trtspec.methods.redrafter import find_head
+from trtspec.training.batches import Batch
+from trtspec.training.layers import View
+from trtspec.training.shared_weights import Borrowed
+from trtspec.training.tensors import SourceTensors
+from trtspec.training.trainable import DraftSource, Student, Trainable
+
+NAME = "drafter"
+
+
+class RecurrentStudent(Student):
+    """A head in any of the generations of names that `methods/redrafter` reads."""
+
+    aux_layers = (FINAL,)
+
+    def __init__(self, source: DraftSource) -> None:
+        origin, settings, target = load_source(source.root), source.settings, source.target
+        self.head = find_head(origin)
+        self.width, self.passes = self.head.hidden_size, source.draft_len
+        rules = list(self.head.rules())
+        self.tensors = SourceTensors(origin, rules, lambda rule: True, settings.lora, settings.seed, target.device)
+        self._borrowed = Borrowed.of(target)
+
+    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+        """Return for each step the target's hidden state beside the state after the tokens drafted so far."""
+        if features is None:
+            raise ValueError("a head reads features of the target")
+        seen = features.flatten(0, 1)[batch.flat(1)]
+        state, made = torch.zeros_like(seen), []
+        for step in range(self.passes):
+            state = self._advance(view, state, self._borrowed.embed(batch.tokens_after(step)))
+            made.append(torch.cat([seen, state], -1))
+        return made
+
+    def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
+        """Return what the output layers say."""
+        if self.head.projects:
+            hidden = _linear(view, "input_proj", hidden)
+        for layer in range(self.head.num_layers):
+            hidden = hidden + F.silu(_linear(view, f"layers.{layer}.linear", hidden))
+        return _linear(view, "lm_head", hidden)
+
+    def _advance(self, view: View, state: Tensor, embedded: Tensor) -> Tensor:
+        if not self.head.is_rnn:
+            return state + embedded
+        return F.silu(_linear(view, "rnn_w", embedded) + _linear(view, "rnn_u", state))
+
+
+def _linear(view: View, module: str, rows: Tensor) -> Tensor:
+    return F.linear(rows, view[f"{NAME}.{module}.weight"], view.get(f"{NAME}.{module}.bias"))
+
+
+TRAINABLE = Trainable(RecurrentStudent)

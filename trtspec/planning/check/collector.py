@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a check has found so far, each finding at its place in the recipe. Knows no rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from trtspec.checkpoints.metadata_cache import named
+from trtspec.checkpoints.source import NotPreparedError
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import TrtspecError, describe_refusal, remedy_of
+from trtspec.recipe.load import LoadedRecipe
+
+T = TypeVar("T")
+
+
+@dataclass
+class Findings:
+    """The diagnostics of a recipe; with `will_prepare` a source that a build is about to bring is none."""
+
+    loaded: LoadedRecipe
+    will_prepare: bool = False
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+    def add(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """Take diagnostics, told where in the recipe their keys are."""
+        self.diagnostics += [replace(self.loaded.located(each), message=named(each.message)) for each in diagnostics]
+
+    def error(self, path: str, code: str, message: str, hint: str | None = None) -> None:
+        """Take what keeps the recipe from being built."""
+        self.add([Diagnostic(path, code, message, hint)])
+
+    def warn(self, path: str, code: str, message: str, hint: str | None = None) -> None:
+        """Take what does not."""
+        self.add([Diagnostic(path, code, message, hint, "warning")])
+
+    def attempt(self, path: str, code: str, action: Callable[[], T]) -> T | None:
+        """Return what an action does, None where it fails, which is then an error at `path`."""
+        try:
+            return action()
+        except TrtspecError as error:
+            if self.will_prepare and isinstance(error, NotPreparedError):
+                return None
+            self.error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
+        except OSError as error:
+            if (refused := describe_refusal(error, "a file of the recipe")) is None:
+                raise
+            self.error(path, code, refused, remedy_of(error))
+        return None
+
+    def count_errors(self) -> int:
+        """Return how many keep the recipe from being built."""
+        return sum(each.severity == "error" for each in self.diagnostics)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether weights, activations and KV caches fit the GPUs, by the backend's own plan of the memory.
+
+A backend that reports memory itself, with rules of its engine, is not checked twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trtspec.backends.base import Backend
+from trtspec.backends.common.memory import MemoryPlan
+from trtspec.backends.context import PlanContext
+from trtspec.core.diagnostics import Diagnostic, Severity
+from trtspec.core.gpus import GPUS
+from trtspec.planning.prediction.capacity import largest_batch
+
+CODE = "memory"
+CPU = "cpu"  # the id of a device whose memory is this machine's
+BATCHES_WAIT = "requests beyond that wait"
+
+
+def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]:
+    """Yield an error where weights, or weights and one text, exceed a GPU; a warning where a full batch does.
+
+    Of a CPU, which is that of the machine that checks and not of the one that serves, everything is a warning. Nothing
+    is yielded where the memory of the GPU, or what the model takes, is not known.
+    """
+    plans = backend.memory(context)
+    full = _fullest(plans)
+    if full is None:
+        if not plans:
+            yield from _check_weights(context)
+        return
+    single = _fullest(backend.memory(_with_batch(context, 1)))
+    if single is None:
+        yield _batch_waits(context, full)
+        return
+    without_cache = single.total_bytes - single.kv_cache_bytes
+    severity: Severity = "warning" if single.id == CPU else "error"
+    if without_cache > single.limit_bytes:
+        message = f"{_device(single)}: weights, draft and activations take about {_gib(without_cache)}"
+        hint = "divide the model over more GPUs (target.parallel.tensor), quantize it, or name a larger GPU"
+        path = "engine.gpu"
+    else:
+        message = f"{_device(single)}: the model and the KV cache of one text of {context.recipe.engine.max_seq_len}"
+        message += f" tokens take about {_gib(single.total_bytes)}"
+        hint = "lower engine.max_seq_len, set kv_cache: fp8 where the engine has it, or use more GPUs"
+        path = "engine.max_seq_len"
+    message += f"; {_gib(single.limit_bytes)} are available{_reserved(context, single)}"
+    yield Diagnostic(path, CODE, message, None if single.id == CPU else hint, severity)
+
+
+def _check_weights(context: PlanContext) -> Iterator[Diagnostic]:
+    """Compare the size of the files with the GPU where the config does not say what the rest takes."""
+    gpu, parallel = GPUS.get((context.recipe.engine.gpu or "").lower()), context.recipe.target.parallel
+    weights = context.sources["target"].nbytes // parallel.ranks
+    if gpu and context.recipe.engine.device != CPU and weights > gpu.memory_bytes:
+        message = f"the weights alone take {_gib(weights)} of each GPU; it has {_gib(gpu.memory_bytes)}"
+        yield Diagnostic("engine.gpu", CODE, message, "divide the model over more GPUs (target.parallel.tensor)")
+
+
+def _batch_waits(context: PlanContext, full: MemoryPlan) -> Diagnostic:
+    engine, fits = context.recipe.engine, largest_batch(context)
+    room = f"room for {fits} of" if fits else "less room than for"
+    message = f"{_device(full)}: there is {room} max_batch_size {engine.max_batch_size} texts of {engine.max_seq_len}"
+    message += f" tokens at once; {BATCHES_WAIT}"
+    return Diagnostic("engine.max_batch_size", CODE, message, severity="warning")
+
+
+def _with_batch(context: PlanContext, texts: int) -> PlanContext:
+    engine = context.recipe.engine.model_copy(update={"max_batch_size": texts})
+    return replace(context, recipe=context.recipe.model_copy(update={"engine": engine}))
+
+
+def _fullest(plans: list[MemoryPlan]) -> MemoryPlan | None:
+    """Return the plan that exceeds its limit most; None where none does, or no limit is known."""
+    over = [plan for plan in plans if plan.limit_bytes and plan.total_bytes > plan.limit_bytes]
+    return max(over, key=lambda plan: plan.total_bytes / plan.limit_bytes, default=None)
+
+
+def _device(plan: MemoryPlan) -> str:
+    return "this machine" if plan.id == CPU else f"GPU {plan.id}"
+
+
+def _reserved(context: PlanContext, plan: MemoryPlan) -> str:
+    """Return why a limit is below what the GPU has."""
+    gpu, fraction = GPUS.get((context.recipe.engine.gpu or "").lower()), context.recipe.serving.kv_cache_fraction
+    if gpu is None or plan.id == CPU or plan.limit_bytes >= gpu.memory_bytes:
+        return ""
+    return f" of {_gib(gpu.memory_bytes)} (serving.kv_cache_fraction {fraction:g})"
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"

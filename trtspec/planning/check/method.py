@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a method asks of the recipe: a draft or none, its length, its options, and a backend that runs it."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from trtspec.backends.base import running
+from trtspec.backends.feature_checks import check_knobs
+from trtspec.checkpoints.source_model import SourceModel
+from trtspec.core.registry import did_you_mean
+from trtspec.methods.base import Method, Options
+from trtspec.planning.check.collector import Findings
+from trtspec.planning.check.selection import Chosen
+from trtspec.recipe.validate import say_value
+
+OPTIONS = "speculation.options"
+
+
+def check_method(findings: Findings, chosen: Chosen, method: Method, target: SourceModel | None) -> Options | None:
+    """Check all of these; return the options, None where they are wrong."""
+    speculation, name = chosen.recipe.speculation, chosen.recipe.speculation.method
+    _check_draft(findings, chosen, method)
+    if speculation.draft_len is not None and speculation.draft_len not in method.draft_lens:
+        lens = method.draft_lens
+        span = f"takes {lens[0]}..{lens[-1]} draft tokens" if lens else "has no draft_len: its options decide"
+        findings.error("speculation.draft_len", "out-of-range", f"{name} {span}")
+    if chosen.choice and chosen.backend and name not in chosen.backend.methods():
+        others = ", ".join(running(name)) or "no backend"
+        findings.error("speculation.method", "method", f"{name} runs on {others}, not on {chosen.choice.name}")
+    options = _read_options(findings, chosen, method)
+    if options:
+        _check_options(findings, chosen, method, options, target)
+    if options and chosen.backend:
+        findings.add(check_knobs(speculation, method, options, chosen.backend))
+    return options
+
+
+def _check_draft(findings: Findings, chosen: Chosen, method: Method) -> None:
+    draft, name = chosen.recipe.speculation.draft, chosen.recipe.speculation.method
+    if method.drafts_with != "nothing" and draft is None:
+        what = "a model" if method.drafts_with == "model" else "a head that was trained for the target"
+        hint = "name one under speculation.draft; trtspec train makes those that docs/train.md lists"
+        findings.error("speculation", "no-draft", f"{name} drafts with {what}", hint)
+    if method.drafts_with == "nothing" and draft is not None:
+        findings.error("speculation.draft", "unused-draft", f"{name} drafts with nothing of its own", "remove draft")
+
+
+def _read_options(findings: Findings, chosen: Chosen, method: Method) -> Options | None:
+    name, given = chosen.recipe.speculation.method, chosen.recipe.speculation.options
+    try:
+        return method.options.model_validate(given)
+    except ValidationError as error:
+        for finding in error.errors(include_url=False):
+            key = ".".join(map(str, finding["loc"]))
+            if finding["type"] == "extra_forbidden":
+                known = list(method.options.model_fields)
+                message = f"{name} has no option {key!r} ({', '.join(known) or 'it has none'})"
+                findings.error(f"{OPTIONS}.{key}", "unknown-key", message, did_you_mean(key, known))
+            else:
+                findings.error(f"{OPTIONS}.{key}", *say_value(finding, key))
+    return None
+
+
+def _check_options(
+    findings: Findings, chosen: Chosen, method: Method, options: Options, target: SourceModel | None
+) -> None:
+    if options.acceptance != "exact" and chosen.recipe.gates.lossless:
+        message = "lossy acceptance changes the text, and gates.lossless holds"
+        hint = "set gates.lossless: false if another text than the target's will do, or remove lossy"
+        findings.error(f"{OPTIONS}.lossy", "lossy", message, hint)
+    if target:
+        findings.add(each.below(OPTIONS) for each in method.check_options(options, target.config))

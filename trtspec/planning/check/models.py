@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model alone: its tokenizer, what it computes in, how it is quantized, and how long its texts may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtspec.checkpoints.memory_profile import read_outline, read_text
+from trtspec.checkpoints.model_config import RopeScaling, stretch
+from trtspec.checkpoints.rope import read_rotary
+from trtspec.checkpoints.source_model import SourceModel, mapping_of, scheme_wanted
+from trtspec.checkpoints.tied_embeddings import ties_of
+from trtspec.checkpoints.tokenizer import check_tokenizer
+from trtspec.core.errors import CheckpointError
+from trtspec.engine.prompts.load import read_prompts
+from trtspec.planning.check.collector import Findings
+from trtspec.planning.check.selection import Chosen
+from trtspec.planning.check.sources import Checkpoint
+from trtspec.planning.check.tokenizers import check_rows
+from trtspec.recipe.schema import ModelSource
+
+WIDER = {"F32": "float32", "BF16": "bfloat16"}  # what has values that float16 has not
+
+
+def check_target(findings: Findings, chosen: Chosen, target: Checkpoint) -> bool:
+    """Check the target alone; return whether its tokenizer may be compared with a draft's."""
+    source, before = target.source, findings.count_errors()
+    if source is None:
+        return False
+    findings.attempt("target.model", "tokenizer", lambda: check_tokenizer(source))
+    if findings.count_errors() == before:
+        check_rows(findings, "target.model", source, vocabulary_of(target))
+    if target.model:
+        check_format(findings, chosen, "target", chosen.recipe.target, target.model)
+    elif not chosen.converts:
+        found = ties_of(source, read_text(source)).diagnose(converts=False)
+        findings.add(each.below("target") for each in found)
+    _check_sizes(findings, chosen, target)
+    return findings.count_errors() == before
+
+
+def check_format(findings: Findings, chosen: Chosen, path: str, asked: ModelSource, model: SourceModel) -> None:
+    """Check what a model computes in, how it is divided, and where it is converted how it is quantized."""
+    stored = WIDER.get(model.source.main_dtype)
+    if stored and asked.dtype == "auto" and model.config.dtype == "float16":
+        message = f"its {stored} weights become float16, whose largest value is 65,504"
+        hint = "set dtype: bfloat16, which has the range of float32, or dtype: float16 if that is meant"
+        findings.warn(f"{path}.dtype", "dtype", message, hint)
+    wanted = scheme_wanted(asked)
+    findings.add(each.below(path) for each in model.diagnose(wanted, mapping_of(asked), converts=chosen.converts))
+    if not chosen.converts or not model.needs_calibration(wanted):
+        return
+    if prompts := asked.quantization.calibration.prompts:
+        where = f"{path}.quantization.calibration.prompts"
+        findings.attempt(where, "prompts", lambda: read_prompts(Path(prompts)))
+    else:
+        message = "no calibration prompts are named; activations are measured on the ones that trtspec brings"
+        hint = "name some of your own kind of text: calibration: {prompts: FILE}"
+        findings.warn(f"{path}.quantization", "default-prompts", message, hint)
+
+
+def vocabulary_of(checkpoint: Checkpoint) -> int:
+    """Return the number of rows of a model's embedding, 0 where that is not known."""
+    if checkpoint.model:
+        return checkpoint.model.config.vocab_size
+    try:
+        return read_outline(checkpoint.source).vocab_size if checkpoint.source else 0
+    except CheckpointError:
+        return 0
+
+
+def longest(chosen: Chosen, target: Checkpoint) -> int:
+    """Return how many tokens a text of the target may have, 0 where that is not known."""
+    if target.model:
+        return chosen.positions(target.model.config)
+    if chosen.converts or target.source is None:
+        return 0
+    try:
+        positions = read_outline(target.source).max_positions
+    except CheckpointError:
+        return 0
+    scaling = _scaling_of(target, positions)
+    is_stretched = chosen.backend and scaling and scaling.kind in chosen.backend.stretches
+    return stretch(scaling, positions) if is_stretched else positions
+
+
+def _scaling_of(target: Checkpoint, positions: int) -> RopeScaling | None:
+    """Return the rotary scaling of a target, None where no family describes it and it is none that is known."""
+    if target.model:
+        config = target.model.config
+        return None if config.local_rotary_base else config.rope_scaling  # Gemma 3's positions are stretched already
+    try:
+        return read_rotary(read_text(target.source), positions).scaling if target.source else None
+    except CheckpointError:
+        return None
+
+
+def _check_sizes(findings: Findings, chosen: Chosen, target: Checkpoint) -> None:
+    engine, limit = chosen.recipe.engine, longest(chosen, target)
+    window = target.model.config.sliding_window if target.model else 0
+    what = "tokens of sliding window" if limit == window else "positions"
+    hint = f"at most {limit}"
+    if limit and limit != window:
+        hint += _about_stretching(_scaling_of(target, limit), limit, engine.max_seq_len)
+    for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
+        if limit and value and key in engine.model_fields_set and value > limit:
+            message = f"{key} {value} is more than the target's {limit} {what}"
+            findings.error(f"engine.{key}", "out-of-range", message, hint)
+
+
+def _about_stretching(scaling: RopeScaling | None, limit: int, wanted: int) -> str:
+    """Return what to edit where a scaling is made for longer texts than the engine takes by config.json."""
+    most = stretch(scaling, limit)
+    if scaling is None or wanted > most or most <= limit:
+        return ""
+    if scaling.kind == "dynamic":
+        return f"; dynamic scaling up to {most} changes with each text's length, which this backend does not compute"
+    original = scaling.original_max_position if scaling.kind == "yarn" else limit
+    made = f"{scaling.kind} scaling of factor {scaling.factor:g} over {original} positions is made for {most}"
+    edit = f"max_position_embeddings: {most} in the target's config.json"
+    if scaling.kind == "yarn":
+        edit += f", with original_max_position_embeddings: {original} beside the factor"
+    return f"; its {made}, and this backend goes by config.json's own number: write {edit}, and no text changes"

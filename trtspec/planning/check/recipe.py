@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that can be known of a recipe without loading a tensor: all diagnostics at once, at their places.
+
+Owns the order of the checks and what the plan is made of; the backend is asked last, for its own. Reads configs and
+headers; imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.backends.context import PlanContext
+from trtspec.backends.feature_checks import check_placed, check_warmup
+from trtspec.checkpoints.generation_config import EndIds
+from trtspec.core.diagnostics import Diagnostic, position
+from trtspec.core.gpus import find_gpu
+from trtspec.engine.prompts.load import read_prompts
+from trtspec.methods.base import Options
+from trtspec.planning.check.collector import Findings
+from trtspec.planning.check.compatibility import check_draft
+from trtspec.planning.check.memory import CODE as MEMORY
+from trtspec.planning.check.memory import check_memory
+from trtspec.planning.check.method import check_method
+from trtspec.planning.check.models import check_target, longest, vocabulary_of
+from trtspec.planning.check.selection import Chosen, look_up
+from trtspec.planning.check.sources import TARGET, Checkpoint, read_checkpoint
+from trtspec.planning.check.tokenizers import check_defaults, check_end_ids
+from trtspec.planning.prediction.warnings import warn_of_loss
+from trtspec.recipe.load import LoadedRecipe
+from trtspec.recipe.schema import Recipe
+from trtspec.recipe.unsafe_overrides import loosened
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check came to; `context` is there unless something keeps the recipe from being planned."""
+
+    diagnostics: list[Diagnostic]
+    context: PlanContext | None
+    end_ids: EndIds | None = None  # of the target; None where they cannot be read
+
+    @property
+    def errors(self) -> list[Diagnostic]:
+        """Return the diagnostics that keep the recipe from being built."""
+        return [each for each in self.diagnostics if each.severity == "error"]
+
+
+def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckResult:
+    """Hold a recipe against its checkpoints, its method and its backend.
+
+    With `will_prepare` a source that a build is about to bring is no problem, and what depends on it is not checked.
+    """
+    recipe, findings = loaded.recipe, Findings(loaded, will_prepare)
+    chosen = look_up(findings)
+    target = read_checkpoint(findings, chosen, TARGET, recipe.target)
+    has_tokenizer = check_target(findings, chosen, target)
+    end_ids = None
+    if target.source:
+        end_ids = check_end_ids(findings, TARGET, target.source)
+        check_defaults(findings, TARGET, target.source, vocabulary_of(target))
+    options = check_method(findings, chosen, chosen.method, target.model) if chosen.method else None
+    draft = check_draft(findings, chosen, options, target, has_tokenizer=has_tokenizer)
+    if chosen.backend:
+        findings.add(check_placed(recipe, chosen.backend))
+        findings.add(check_warmup(recipe, chosen.backend))
+    context = _context(chosen, options, target, draft)
+    if context and chosen.backend:
+        findings.add(chosen.backend.check(context))
+        if not any(each.code == MEMORY for each in findings.diagnostics):
+            findings.add(check_memory(context, chosen.backend))
+        if not findings.count_errors():
+            findings.add(warn_of_loss(context))
+    _check_rest(findings, recipe)
+    _warn_of_loosened(findings, recipe, options)
+    findings.diagnostics.sort(key=position)
+    return CheckResult(findings.diagnostics, context, end_ids)
+
+
+def _check_rest(findings: Findings, recipe: Recipe) -> None:
+    """Check the GPU's name where the backend did not, which may not have been asked, plugins, and prompts."""
+    gpu, prompts = recipe.engine.gpu, recipe.gates.prompts
+    if gpu and not any(each.path == "engine.gpu" for each in findings.diagnostics):
+        findings.attempt("engine.gpu", "gpu", lambda: find_gpu(gpu))
+    if recipe.plugins:
+        from trtspec.backends.steps.plugin import (
+            library_of,
+        )  # steps that build, which few recipes need to be checked with
+
+        findings.attempt("plugins", "plugin", lambda: library_of(recipe.plugins, gpu or ""))
+    if prompts:
+        findings.attempt("gates.prompts", "prompts", lambda: read_prompts(Path(prompts)))
+
+
+def _warn_of_loosened(findings: Findings, recipe: Recipe, options: Options | None) -> None:
+    """Warn of each key that is looser than its default; a `lossy` that a gate refuses is an error already."""
+    hint = "remove it unless it is meant"
+    for each in loosened(recipe):
+        findings.warn(each.path, "loosened", f"{each}, which is what is safe", hint)
+    if options and options.acceptance != "exact" and not recipe.gates.lossless:
+        message = f"{options.acceptance} acceptance: the text is not the target's own"
+        findings.warn("speculation.options.lossy", "loosened", message, hint)
+
+
+def _context(chosen: Chosen, options: Options | None, target: Checkpoint, draft: Checkpoint) -> PlanContext | None:
+    """Return all of it for the backend, once all of it is known."""
+    speculation, method = chosen.recipe.speculation, chosen.method
+    if method is None or options is None or chosen.choice is None or target.source is None:
+        return None
+    if (chosen.converts and target.model is None) or (speculation.draft is not None and draft.source is None):
+        return None
+    draft_len = method.default_draft_len if speculation.draft_len is None else speculation.draft_len
+    return PlanContext(
+        recipe=_fitted(chosen, target),
+        choice=chosen.choice,
+        method=method,
+        options=options,
+        draft_shape=method.draft_shape(options, draft_len),
+        sources={"target": target.source} | ({"draft": draft.source} if draft.source else {}),
+        target=target.model,
+        draft=draft.model,
+        head=draft.head,
+        translates=draft.has_other_vocabulary,
+    )
+
+
+def _fitted(chosen: Chosen, target: Checkpoint) -> Recipe:
+    """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
+    recipe, engine = chosen.recipe, chosen.recipe.engine
+    length = min(engine.max_seq_len, longest(chosen, target) or engine.max_seq_len)
+    return recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})

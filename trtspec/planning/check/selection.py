@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recipe chooses by name, looked up: its method, its backend and the backend's version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtspec.backends.base import Backend, find_backend
+from trtspec.backends.choose import AUTO, choose
+from trtspec.backends.context import Choice
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.methods.base import Method, find_method
+from trtspec.planning.check.collector import Findings
+from trtspec.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A recipe and what it chooses; None is what is not known or does not go together."""
+
+    recipe: Recipe
+    method: Method | None
+    backend: Backend | None = None
+    choice: Choice | None = None
+
+    @property
+    def converts(self) -> bool:
+        """Return whether the checkpoints are converted; until a backend is chosen they are taken to be."""
+        return self.backend is None or self.backend.converts
+
+    @property
+    def maps_vocabularies(self) -> bool:
+        """Return whether the backend drafts with a model whose vocabulary is another."""
+        version, method = self.choice.version if self.choice else None, self.recipe.speculation.method
+        return self.backend is not None and version is not None and self.backend.maps_vocabularies(version, method)
+
+    def positions(self, config: ModelConfig) -> int:
+        """Return how long texts may be on the backend, which may know no sliding windows."""
+        return self.backend.positions(config) if self.backend else config.exact_positions
+
+
+def look_up(findings: Findings) -> Chosen:
+    """Return what the recipe chooses."""
+    recipe = findings.loaded.recipe
+    engine, name = recipe.engine, recipe.speculation.method
+    method = findings.attempt("speculation.method", "method", lambda: find_method(name))
+    backend = None
+    if engine.backend != AUTO:
+        backend = findings.attempt("engine.backend", "backend", lambda: find_backend(engine.backend))
+        if backend is None:
+            return Chosen(recipe, method)
+    choice = findings.attempt("engine.version", "version", lambda: choose(engine, name))
+    return Chosen(recipe, method, find_backend(choice.name) if choice else backend, choice)

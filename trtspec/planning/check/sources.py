@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading the checkpoints that a recipe names, whether they are here or only told of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtspec.backends.base import as_it_is
+from trtspec.checkpoints.memory_profile import read_outline
+from trtspec.checkpoints.resolve import locate_source, preview_source
+from trtspec.checkpoints.source import NotPreparedError, Source, load_source
+from trtspec.checkpoints.source_model import SourceModel, read_model
+from trtspec.core.errors import CheckpointError, UnknownArchitecture, UnsupportedModel
+from trtspec.methods.source_head import SourceHead
+from trtspec.planning.check.collector import Findings
+from trtspec.planning.check.selection import Chosen
+from trtspec.recipe.schema import ModelSource
+
+TARGET, DRAFT = "target.model", "speculation.draft.model"  # the keys that name them
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as far as it was read: as a model that a family describes, or as a draft head.
+
+    A draft model that `has_other_vocabulary` is one whose tokens have to be translated.
+    """
+
+    source: Source | None = None
+    model: SourceModel | None = None
+    head: SourceHead | None = None
+    has_other_vocabulary: bool = False
+
+
+def find_source(findings: Findings, path: str, asked: ModelSource) -> Source | None:
+    """Return a source, or what is remembered or told of one that is not here."""
+    return findings.attempt(path, "checkpoint", lambda: _find(asked))
+
+
+def read_checkpoint(findings: Findings, chosen: Chosen, path: str, asked: ModelSource) -> Checkpoint:
+    """Read a model; what no family describes will do for a backend that converts nothing."""
+    source = find_source(findings, path, asked)
+    if source is None:
+        return Checkpoint()
+    try:
+        return Checkpoint(source, read_model(source, asked.dtype))
+    except CheckpointError as error:
+        _report_unread(findings, chosen, path, source, error)
+        return Checkpoint(source)
+
+
+def _find(asked: ModelSource) -> Source:
+    try:
+        return load_source(locate_source(asked))
+    except NotPreparedError:
+        from trtspec.backends.steps.cache_source import remembered_source
+        from trtspec.core.paths import store_dir
+        from trtspec.store.store import Store  # the store, which few recipes need to be checked with
+
+        return remembered_source(asked, Store(store_dir())) or preview_source(asked)
+
+
+def _report_unread(findings: Findings, chosen: Chosen, path: str, source: Source, error: CheckpointError) -> None:
+    """Report a checkpoint that no family describes, unless the backend runs it and its config says its sizes."""
+    if chosen.converts:
+        hint = error.hint
+        if isinstance(error, UnsupportedModel):
+            hint = as_it_is(chosen.recipe.speculation.method)
+        if isinstance(error, UnknownArchitecture):
+            hint = f"{hint}; docs/extending.md describes how to add a family"
+        findings.error(path, "checkpoint", f"{error.where}: {error.message}" if error.where else error.message, hint)
+        return
+    said = f"no family describes {error.architecture}" if isinstance(error, UnknownArchitecture) else error.message
+    try:
+        read_outline(source)
+    except CheckpointError as lacking:
+        findings.warn(path, "not-read", f"{said}, and its config {lacking.message}: its memory is not known")

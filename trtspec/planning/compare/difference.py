@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between two sides, place by place, and what that changes.
+
+Pure: both sides are read already. Values are compared as they were recorded; no file of an artifact is read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from trtspec.core.errors import TrtspecError
+from trtspec.planning.compare.documents import headlines
+from trtspec.planning.compare.impact import effects_of
+from trtspec.planning.compare.inputs import Side
+
+FORMAT_VERSION = 1
+What = Literal["differs", "only in a", "only in b", "same"]
+# Sections whose values are records, which are shown whole.
+RECORDS = ("files",)
+# How one comes by a section that a side may lack.
+MADE_BY = {
+    "memory": "trtspec plan says it of a recipe",
+    "tools": "trtspec build records them",
+    "files": "trtspec build records them",
+    "verify": "trtspec verify writes it into the artifact",
+    "bench": "trtspec bench --json prints it",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value of both sides or of one: `a` or `b` is None where it is not there, `path` is dotted within `section`."""
+
+    section: str
+    path: str
+    a: Any
+    b: Any
+    what: What
+
+    @property
+    def percent(self) -> float | None:
+        """Return how much larger `b` is than `a`, in per cent; None where that means nothing."""
+        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (self.a, self.b)):
+            return None
+        return round(100 * (self.b - self.a) / abs(self.a), 2) if self.a else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry of `compare --json`."""
+        return asdict(self) | ({} if self.percent is None else {"percent": self.percent})
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every place of the sections that both sides have; `not_compared` says of the others why, by section."""
+
+    a: Side
+    b: Side
+    places: tuple[Place, ...]
+    not_compared: dict[str, str]
+
+    @property
+    def differences(self) -> list[Place]:
+        """Return where the sides differ."""
+        return [place for place in self.places if place.what != "same"]
+
+    @property
+    def same(self) -> dict[str, int]:
+        """Return how many values of each section are the same."""
+        return dict(Counter(place.section for place in self.places if place.what == "same"))
+
+    def naming(self, a: Mapping[str, str], b: Mapping[str, str]) -> Comparison:
+        """Return it with the recipe's models as {path: directory or hub id} has them, which tells equal names apart."""
+
+        def named(place: Place) -> Place:
+            ours, theirs = a.get(place.path, place.a), b.get(place.path, place.b)
+            if place.section != "recipe" or place.path not in {*a, *b} or "only" in place.what:
+                return place
+            return replace(place, a=ours, b=theirs, what="same" if ours == theirs else "differs")
+
+        return replace(self, places=tuple(map(named, self.places)))
+
+    def as_dict(self, *, everything: bool = False) -> dict[str, Any]:
+        """Return the document of `compare --json`; with `everything` it lists what is the same too."""
+        unchanged = [place.as_dict() for place in self.places if place.what == "same"]
+        return {
+            "format_version": FORMAT_VERSION,
+            "a": _described(self.a),
+            "b": _described(self.b),
+            "differences": [place.as_dict() for place in self.differences],
+            "same": self.same,
+            **({"unchanged": unchanged} if everything else {}),
+            "not_compared": self.not_compared,
+            "effects": effects_of(self.a, self.b),
+        }
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """Compare two sides; raises TrtspecError where they have nothing in common."""
+    sections = {name: (a.sections[name], b.sections[name]) for name in a.sections if name in b.sections}
+    sections = sections or _shared_metrics(a, b)
+    if not sections:
+        hint = "compare two of recipe, plan and artifact, or reports with each other"
+        raise TrtspecError(f"a {a.kind} and a {b.kind} have nothing in common", where=f"{a.path}, {b.path}", hint=hint)
+    places = [place for name, (ours, theirs) in sections.items() for place in _places(name, "", ours, theirs)]
+    return Comparison(a, b, tuple(places), _not_compared(a, b))
+
+
+def _shared_metrics(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
+    """Return what a report of `verify` and one of `bench` both measure."""
+    ours, theirs = _headlines(a), _headlines(b)
+    common = [name for name in ours if name in theirs]
+    both = {name: ours[name] for name in common}, {name: theirs[name] for name in common}
+    return {"report": both} if common else {}
+
+
+def _headlines(side: Side) -> dict[str, Any]:
+    return {name: value for section in side.sections.values() for name, value in headlines(section).items()}
+
+
+def _not_compared(a: Side, b: Side) -> dict[str, str]:
+    found = {}
+    for name in {**a.sections, **b.sections}:
+        for letter, side in (("a", a), ("b", b)):
+            if name not in side.sections:
+                made_by = f"; {MADE_BY[name]}" if name in MADE_BY else ""
+                found[name] = f"{letter}, {_article(side.kind)}, has none{made_by}"
+    return found
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def _places(section: str, path: str, a: Any, b: Any) -> Iterator[Place]:
+    is_record = section in RECORDS and path
+    if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or is_record:
+        yield Place(section, path, a, b, "same" if _equal(a, b) else "differs")
+        return
+    for key in {**a, **b}:
+        below = f"{path}.{key}" if path else str(key)
+        if key in a and key in b:
+            yield from _places(section, below, a[key], b[key])
+        elif key in a:
+            yield Place(section, below, a[key], None, "only in a")
+        else:
+            yield Place(section, below, None, b[key], "only in b")
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _described(side: Side) -> dict[str, Any]:
+    return {"kind": side.kind, "path": side.path, "name": side.name, "remarks": list(side.remarks)}

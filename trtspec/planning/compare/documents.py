@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved documents that can be compared: what `plan`, `verify` and `bench` print with `--json`.
+
+Owns their form as far as a comparison reads it, and that a stranger's file is bounded before it is parsed. Keys that it
+does not know are left alone, so that documents of other versions can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from trtspec.checkpoints.safe_json import parse_object, shown
+from trtspec.core.diagnostics import plain_words
+from trtspec.core.errors import TrtspecError
+from trtspec.core.file_records import Sha256
+from trtspec.core.files import read_bounded, unreadable
+
+MAX_BYTES, MAX_VALUES = 4 << 20, 200_000
+KNOWN = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
+SAMPLES = 3  # a list of so many numbers is samples, a shorter one an interval
+
+
+class StepPart(BaseModel):
+    """A step; `key_parts` are digests of what its key is made of, empty where nobody recorded them."""
+
+    name: str
+    key: Sha256
+    key_parts: dict[str, str] = {}
+    read_bytes: Annotated[int, Field(ge=0)] | None = None
+    write_bytes: Annotated[int, Field(ge=0)] | None = None
+
+
+class GpuPart(BaseModel):
+    """What serving takes of one device."""
+
+    id: str
+    total_bytes: int
+
+
+class MemoryPart(BaseModel):
+    """What serving takes of all devices."""
+
+    gpus: list[GpuPart]
+
+
+class PlanDocument(BaseModel):
+    """The document of `plan --json`; one of an earlier trtspec has no `recipe` and no parts of its keys."""
+
+    format_version: Literal[1]
+    name: str
+    recipe: dict[str, Any] | None = None
+    keys_are_final: bool = True
+    steps: list[StepPart]
+    memory: MemoryPart
+
+
+class CheckPart(BaseModel):
+    """A check of `verify`."""
+
+    name: str
+    ok: bool
+    value: Any = None
+    limit: Any = None
+
+
+class LeftOutPart(BaseModel):
+    """A check that was not made."""
+
+    name: str
+    reason: str
+
+
+class ReportDocument(BaseModel):
+    """What reports have in common: checks, and metrics of the command's own, which are kept as they are."""
+
+    COMMAND: ClassVar[str]
+
+    format_version: Literal[1]
+    acceptance: str
+    checks: list[CheckPart] = []
+    left_out: list[LeftOutPart] = []
+
+
+class VerifyDocument(ReportDocument):
+    """The document of `verify --json`, which is also the report in an artifact."""
+
+    COMMAND: ClassVar[str] = "verify"
+
+    checks: list[CheckPart]
+
+
+class BenchDocument(ReportDocument):
+    """The document of `bench --json`."""
+
+    COMMAND: ClassVar[str] = "bench"
+
+    baseline: dict[str, Any]
+    speculative: dict[str, Any]
+
+
+Known = PlanDocument | VerifyDocument | BenchDocument
+# The key that tells a document from the others; what `bench` prints may have checks too.
+KINDS: dict[str, type[Known]] = {"steps": PlanDocument, "speculative": BenchDocument, "checks": VerifyDocument}
+# Of a report what is no metric: the checks are there by name.
+NO_METRICS = ("format_version", "checks", "left_out", "manifest")
+
+
+def load_document(path: Path) -> tuple[Known, dict[str, Any]]:
+    """Return a document and its bare values; raises TrtspecError for a file that is none of the known ones."""
+    try:
+        values = parse_object(read_bounded(path, MAX_BYTES), MAX_VALUES)
+    except OSError as error:
+        raise TrtspecError(unreadable(error), where=str(path), hint=KNOWN) from None
+    except ValueError as error:
+        raise TrtspecError(str(error), where=str(path), hint=KNOWN) from None
+    return _checked(values, path), values
+
+
+def _checked(values: dict[str, Any], path: Path) -> Known:
+    if "recipes" in values and "steps" not in values:
+        raise TrtspecError("it holds the plans of several recipes", where=str(path), hint="save one of them")
+    if values.get("kind") == "load":
+        raise TrtspecError("a benchmark under load", where=str(path), hint="trtspec bench --compare A.json B.json")
+    kind = next((kind for key, kind in KINDS.items() if key in values), None)
+    if kind is None:
+        raise TrtspecError("not a document that can be compared", where=str(path), hint=KNOWN)
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = f"{shown('.'.join(map(str, first['loc'])))}: {plain_words(first['msg'])}"
+        raise TrtspecError(message, where=str(path), hint=KNOWN) from None
+
+
+def metrics_of(document: ReportDocument, values: dict[str, Any]) -> dict[str, Any]:
+    """Return what a report says in numbers and verdicts, without samples and words."""
+    checks = {check.name: check.model_dump(exclude={"name"}) for check in document.checks}
+    left_out = {"left_out": {each.name: each.reason for each in document.left_out}} if document.left_out else {}
+    metrics = {key: value for key, value in _without_samples(values).items() if key not in NO_METRICS}
+    return {**metrics, **checks, **left_out}
+
+
+def headlines(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that reports of both kinds may have, under one name each."""
+    places = {
+        "acceptance_rate": ("speculative.acceptance_rate", "min_acceptance.value"),
+        "speedup": ("speedup", "min_speedup.value"),
+    }
+    found = {name: [_at(metrics, place) for place in each] for name, each in places.items()}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: values[0] for name, values in known.items() if values}
+
+
+def _at(values: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+def _without_samples(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_samples(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if not (isinstance(value, list) and len(value) >= SAMPLES)
+    }

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of the two things that are compared, in sections that have the same form whatever kind it is.
+
+Owns what is a recipe, a plan, an artifact or a report, and what each can say. Reads documents and headers only; who
+plans a recipe is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtspec.checkpoints.safe_json import MAX_DEPTH, inside, is_shallow
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import open_regular, unreadable
+from trtspec.planning.compare.documents import KNOWN, PlanDocument, StepPart, load_document, metrics_of
+from trtspec.recipe.files import find_recipe
+from trtspec.store.artifact_paths import MANIFEST, REPORTS
+from trtspec.store.manifest import load_manifest
+
+RECIPE, PLAN, ARTIFACT, REPORT = "recipe", "plan", "artifact", "report"
+MOST_REPORTS = 16
+
+PlanOf = Callable[[Path], dict[str, Any]]  # from a recipe's file to the document of `plan --json`
+
+
+@dataclass(frozen=True)
+class Side:
+    """What can be said of one side.
+
+    `sections` are nested mappings of plain values: recipe, steps (keys by name), memory (bytes by GPU), tools, gpu,
+    files (size and sha256 by path), verify, bench. `steps` say what the steps' keys are made of, where that is known.
+    `remarks` are about what was left out.
+    """
+
+    kind: str
+    path: str
+    name: str
+    sections: Mapping[str, Mapping[str, Any]]
+    steps: Mapping[str, StepPart] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+def read_side(path: Path, plan_of: PlanOf) -> Side:
+    """Return what lies at `path`, or the shipped recipe of that name; TrtspecError where nothing can be compared."""
+    if path.is_dir():
+        return _artifact(path)
+    found = find_recipe(path)
+    if not found.exists():
+        hint = f"name a recipe, an artifact's directory or a saved document: {KNOWN}"
+        raise TrtspecError("no such file or directory", where=str(path), hint=hint)
+    return (
+        _document(path) if _is_document(found) else _planned(RECIPE, path, PlanDocument.model_validate(plan_of(path)))
+    )
+
+
+def _is_document(path: Path) -> bool:
+    """Tell a saved document from a recipe, which may begin with a brace too."""
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise TrtspecError(unreadable(error), where=str(path)) from None
+    with file:
+        return path.suffix not in (".yaml", ".yml") and file.read(1 << 10).lstrip()[:1] == b"{"
+
+
+def _document(path: Path) -> Side:
+    document, values = load_document(path)
+    if isinstance(document, PlanDocument):
+        return _planned(PLAN, path, document)
+    return Side(REPORT, str(path), path.stem, {document.COMMAND: metrics_of(document, values)})
+
+
+def _planned(kind: str, path: Path, plan: PlanDocument) -> Side:
+    sections: dict[str, Mapping[str, Any]] = {
+        "recipe": plan.recipe or {},
+        "steps": {step.name: step.key for step in plan.steps},
+        "memory": {gpu.id: gpu.total_bytes for gpu in plan.memory.gpus},
+    }
+    remark = "a source was never read, so the keys of steps are not final: trtspec build reads it"
+    steps = {step.name: step for step in plan.steps}
+    return Side(kind, str(path), plan.name, _filled(sections), steps, () if plan.keys_are_final else (remark,))
+
+
+def _artifact(root: Path) -> Side:
+    manifest = load_manifest(root)
+    reports, remarks = _reports(root)
+    sections: dict[str, Mapping[str, Any]] = {
+        "recipe": manifest.recipe.as_dict(),
+        "steps": {step.name: step.key for step in manifest.steps},
+        "tools": manifest.tools,
+        "gpu": manifest.gpu,
+        "files": {file.path: {"size": file.size, "sha256": file.sha256} for file in manifest.files},
+        **reports,
+    }
+    if not is_shallow(sections):
+        raise TrtspecError(f"nested more than {MAX_DEPTH} deep", where=str(root / MANIFEST), hint="build it again")
+    steps = {step.name: StepPart(name=step.name, key=step.key) for step in manifest.steps}
+    return Side(ARTIFACT, str(root), manifest.recipe.name, _filled(sections), steps, tuple(remarks))
+
+
+def _reports(root: Path) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """Return the metrics of an artifact's reports by section, and what was not read; a bad one is no reason to stop."""
+    found: dict[str, Mapping[str, Any]] = {}
+    remarks: list[str] = []
+    if (root / REPORTS).is_symlink():
+        return found, [f"{REPORTS} is left out: a symbolic link"]
+    for path in sorted((root / REPORTS).glob("*.json"))[:MOST_REPORTS]:
+        try:
+            document, values = load_document(inside(root / REPORTS, path.name))
+        except TrtspecError as error:
+            remarks.append(f"{REPORTS}/{path.name} is left out: {error.message}")
+            continue
+        if not isinstance(document, PlanDocument):
+            found.setdefault(document.COMMAND, metrics_of(document, values))
+    return found, remarks
+
+
+def _filled(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {name: section for name, section in sections.items() if section}

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoints that a recipe is proposed for: directories and hub ids, read as far as headers go."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from trtspec.checkpoints.resolve import choose_commit, find_source, is_hub_id
+from trtspec.checkpoints.source import Source, load_source, locate_model
+from trtspec.core.errors import CheckpointError
+from trtspec.recipe.schema import ModelSource
+
+
+@dataclass(frozen=True)
+class Given:
+    """A checkpoint: as a recipe names it, a directory by its absolute path, its headers, and why its revision."""
+
+    asked: ModelSource
+    source: Source
+    revision_why: str = ""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of all that its tensors hold."""
+        return sum(prod(tensor.shape) for tensor in self.source.tensors.values())
+
+    @property
+    def base_name(self) -> str:
+        """Return the last part of what it is called."""
+        return self.asked.model.rstrip("/").rpartition("/")[2]
+
+
+def open_checkpoint(written: str) -> Given:
+    """Read what the command line calls a checkpoint; a hub id gets its newest commit.
+
+    Raises CheckpointError for what is no checkpoint, or cannot be had.
+    """
+    return _open_hub(written) if is_hub_id(written) else _open_directory(written)
+
+
+def _open_directory(written: str) -> Given:
+    path = os.path.abspath(os.path.expanduser(written))
+    return Given(ModelSource(model=path), _read(locate_model(path, None)))
+
+
+def _read(root: Path) -> Source:
+    if not (root / "config.json").is_file():
+        hint = "a checkpoint is a directory with config.json and *.safetensors"
+        raise CheckpointError("no config.json", where=str(root), hint=hint)
+    return load_source(root)
+
+
+def _open_hub(written: str) -> Given:
+    revision, why = choose_commit(written)
+    asked = ModelSource(model=written, revision=revision)
+    return Given(asked, find_source(asked), why)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A proposed recipe as its choices, in the order of the file: from them come its data and its text."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.files import replace_file
+from trtspec.recipe.schema import is_directory
+
+WIDTH = 120
+SCHEMA_FILE = "trtspec-recipe.schema.json"
+HEAD = f"""\
+# yaml-language-server: $schema={SCHEMA_FILE}
+# Written by trtspec init: a proposal, whose lines say why they are as they are. Change what you know better.
+"""
+PLAIN = re.compile(r"[A-Za-z./~][A-Za-z0-9_./@-]*")
+WORDS = {"true", "false", "null", "~", ".inf", ".nan"}  # that would not be read as text
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A key of the recipe by its dotted path, its value, and why; None is a key that is left out on purpose."""
+
+    path: str
+    value: Any
+    why: str
+
+
+def document_of(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Return the recipe's data."""
+    document: dict[str, Any] = {}
+    for choice in choices:
+        *sections, key = choice.path.split(".")
+        section = document
+        for name in sections if choice.value is not None else ():
+            section = section.setdefault(name, {})
+        if choice.value is not None:
+            section[key] = choice.value
+    return document
+
+
+def relative_to(choices: Sequence[Choice], base: Path) -> list[Choice]:
+    """Return the choices with the directories of models as a recipe in `base` writes them."""
+    return [
+        replace(choice, value=relative_model(choice.value, base)) if choice.path.endswith(".model") else choice
+        for choice in choices
+    ]
+
+
+def relative_model(model: str, base: Path) -> str:
+    """Return a model as a recipe in `base` writes it: a directory from there, a hub id as it is."""
+    if not is_directory(model):
+        return model
+    relative = os.path.relpath(model, base)
+    return relative if relative.startswith("..") else f"./{relative}"
+
+
+def render(choices: Sequence[Choice]) -> str:
+    """Return the recipe's text: a line for each choice with its reason behind it, or above where both are long."""
+    lines: list[str] = []
+    written: set[tuple[str, ...]] = set()
+    for choice in choices:
+        *sections, key = choice.path.split(".")
+        for depth in range(len(sections) if choice.value is not None else 0):
+            if (section := tuple(sections[: depth + 1])) not in written:
+                lines.append(f"{'  ' * depth}{section[-1]}:")
+                written.add(section)
+        lines += _lines(choice, key, "  " * len(sections))
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _lines(choice: Choice, key: str, indent: str) -> Iterator[str]:
+    why = " ".join("".join(char if char.isprintable() else " " for char in choice.why).split())
+    if choice.value is None:
+        yield from textwrap.wrap(
+            f"no {key}: {why}", WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+        )
+        return
+    line = f"{indent}{key}: {_written(choice.value)}"
+    if not why or len(line) + len(why) + 4 <= WIDTH:
+        yield f"{line}  # {why}" if why else line
+        return
+    yield from _comment(why, indent)
+    yield line
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+
+
+def _written(value: Any) -> str:
+    """Return a value in YAML's flow style, which is JSON where a text needs no quotes."""
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Put a text at `path`, whole or not at all; raises OSError."""
+    replace_file(path, text.encode())

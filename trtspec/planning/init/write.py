@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec init`: a recipe proposed, written beside its schema, and checked as it was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtspec.checkpoints.metadata_cache import named
+from trtspec.core.diagnostics import Diagnostic
+from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.planning.check.recipe import check_recipe
+from trtspec.planning.completion import editor_schema
+from trtspec.planning.init.hardware import machine_for
+from trtspec.planning.init.inputs import open_checkpoint
+from trtspec.planning.init.methods import ways
+from trtspec.planning.init.propose import propose
+from trtspec.planning.init.recipe_text import SCHEMA_FILE, Choice, document_of, relative_to, render, write_file
+from trtspec.recipe.load import load_recipe
+from trtspec.recipe.schema import NAME, SAYS
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line says; None is left to be decided."""
+
+    target: str
+    draft: str | None = None
+    name: str | None = None
+    gpu: str | None = None
+    method: str | None = None
+    backend: str | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A recipe that was written: where, of which choices, and what `check` says of it."""
+
+    path: Path
+    choices: list[Choice]
+    problems: list[Diagnostic]
+
+    @property
+    def is_fit(self) -> bool:
+        """Return whether nothing keeps it from being built."""
+        return not any(problem.severity == "error" for problem in self.problems)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Return the recipe as data."""
+        return document_of(self.choices)
+
+
+def make_recipe(wishes: Wishes, out: Path | None, *, force: bool) -> Made:
+    """Write the recipe to `out`, or to NAME.yaml here, and check it; only with `force` it replaces a file.
+
+    Raises TrtspecError for what cannot be read, named or written; what does not fit together is told by the result.
+    """
+    name = _name(wishes)
+    path = out or Path(f"{name.value}.yaml")
+    if path.exists() and not force:
+        hint = "name another with --out, or replace it with --force"
+        raise TrtspecError("a file lies here already", where=str(path), hint=hint)
+    machine = machine_for(wishes.gpu)
+    with _in_their_words():
+        target = open_checkpoint(wishes.target)
+        draft = open_checkpoint(wishes.draft) if wishes.draft else None
+        found = ways(wishes.method, wishes.backend, target.source, draft.source if draft else None, machine.gpu)
+        choices = relative_to(propose(name, target, draft, machine, found), Path(os.path.abspath(path)).parent)
+        _write(path, render(choices))
+        return Made(path, choices, check_recipe(load_recipe(path)).diagnostics)
+
+
+@contextmanager
+def _in_their_words() -> Iterator[None]:
+    """Name the hub's models by their ids in errors."""
+    try:
+        yield
+    except CheckpointError as error:
+        where = named(error.where) if error.where else None
+        raise CheckpointError(named(error.message), where=where, hint=error.hint) from error
+
+
+def _name(wishes: Wishes) -> Choice:
+    """Return the recipe's name: as it is wished, else made of the target's."""
+    if wishes.name is not None:
+        if not re.fullmatch(NAME, wishes.name):
+            raise TrtspecError(f"{wishes.name!r} is not {SAYS[NAME]}", where="--name")
+        return Choice("name", wishes.name, "as --name says")
+    last = re.split("[/\\\\]", os.path.abspath(wishes.target))[-1].lower()
+    return Choice(
+        "name", re.sub(r"^[^a-z0-9]+|[^a-z0-9._-]+", "-", last).strip("-._")[:63] or "model", "the target's own"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the recipe, and beside it the schema that editors complete it by, where that is not there already."""
+    schema, beside = json.dumps(editor_schema(), indent=2, ensure_ascii=False) + "\n", path.with_name(SCHEMA_FILE)
+    try:
+        write_file(path, text)
+        if not beside.is_file() or beside.read_text(encoding="utf-8") != schema:
+            write_file(beside, schema)
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "another file than the schema lies beside it"
+        raise TrtspecError(f"cannot be written: {what}", where=str(path), hint="choose another place with -o") from None

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint or an artifact is: in a directory, or on the hub. Reads headers and documents only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from trtspec.checkpoints.generation_config import find_end_ids
+from trtspec.checkpoints.memory_profile import read_text
+from trtspec.checkpoints.quant.conversion import plan_conversion
+from trtspec.checkpoints.quant.quant_config import source_format
+from trtspec.checkpoints.quant.scheme import Scheme
+from trtspec.checkpoints.resolve import choose_commit, find_source, is_hub_id
+from trtspec.checkpoints.safetensors import bytes_by_dtype
+from trtspec.checkpoints.sharding import ParallelMapping
+from trtspec.checkpoints.source import Source, load_source
+from trtspec.checkpoints.source_model import SourceModel, read_model
+from trtspec.checkpoints.tied_embeddings import ties_of
+from trtspec.checkpoints.trtllm import LM_HEAD, TrtllmQuantization, is_converted, load_checkpoint
+from trtspec.checkpoints.vocabulary import TOKENIZER, VocabularyFiles
+from trtspec.core.errors import CheckpointError, UnknownArchitecture
+from trtspec.recipe.schema import COMMIT, ModelSource
+from trtspec.store.artifact_paths import MANIFEST
+from trtspec.store.artifact_paths import TOKENIZER as TOKENIZER_DIR
+from trtspec.store.manifest import load_manifest
+
+ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
+LONGEST_NAME = 100
+
+
+def inspect_model(written: str, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
+    """Return a document about a directory or a hub's model: its id, for another commit than the newest `ID@COMMIT`.
+
+    Raises TrtspecError as `inspect_path`, or where the hub does not tell of it.
+    """
+    model, _, revision = written.partition("@")
+    if "/" not in model or not is_hub_id(model) or Path(written).exists():
+        return inspect_path(Path(written), mapping, scheme)
+    if revision and not re.fullmatch(COMMIT, revision):
+        raise CheckpointError("a commit has 40 hexadecimal digits", where=written, hint="write ID@COMMIT")
+    asked = ModelSource(model=model, revision=revision or choose_commit(model).revision)
+    source = find_source(asked)
+    downloads = sum(each[1] for each in source.absent.values())
+    told = {"model": asked.model, "revision": asked.revision, "download_bytes": downloads}
+    return {**_describe(source, mapping, scheme), **told}
+
+
+def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
+    """Return a document about what lies at `path`; raises TrtspecError where it is nothing of ours to read.
+
+    `mapping` and `scheme` say how a source would be converted; they change nothing about the rest.
+    """
+    if not path.is_dir():
+        what = "is a file, not a directory" if path.exists() else "no such directory"
+        raise CheckpointError(what, where=str(path), hint="name the directory of a checkpoint or of an artifact")
+    if (path / MANIFEST).is_file():
+        return _artifact(path)
+    return _converted(path) if is_converted(path) else _describe(load_source(path), mapping, scheme)
+
+
+def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
+    """Return what is known of a source; where no family describes it, what its headers say."""
+    try:
+        said = _converting(read_model(source, "auto"), mapping, scheme)
+    except UnknownArchitecture as unknown:
+        said = {"family": "none", "architecture": unknown.architecture[:LONGEST_NAME]}
+    headers = {
+        "kind": "source checkpoint",
+        "family": "",
+        "architecture": "",
+        "parameters": sum(prod(tensor.shape) for tensor in source.tensors.values()),
+        "dtypes": bytes_by_dtype(source.tensors.values()),
+        "bytes": source.nbytes,
+        "files": [file.name for file in source.weight_files],
+        "quantization": source_format(source).weights,
+        "ignored_files": source.ignored_files,
+        "lm_head": _head_of(source),
+        "skipped": [],
+        "converts_to": {},
+        "end_ids": _end_ids(source.root, source.absent),
+    }
+    return headers | said
+
+
+def _end_ids(root: Path, absent: Collection[str] = ()) -> str:
+    """Return the ids that end a text and the file that names them, or why they cannot be read."""
+    try:
+        is_here = TOKENIZER not in absent and (root / TOKENIZER).is_file()
+        return str(find_end_ids(root, VocabularyFiles(root).token_id if is_here else lambda token: None))
+    except CheckpointError as error:
+        return f"unknown: {error}"
+
+
+def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
+    """Return what its family says of a model, and what becomes of it."""
+    model.check(scheme, mapping)
+    plan = plan_conversion(model.config, model.rules, mapping, model.scheme(scheme))
+    return {
+        "family": model.family,
+        "architecture": model.config.architecture,
+        "parameters": model.config.num_parameters,
+        "quantization": model.prequantized.describe() if model.prequantized else "none",
+        "lm_head": _used_head(model),
+        "skipped": model.matched.skipped,
+        "converts_to": {
+            "dtype": model.config.dtype,
+            "quantization": _words(plan.quantization),
+            "bytes_by_rank": [layout.nbytes - len(layout.header) for layout in plan.layouts()],
+        },
+    }
+
+
+def _used_head(model: SourceModel) -> str:
+    """Return which tensor becomes the LM head, and why where config.json ties it to the embedding."""
+    ((tensor,),) = (rule.sources for rule in model.rules if rule.target == LM_HEAD)
+    if model.ties.differ:
+        return f"{tensor.name}, the file's own: config.json ties it to {model.ties.embedding}, whose values differ"
+    return f"{tensor.name}, tied to the embedding" if model.config.tied_embeddings else tensor.name
+
+
+def _head_of(source: Source) -> str:
+    """Return what is known of the LM head of a model that no family describes."""
+    ties = ties_of(source, read_text(source))
+    return f"{ties.head}, or {ties.embedding} by config.json: their values differ" if ties.differ else ""
+
+
+def _converted(path: Path) -> dict[str, Any]:
+    checkpoint = load_checkpoint(path)
+    return {
+        "kind": "TensorRT-LLM checkpoint",
+        "architecture": checkpoint.config.architecture,
+        "parameters": checkpoint.config.num_parameters,
+        "dtypes": bytes_by_dtype(checkpoint.tensors),
+        "tensor_parallel": checkpoint.mapping.tensor,
+        "pipeline_parallel": checkpoint.mapping.pipeline,
+        "bytes_by_rank": checkpoint.nbytes_by_rank,
+        "quantization": _words(checkpoint.quantization),
+    }
+
+
+def _words(quantization: TrtllmQuantization) -> str:
+    parts = [quantization.algo, f"{quantization.kv_cache_algo} KV cache" if quantization.kv_cache_algo else ""]
+    return ", ".join(part for part in parts if part) or "none"
+
+
+def _artifact(path: Path) -> dict[str, Any]:
+    manifest = load_manifest(path)
+    speculation = manifest.recipe.speculation
+    return {
+        "kind": "artifact",
+        "name": manifest.recipe.name,
+        "backend": f"{manifest.backend.name} ({manifest.backend.why})",
+        "method": speculation.method,
+        "draft_len": speculation.draft_len,
+        "acceptance": speculation.acceptance,
+        "end_ids": _end_ids(path / TOKENIZER_DIR),
+        "files": len(manifest.files),
+        "bytes": sum(file.size for file in manifest.files),
+        "tools": manifest.tools,
+        "steps": [f"{step.name} {step.key[:12]}" for step in manifest.steps],
+    }

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend a recipe moves to when it is for another version, and the move itself, which is the backend's."""
+
+from __future__ import annotations
+
+from trtspec.backends.base import Backend, backends, find_backend
+from trtspec.backends.choose import AUTO
+from trtspec.backends.common.migration import Migration
+from trtspec.core.errors import TrtspecError
+from trtspec.recipe.schema import Recipe
+
+
+def migrate(recipe: Recipe, to: str = "", backend: str = "") -> Migration:
+    """Return a recipe for the version `to`, a release (1.2.1) or a minor (1.3), of a `backend`.
+
+    Without `backend` a recipe stays with its own where that has the version, else it moves to another of the same
+    package; without `to` it is the backend's newest. Raises TrtspecError where nothing leads there: the backend does
+    not migrate, or a later version would have to go back.
+    """
+    before = recipe.engine.backend
+    name, version = _find(_named(backend) if backend else _in_order(before), before, to)
+    document = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    migration = Migration(version, document)
+    engine = document.setdefault("engine", {})
+    engine["version"] = version
+    migration.note("changed", "engine.version", f"{recipe.engine.version or 'the default'} becomes {version}")
+    if before != name:
+        engine["backend"] = name
+        why = f"{version} is of {name}: {backends()[name].summary}{_about_engines(before, name)}"
+        migration.note("changed", "engine.backend", why)
+    move = backends()[name].migrate
+    if move is None:
+        raise ValueError(f"{name} has no migration")
+    move(migration, recipe)
+    return migration
+
+
+def _about_engines(before: str, name: str) -> str:
+    """Return who else builds TensorRT engines, where a recipe leaves them."""
+    known = backends()
+    if before == AUTO or not known[before].builds_engines or known[name].builds_engines:
+        return ""
+    others = [other for other, each in known.items() if each.builds_engines and each.migrate and other != before]
+    return f"; for TensorRT engines: {' or '.join(f'--backend {other}' for other in others)}" if others else ""
+
+
+def _find(candidates: dict[str, Backend], before: str, to: str) -> tuple[str, str]:
+    """Return the backend and its version that `to` means."""
+    moving = {name: each for name, each in candidates.items() if each.migrate}
+    if not moving:
+        raise TrtspecError(f"the recipe is for {before}, which has no other version to migrate to")
+    for name, each in moving.items():
+        found = [version for version in each.versions() if not to or version == to or version.startswith(f"{to}.")]
+        if found:
+            return name, found[-1]
+    known = dict.fromkeys(version for each in moving.values() for version in each.versions())
+    raise TrtspecError(f"no backend has a version {to}", hint=f"known: {', '.join(known)}")
+
+
+def _named(backend: str) -> dict[str, Backend]:
+    """Return the one backend of a name; raises TrtspecError where recipes cannot move to it."""
+    found = find_backend(backend)
+    if found.migrate is None:
+        moving = ", ".join(name for name, each in backends().items() if each.migrate)
+        hint = (
+            f"check RECIPE --set engine.backend={backend} --set engine.version=null tries it as it is, and init TARGET "
+            f"--backend {backend} writes a new one; recipes move by themselves to {moving}"
+        )
+        raise TrtspecError(f"no recipe moves to {backend} by itself", hint=hint)
+    return {backend: found}
+
+
+def _in_order(backend: str) -> dict[str, Backend]:
+    """Return the backends a recipe may move to: its own, then those of the same package that are chosen after it."""
+    known = backends()
+    ranked = [name for _, name in sorted((each.auto.rank, name) for name, each in known.items() if each.auto)]
+    if backend != AUTO:
+        own = find_backend(backend)
+        later = ranked[ranked.index(backend) + 1 :] if backend in ranked else []
+        ranked = [backend, *(name for name in later if known[name].package == own.package)]
+    return {name: known[name] for name in ranked}

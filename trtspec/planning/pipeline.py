@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a recipe to a plan, and from a plan to an artifact: the only module that knows the order of steps.
+
+check -> the backend's plan of the artifact -> run its steps -> publish; preflight.py says what comes before
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+from trtspec import __version__
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.base import Backend, engine_arguments, find_backend
+from trtspec.backends.common.memory import MemoryPlan
+from trtspec.backends.common.sources import models_of
+from trtspec.backends.context import PlanContext
+from trtspec.backends.steps.cache_source import remember_source
+from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.backends.steps.copy import CopyFiles
+from trtspec.core.diagnostics import Diagnostic, RecipeError
+from trtspec.core.errors import StepError, TrtspecError
+from trtspec.core.file_records import FileRecord
+from trtspec.core.hashing import hash_with
+from trtspec.core.paths import cache_dir, hub_cache_dir, store_dir
+from trtspec.methods.speedup import expected_speedup
+from trtspec.planning.check.recipe import CheckResult, check_recipe
+from trtspec.planning.prediction.document import describe_prediction
+from trtspec.recipe.load import LoadedRecipe
+from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.recipe.schema import Recipe
+from trtspec.store.artifact_paths import checkpoint
+from trtspec.store.digest import DigestCache
+from trtspec.store.disk_space import DiskNeed, disk_need, plan_disk
+from trtspec.store.executor import Observer, StepResult, execute
+from trtspec.store.files import FileReader, Files
+from trtspec.store.lazy_digests import Sources
+from trtspec.store.manifest import BackendRecord, DeviceMemory, Manifest, StepRecord, manifest_sha256
+from trtspec.store.plan import Plan, StepStatus, plan_status
+from trtspec.store.publish_artifact import publish_artifact
+from trtspec.store.source_locations import remember_origins
+from trtspec.store.store import Store
+from trtspec.store.verified_cache import remember_published
+
+log = logging.getLogger(__name__)
+
+# This much of sources that were never seen is read for a plan; a build hashes more while its steps read it.
+READ_WHILE_PLANNING = 1 << 27
+DISK_HINT = "make room there, or point TRTSPEC_CACHE and --out at other disks"
+SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A recipe that can be built: what is known of it, what `check` warned of, and the plan of its artifact."""
+
+    context: PlanContext
+    diagnostics: list[Diagnostic]
+    artifact: ArtifactPlan
+
+    @property
+    def recipe(self) -> ResolvedRecipe:
+        """Return the recipe with nothing left open."""
+        return self.context.resolved
+
+    @property
+    def backend(self) -> Backend:
+        """Return the backend that runs it."""
+        return find_backend(self.context.choice.name)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Return the steps in order."""
+        return Plan(self.artifact.steps.values())
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether all sources were read, so that the steps' keys are final."""
+        return all(files.is_read for files in self.files)
+
+    @property
+    def target_key(self) -> str:
+        """Return the key of the converted target without what drafts from inside, "" where nothing is converted."""
+        target = self.artifact.steps.get(checkpoint("target"))
+        return target.bare_key if isinstance(target, ConvertCheckpoint) else ""
+
+    @property
+    def files(self) -> list[Files]:
+        """Return what steps read outside the store."""
+        steps = (step for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
+        return [files for step in steps for files in step.sources]
+
+    def known(self, sources: Sources) -> Build:
+        """Return the build with what became known of its sources."""
+        steps = {directory: sources.of(step) for directory, step in self.artifact.steps.items()}
+        return replace(self, artifact=replace(self.artifact, steps=steps))
+
+    @property
+    def is_remembered(self) -> bool:
+        """Return whether a source is not here, so that no step can read it."""
+        return any(source.absent for source in self.context.sources.values())
+
+    @property
+    def downloads(self) -> list[dict[str, Any]]:
+        """Return the models whose files are not here, and how many bytes they have."""
+        sources = self.context.sources
+        return [
+            {"model": asked.model, "revision": asked.revision, "bytes": sum(each[1] for each in absent.values())}
+            for role, _, asked in models_of(self.context)
+            if role in sources and (absent := sources[role].absent)
+        ]
+
+    def disk(self, store: Store, out: Path) -> list[DiskNeed]:
+        """Return what a build writes, and what is free there: in the store, at `out`, and in the hub cache."""
+        needs = plan_disk(self.status(store), store, out)
+        if downloads := sum(each["bytes"] for each in self.downloads):
+            needs.append(disk_need("hub cache", hub_cache_dir(), downloads))
+        return needs
+
+    def status(self, store: Store) -> list[StepStatus]:
+        """Return for each step whether it would run, and why."""
+        return plan_status(self.plan, store)
+
+    def lacks(self, store: Store) -> list[Diagnostic]:
+        """Return why steps that have to run cannot run on this machine."""
+        missing = {status.key for status in self.status(store) if status.status == "miss"}
+        steps = self.artifact.steps
+        return list(dict.fromkeys(lack for name, lack in self.artifact.lacks.items() if steps[name].key in missing))
+
+    def disk_problems(self, store: Store, out: Path) -> list[Diagnostic]:
+        """Return where there is too little room for what a build writes."""
+        needs = plan_disk(self.status(store), store, out)
+        return [Diagnostic("", "disk", need.message, DISK_HINT) for need in needs if not need.is_met]
+
+    def memory(self) -> list[MemoryPlan]:
+        """Return what serving takes on each device."""
+        return self.backend.memory(self.context)
+
+    def speculation(self) -> dict[str, object]:
+        """Return how much a step drafts, by which rule it is accepted, and what an engine build is told of it."""
+        speculation, shape = self.recipe.speculation, self.context.draft_shape
+        return {
+            "method": speculation.method,
+            "draft_len": shape.max_depth,
+            "draft_tokens": shape.max_tokens,
+            "acceptance": speculation.acceptance,
+            "build_arguments": engine_arguments(speculation.method, shape) if self.backend.converts else [],
+        }
+
+    def predicted(self, gpu_price: float | None = None) -> dict[str, object]:
+        """Return what speculation will bring (docs/planning.md), or under "why_not" why that is not known.
+
+        `gpu_price` is dollars for a GPU and hour. Empty where nothing is drafted; with a draft model there is the ratio
+        of the parameters too, and what would follow of it alone.
+        """
+        document = describe_prediction(self.context, gpu_price) if self.context.draft_shape.max_depth else {}
+        target, draft = self.context.target_config, self.context.draft_config
+        if target is None or draft is None:
+            return document
+        cost, draft_len = draft.num_parameters / target.num_parameters, self.recipe.speculation.draft_len
+        speedup = {str(rate): round(expected_speedup(rate, draft_len, cost), 2) for rate in SUPPOSED_ACCEPTANCE}
+        return {"draft_cost": round(cost, 4), "speedup_by_acceptance_rate": speedup, **document}
+
+
+@dataclass(frozen=True)
+class Built:
+    """What became of a build; `manifest` is the SHA-256 of the artifact's."""
+
+    artifact: Path
+    manifest: str
+    status: Literal["published", "unchanged"]
+    steps: list[StepResult]
+    seconds: float
+
+
+def open_store() -> Store:
+    """Return the store of this user."""
+    return Store(store_dir())
+
+
+def known_digests() -> DigestCache:
+    """Return what this user's builds remember of files outside the store."""
+    return DigestCache(cache_dir() / "digests.json")
+
+
+def artifact_place(recipe: Recipe | ResolvedRecipe) -> Path:
+    """Return where a recipe's artifact goes unless somebody says otherwise."""
+    return Path("build") / recipe.name
+
+
+def plan_build(
+    loaded: LoadedRecipe,
+    *,
+    checked: CheckResult | None = None,
+    read_all: bool = False,
+    on_read: Callable[[int, int], None] = lambda done, total: None,
+) -> Build:
+    """Examine a recipe and return its build; raises RecipeError with every problem that stands in its way.
+
+    `checked` is what a check found just before. With `read_all` every source is read for its digest, however large;
+    `on_read` gets the bytes done and their total.
+    """
+    checked = checked or check_recipe(loaded)
+    context = checked.context
+    if checked.errors or context is None:
+        raise RecipeError(checked.diagnostics)
+    total, done, lock = sum(source.nbytes for source in context.sources.values()), 0, Lock()
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        with lock:
+            done += count
+            on_read(done, total)
+
+    log.info("%s: backend %s, because %s", loaded.recipe.name, context.choice.name, context.choice.why)
+    digests = known_digests()
+    absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
+    reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes, absent)
+    return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
+
+
+def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Built:
+    """Bring every step into the store and publish the artifact at `out`."""
+    started = time.perf_counter()
+    if refused := build.disk_problems(store, out):
+        raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
+    if problems := build.artifact.problems():
+        raise StepError("; ".join(problems), hint="what is installed here is not what engine.version says")
+    from trtspec.kernels.sha256 import choose_hashing  # numpy, which a plan does without
+
+    hash_with(choose_hashing(sum(source.nbytes for source in build.context.sources.values())))
+    sources = Sources(known_digests())
+    with store.holding([step.key for step in build.plan.steps], build.recipe.name):
+        results = execute(build.plan, store, observer, build.artifact.devices, sources)
+        build = build.known(sources)
+        with store.holding([result.key for result in results], build.recipe.name):
+            status = _publish(build, out, results)
+            if status == "published":
+                for result in results:
+                    store.restamp(result.key)
+    _remember_sources(build, store)
+    log.info("%s: %s", out, status)
+    return Built(out, manifest_sha256(out), status, results, time.perf_counter() - started)
+
+
+def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
+    """Put the artifact together from the steps' files."""
+    entries = {result.key: result.entry for result in results}
+    records, files = [], {}
+    for directory, step in build.artifact.steps.items():
+        entry = entries[step.key]
+        for file in entry.files:
+            path = f"{directory}/{file.path}" if directory else file.path
+            records.append(FileRecord(path=path, size=file.size, sha256=file.sha256))
+            files[path] = entry.files_dir / file.path
+    manifest = Manifest(
+        recipe=build.recipe.without_places(),
+        steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
+        files=tuple(sorted(records, key=lambda record: record.path)),
+        tools={**_tools(), **build.artifact.tools},
+        gpu=dict(build.artifact.gpu),
+        backend=BackendRecord(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
+        memory=tuple(device_memory(device) for device in build.memory()),
+        target_key=build.target_key,
+    )
+    status = publish_artifact(out, files, manifest)
+    remember_published(out, manifest)
+    remember_origins(manifest, {role: each.model for role, each in build.recipe.models.items() if not each.revision})
+    return status
+
+
+def device_memory(device: MemoryPlan) -> DeviceMemory:
+    """Return a device's memory as the manifest has it: how much this machine has is no part of an artifact."""
+    return DeviceMemory.model_validate({name: getattr(device, name) for name in DeviceMemory.model_fields})
+
+
+def _remember_sources(build: Build, store: Store) -> None:
+    """Keep what was read of hub models for the day when they are not here."""
+    read = {
+        path: (digest, *stat)
+        for files in build.files
+        for path, (_, digest), stat in zip(files.paths, files.digests, files.stats, strict=True)
+    }
+    for role, _, asked in models_of(build.context):
+        source = build.context.sources.get(role)
+        if source and asked.revision and not source.absent and build.is_read:
+            with suppress(TrtspecError):  # a full disk costs a download, nothing else
+                remember_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
+
+
+def _tools() -> dict[str, str]:
+    return {"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")}

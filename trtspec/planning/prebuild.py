@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes before a build: finding what would end it before anything is downloaded or made, bringing sources here.
+
+Knows no rule of its own; it asks whoever would fail later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from trtspec.checkpoints.resolve import OnProgress, prepare_source
+from trtspec.core.diagnostics import Diagnostic, Mark, RecipeError
+from trtspec.core.errors import CheckpointError, TrtspecError
+from trtspec.planning.check.recipe import CheckResult, check_recipe
+from trtspec.planning.pipeline import Build, plan_build
+from trtspec.recipe.load import LoadedRecipe
+from trtspec.store.publish_artifact import check_place
+from trtspec.store.store import Store
+
+
+def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store) -> list[CheckResult]:
+    """Return what `check` finds of each recipe; raises RecipeError with everything that would end its build to a place.
+
+    What depends on a source that is not here yet shows once it is.
+    """
+    results = [check_recipe(loaded, will_prepare=True) for loaded, _ in builds]
+    found = dict.fromkeys(
+        each
+        for (loaded, out), checked in zip(builds, results, strict=True)
+        for each in (*checked.diagnostics, *_place_problems(out), *_machine_problems(loaded, checked, out, store))
+    )
+    if any(each.severity == "error" for each in found):
+        raise RecipeError(list(found))
+    return results
+
+
+def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what, done, total: None) -> None:
+    """Download and unpickle what a recipe names and is not there yet, for `plan_build` to find.
+
+    `on_progress` gets what is done, the bytes done and their total. Raises RecipeError with every model that cannot be
+    had.
+    """
+    sources = {"target.model": loaded.recipe.target, "speculation.draft.model": loaded.recipe.speculation.draft}
+    diagnostics = []
+    for path, source in sources.items():
+        try:
+            if source:
+                prepare_source(source, on_progress)
+        except CheckpointError as error:
+            message = f"{error.where}: {error.message}"
+            diagnostics.append(loaded.located(Diagnostic(path, "checkpoint", message, error.hint)))
+    if diagnostics:
+        raise RecipeError(diagnostics)
+
+
+def plan_to_run(
+    loaded: LoadedRecipe,
+    checked: CheckResult,
+    store: Store,
+    on_progress: OnProgress = lambda what, done, total: None,
+    on_read: Callable[[int, int], None] = lambda done, total: None,
+) -> Build:
+    """Return a build that can run, of a recipe that was `checked` just before.
+
+    Its sources are brought here, unless they are remembered and every step is in the store; large ones are read while
+    they are converted. Raises RecipeError as `prepare_sources` and `plan_build` do.
+    """
+    if checked.context:
+        build = plan_build(loaded, checked=checked, on_read=on_read)
+        if not build.is_remembered or all(each.status == "hit" for each in build.status(store)):
+            return build
+    prepare_sources(loaded, on_progress)
+    return plan_build(loaded, on_read=on_read)
+
+
+def _place_problems(out: Path) -> Iterable[Diagnostic]:
+    try:
+        check_place(out)
+    except TrtspecError as error:
+        yield Diagnostic("", "place", error.message, error.hint).at(Mark(str(out)))
+
+
+def _machine_problems(loaded: LoadedRecipe, checked: CheckResult, out: Path, store: Store) -> list[Diagnostic]:
+    """Return what this machine lacks for a build: tools, room. Large sources are not read for it."""
+    if checked.errors or checked.context is None:
+        return []
+    try:
+        build = plan_build(loaded, checked=checked)
+    except TrtspecError as error:
+        message = f"{error.where}: {error.message}" if error.where else error.message
+        return [loaded.located(Diagnostic("engine", "machine", message, error.hint))]
+    found = build.lacks(store)
+    if build.is_read:  # else its steps may be in the store, whatever their keys look like
+        found += build.disk_problems(store, out)
+    return [loaded.located(each) for each in found]

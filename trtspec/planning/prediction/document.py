@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prediction as plain data: what `plan --json` has under `predicted`, and what `plan` shows of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.backends.base import find_backend
+from trtspec.backends.context import PlanContext
+from trtspec.methods.speedup import expected_tokens
+from trtspec.planning.prediction.capacity import largest_batch
+from trtspec.planning.prediction.cost import dollars_per_million
+from trtspec.planning.prediction.efficiency import published_acceptance
+from trtspec.planning.prediction.placement import place_draft
+from trtspec.planning.prediction.predict import Prediction, Unpredictable, predict
+from trtspec.planning.prediction.speedup import tree_tokens
+
+BATCHES = (1, 4, 16, 64)
+RATES = (0.6, 0.7, 0.8, 0.9)
+USUAL_RATE = 0.8  # by which places are compared
+
+Document = dict[str, Any]
+
+
+def describe_prediction(context: PlanContext, gpu_price: float | None = None) -> Document:
+    """Return the prediction of a recipe that drafts, or {"why_not": the reason}."""
+    try:
+        found = predict(context)
+    except Unpredictable as reason:
+        return {"why_not": str(reason)}
+    most, machine = context.recipe.engine.max_batch_size, found.pair.machine
+    return {
+        "why_not": "",
+        "gpu": machine.gpu.name,
+        "gpus": context.recipe.target.parallel.ranks,
+        "context_tokens": found.pair.context,
+        "draft_len": found.depth,
+        "draft_ms": _ms(found.pair.drafting.seconds(found.depth, 1, found.pair.context)),
+        "batches": [_batch(found, texts, gpu_price, context) for texts in batches_up_to(most)],
+        "by_acceptance_rate": {str(rate): _by_rate(found, rate, most) for rate in RATES},
+        "published": _published(context, found),
+        "largest_batch": largest_batch(context),
+        "placement": _placement(context, found),
+        "gpu_price": gpu_price,
+        "fitted_to": list(machine.reached.fitted_to),
+    }
+
+
+def batches_up_to(most: int) -> list[int]:
+    """Return the batches that are predicted: those that the recipe allows, its largest among them."""
+    return sorted({*(texts for texts in BATCHES if texts <= most), most})
+
+
+def _batch(found: Prediction, texts: int, gpu_price: float | None, context: PlanContext) -> Document:
+    """Return what a batch does in all, alone and by acceptance rate."""
+    seconds = found.pair.alone_seconds(texts)
+    speedup = {str(rate): round(found.pair.speedup(rate, found.depth, texts), 2) for rate in RATES}
+    document = {
+        "batch": texts,
+        "step_ms": _ms(seconds),
+        "tokens_per_s": round(texts / seconds, 1),
+        "speculative_step_ms": _ms(found.pair.step_seconds(texts, found.depth)),
+        "speedup": speedup,
+    }
+    if gpu_price is None:
+        return document
+    alone = dollars_per_million(gpu_price, context.recipe.target.parallel.ranks, texts / seconds)
+    by_rate = {rate: round(alone / speedup[rate], 6) for rate in speedup}
+    return document | {"dollars_per_million_tokens": {"alone": round(alone, 6), **by_rate}}
+
+
+def _by_rate(found: Prediction, rate: float, most: int) -> Document:
+    pair = found.pair
+    schedule = pair.schedule(rate, found.depths, most) if found.depths else []
+    return {
+        "tokens_per_step": round(expected_tokens(rate, found.depth), 2),
+        "break_even_batch": pair.break_even(rate, found.depth),
+        "best_draft_len": pair.best_depth(rate, found.depths, 1) if found.depths else None,
+        "schedule": [{"max_batch": texts, "draft_len": depth} for texts, depth in schedule],
+    }
+
+
+def _published(context: PlanContext, found: Prediction) -> Document | None:
+    """Return the speed-up at batch 1 with the acceptance that somebody published of the method."""
+    known = published_acceptance(context.recipe.speculation.method)
+    if known is None:
+        return None
+    rates = known.of_depth(found.depth)
+    tokens = tree_tokens(rates)
+    return {
+        "acceptance_rates": rates,
+        "tokens_per_step": round(tokens, 2),
+        "speedup": round(tokens * found.pair.step_ratio(found.depth, 1), 2),
+        "source": known.source,
+    }
+
+
+def _placement(context: PlanContext, found: Prediction) -> Document | None:
+    """Return where a draft model is best at batch 1; what drafts inside the target has no place of its own."""
+    if context.method.drafts_with != "model":
+        return None
+    gpus = find_backend(context.choice.name).memory(context)
+    has_room = all(gpu.total_bytes <= gpu.limit_bytes for gpu in gpus if gpu.limit_bytes)
+    placed = place_draft(found.pair, USUAL_RATE, found.depth, 1, has_room=has_room)
+    places = [
+        {"where": place.where, "pass_ms": _ms(place.pass_s), "speedup": round(place.speedup, 2), "fits": place.fits}
+        for place in placed.places
+    ]
+    return {"best": placed.best.where, "why": placed.why, "places": places}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass of a model reads and computes, from its headers and its config.
+
+Which tensors a pass reads is told by their names: a token passes a few of the experts, an embedding is looked up, and
+towers for pictures and sound do not run while text is generated. Knows no GPU and no method.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache, partial
+from math import prod
+from typing import NamedTuple
+
+from trtspec.checkpoints.memory_profile import LayerCache, read_outline
+from trtspec.checkpoints.quant.quant_config import QuantFormat, source_format
+from trtspec.checkpoints.safetensors import TensorInfo
+from trtspec.checkpoints.source import Source
+from trtspec.core.errors import CheckpointError
+
+ITEM_BYTES = 2  # of what is not quantized
+PACKED = {"U8": 2, "I32": 8}  # numbers of 4 bits in an item
+TABLES = ("I64", "BOOL")  # of ids
+SCALES = ("scales", "scale", "scale_inv", "scale_2", "qzeros", "g_idx")
+TOWERS = re.compile(r"(^|\.)(vision|visual|audio|multi_modal|mm_|embed_vision|embed_audio)")
+EMBEDDING = re.compile(r"embed_tokens|word_embeddings|markov_w1|\bwte\b")
+SEQUENTIAL = re.compile(r"markov_w2|confidence_")  # heads behind a block net, beside its LM head
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+EXPERT = ".experts."
+LINEAR_ROLES = ("dense", "expert")
+MANY_LAYERS = 1 << 30
+
+
+class Sizes(NamedTuple):
+    """How many numbers tensors hold, and in how many bytes."""
+
+    numbers: int
+    nbytes: int
+
+    def plus(self, other: Sizes) -> Sizes:
+        """Return both together."""
+        return Sizes(self.numbers + other.numbers, self.nbytes + other.nbytes)
+
+
+NO_SIZES = Sizes(0, 0)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a pass reads and computes, all ranks together.
+
+    `dense` is what every pass reads, with the `head`, which a draft head without one of its own borrows. Of `experts`,
+    `num_experts` in each layer, a token passes `experts_per_token`. `caches` are the layers that keep what was said and
+    how many there are of each kind, in numbers of `cache_item_bytes`. With `is_fp8` the matrices are multiplied in FP8
+    where the GPU does that.
+    """
+
+    dense: Sizes
+    head: Sizes
+    experts: Sizes = NO_SIZES
+    num_experts: int = 1
+    experts_per_token: int = 1
+    num_layers: int = 1
+    hidden_size: int = 0
+    caches: tuple[tuple[LayerCache, int], ...] = ()
+    cache_item_bytes: int = ITEM_BYTES
+    is_fp8: bool = False
+
+    @property
+    def active_numbers(self) -> int:
+        """Return the weights that a token is multiplied with."""
+        return self.dense.numbers + self.experts.numbers * self.experts_per_token // self.num_experts
+
+    def flops(self, tokens: int) -> float:
+        """Return the operations of a pass; attention's own are left out, which waits for its cache to be read."""
+        return 2.0 * self.active_numbers * tokens
+
+    def weight_bytes(self, tokens: int) -> float:
+        """Return the bytes of weights that a pass of so many tokens reads: more experts the more tokens there are.
+
+        Tokens are taken to choose their experts independently of each other, and each expert equally often.
+        """
+        missed = (1 - self.experts_per_token / self.num_experts) ** tokens
+        return self.dense.nbytes + self.experts.nbytes * (1 - missed)
+
+    def cache_bytes(self, texts: int, context: int, tensor: int) -> float:
+        """Return what each of `tensor` ranks reads of the caches of texts of so many tokens, once for all new ones."""
+        numbers = sum(count * layer.numbers_of_text(context, tensor) for layer, count in self.caches)
+        return float(texts * numbers * self.cache_item_bytes)
+
+
+def numbers_of(tensor: TensorInfo) -> int:
+    """Return how many weights a tensor holds: 4-bit ones are packed, and scales are no weights."""
+    if tensor.name.endswith(SCALES) or tensor.dtype in TABLES:
+        return 0
+    return prod(tensor.shape) * PACKED.get(tensor.dtype, 1)
+
+
+def count_parameters(source: Source) -> int:
+    """Return how many weights a checkpoint holds, all that is not used for text among them."""
+    return sum(numbers_of(tensor) for tensor in source.tensors.values())
+
+
+def work_of(source: Source, stored: QuantFormat) -> Work:
+    """Return what a pass of a model takes as it is stored; raises CheckpointError where its config lacks a size."""
+    outline, parts = read_outline(source), _parts(source, stored)
+    own = {role: sizes for (role, is_further), sizes in parts.items() if not is_further}
+    head = own.get("head") or own.get("embedding", NO_SIZES)
+    return Work(
+        dense=own.get("dense", NO_SIZES).plus(head),
+        head=head,
+        experts=own.get("expert", NO_SIZES),
+        num_experts=max(1, outline.num_experts),
+        experts_per_token=max(1, min(outline.experts_per_token, outline.num_experts)),
+        num_layers=outline.num_layers,
+        hidden_size=outline.hidden_size,
+        caches=tuple(Counter(outline.layers).items()),
+        cache_item_bytes=1 if stored.kv_cache == "fp8" else ITEM_BYTES,
+        is_fp8=stored.weights.startswith("fp8"),
+    )
+
+
+def further_work(source: Source, target: Work) -> Work | None:
+    """Return what a pass of the target's layers for further tokens (MTP) takes, None where it has none."""
+    parts = _parts(source, QuantFormat())
+    further = {role: sizes for (role, is_further), sizes in parts.items() if is_further}
+    return _drafting(further, 1, target) if further else None
+
+
+def head_work(source: Source, target: Work) -> Work:
+    """Return what a pass of a draft head takes; one without an LM head reads the target's."""
+    found = {role: sizes for (role, _), sizes in _parts(source, QuantFormat()).items()}
+    vocab = target.head.numbers // max(1, target.hidden_size)
+    beside = re.compile(f"{EMBEDDING.pattern}|{SEQUENTIAL.pattern}")
+    if any(tensor.shape[:1] == (vocab,) and not beside.search(name) for name, tensor in source.tensors.items()):
+        found.setdefault("head", NO_SIZES)  # Medusa's and ReDrafter's, by other names
+    return _drafting(found, len({number[1] for name in source.tensors if (number := LAYER.search(name))}), target)
+
+
+def _drafting(parts: dict[str, Sizes], layers: int, target: Work) -> Work:
+    return Work(
+        dense=parts.get("dense", NO_SIZES).plus(parts.get("head", target.head)),
+        head=target.head,
+        experts=parts.get("expert", NO_SIZES),
+        num_experts=target.num_experts,
+        experts_per_token=target.experts_per_token,
+        num_layers=max(1, layers),
+        hidden_size=target.hidden_size,
+        caches=tuple((layer, max(1, layers)) for layer, _ in target.caches[-1:]),
+        cache_item_bytes=target.cache_item_bytes,
+    )
+
+
+def _parts(source: Source, stored: QuantFormat) -> dict[tuple[str, bool], Sizes]:
+    """Return the sizes of all tensors by role, and by whether they draft further tokens (MTP).
+
+    A source in 32 bits is served in 16, and matrices in 8 where the recipe wants that; embedding and head keep 16.
+    """
+    is_quantized, part_of = source_format(source).weights != "none", cache(partial(_part, _num_layers(source)))
+    numbers: Counter[tuple[str, bool]] = Counter()
+    nbytes: Counter[tuple[str, bool]] = Counter()
+    for name, tensor in source.tensors.items():
+        # one name for all experts of a layer: there are ten thousands of them
+        part, count = part_of(name[: name.index(EXPERT) + len(EXPERT)] if EXPERT in name else name), numbers_of(tensor)
+        item = 1 if stored.weights != "none" and len(tensor.shape) > 1 and part[0] in LINEAR_ROLES else ITEM_BYTES
+        numbers[part] += count
+        nbytes[part] += tensor.nbytes if is_quantized and tensor.dtype not in TABLES else count * item
+    return {part: Sizes(count, nbytes[part]) for part, count in numbers.items() if part[0] != "tower"}
+
+
+def _num_layers(source: Source) -> int:
+    """Return from which layer on a checkpoint's layers are for further tokens; a draft head's own are not counted."""
+    try:
+        return read_outline(source).num_layers
+    except CheckpointError:
+        return MANY_LAYERS
+
+
+def _part(num_layers: int, name: str) -> tuple[str, bool]:
+    """Return a tensor's role, and whether it drafts further tokens."""
+    layer = LAYER.search(name)
+    return _role(name), name.startswith("mtp.") or (layer is not None and int(layer[1]) >= num_layers)
+
+
+def _role(name: str) -> str:
+    if TOWERS.search(name):
+        return "tower"
+    if EXPERT in name:
+        return "expert"
+    if EMBEDDING.search(name):
+        return "embedding"
+    return "head" if "head" in name and not SEQUENTIAL.search(name) else "dense"

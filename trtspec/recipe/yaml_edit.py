@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes a section of a recipe file and leaves every other character as somebody wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trtspec.core.diagnostics import RecipeError
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import create_file, replace_file, temporary_name
+from trtspec.recipe.load import load_recipe
+
+INDENT = "  "
+
+
+def write_section(path: Path, section: str, wanted: dict[str, Any]) -> bool:
+    """Make a top-level section of a recipe file say what is wanted; return whether that changed the file.
+
+    Keys that say so already keep their lines and comments; others are rewritten, added or removed. Raises TrtspecError,
+    the file untouched, where the result would be no recipe or could not be written.
+    """
+    check_editable(path)
+    before = path.read_text(encoding="utf-8")
+    after = edited(before, section, wanted)
+    if after == before:
+        return False
+    temporary = path.with_name(f"{temporary_name(path.stem)}{path.suffix}")  # beside it: a recipe names files by place
+    try:
+        create_file(temporary, after.encode())
+        load_recipe(temporary)
+        replace_file(path, after.encode())
+    except (OSError, RecipeError) as error:
+        message = error.diagnostics[0].message if isinstance(error, RecipeError) else error.strerror
+        raise TrtspecError(f"not written: {message}", where=str(path), hint="change it by hand") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def check_editable(path: Path) -> None:
+    """Raise TrtspecError where a recipe is no file, as one that comes with trtspec."""
+    if not path.is_file():
+        raise TrtspecError("there is no file to write to", where=str(path), hint="name a recipe file of yours")
+
+
+def edited(text: str, section: str, wanted: dict[str, Any]) -> str:
+    """Return a recipe's text with a section that says what is wanted."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    pair = next((pair for pair in pairs if pair[0].value == section), None)
+    lines = text.splitlines(keepends=True)
+    if pair is None:
+        tail = "" if not lines or lines[-1].endswith("\n") else "\n"
+        return text + tail + "".join([f"{section}:\n", *(_line(INDENT, *item) for item in wanted.items())])
+    node = pair[1]
+    if not isinstance(node, yaml.MappingNode) or node.flow_style or not node.value:
+        body = "".join([f"{section}:\n", *(_line(INDENT, *item) for item in wanted.items())])
+        return _with_lines(lines, pair[0].start_mark.line, _last_line(node), body)
+    return _edited_block(lines, node, wanted)
+
+
+def _edited_block(lines: list[str], node: yaml.MappingNode, wanted: dict[str, Any]) -> str:
+    """Rewrite the keys of a block mapping that differ, the last first, so that lines keep their numbers."""
+    indent = " " * node.value[0][0].start_mark.column
+    there = {key.value for key, _ in node.value}
+    end = _last_line(node)
+    added = "".join(_line(indent, key, value) for key, value in wanted.items() if key not in there)
+    if added:
+        lines[end] = lines[end] if lines[end].endswith("\n") else lines[end] + "\n"
+        lines.insert(end + 1, added)
+    for key, value in reversed(node.value):
+        if key.value in wanted and _plain(value) == wanted[key.value]:
+            continue
+        replacement = _line(indent, key.value, wanted[key.value]) if key.value in wanted else ""
+        first, last = key.start_mark.line, _last_line(value)
+        if replacement and first == last:
+            replacement = replacement.rstrip("\n") + lines[last][value.end_mark.column :]
+        lines = _with_lines(lines, first, last, replacement).splitlines(keepends=True)
+    return "".join(lines)
+
+
+def _plain(node: yaml.Node) -> Any:
+    return yaml.SafeLoader("").construct_document(node)
+
+
+def _last_line(node: yaml.Node) -> int:
+    """Return the line of a node's last character; what the parser calls its end is where the next token begins."""
+    if isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
+        last = node.value[-1]
+        return _last_line(last[1] if isinstance(last, tuple) else last)
+    mark = node.end_mark
+    return max(node.start_mark.line, mark.line - (mark.column == 0))
+
+
+def _with_lines(lines: list[str], first: int, last: int, text: str) -> str:
+    return "".join([*lines[:first], text, *lines[last + 1 :]])
+
+
+def _line(indent: str, key: str, value: Any) -> str:
+    """Return a key in YAML's flow style, which is JSON where a text needs no quotes."""
+    written = yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("...\n").strip()
+    return f"{indent}{key}: {written}\n"

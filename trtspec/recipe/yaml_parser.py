@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""YAML text to a tree, under limits that hold before anything is built from the text.
+
+Owns syntax: size, depth and node limits, what YAML is refused, how a plain scalar reads (the YAML 1.2 core schema).
+Works on the events of PyYAML's Python parser: its C parser overflows the stack on deep nesting, and its constructors
+read YAML 1.1 (`no` is false, `1:30` is 90) and keep the last of two equal keys.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from trtspec.core.diagnostics import TOKEN, Diagnostic, Mark, blot_tokens, stop
+from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, Node
+
+LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+CONSTANTS = dict.fromkeys(("", "~", "null", "Null", "NULL")) | {
+    spelling: word == "true" for word in ("true", "false") for spelling in (word, word.title(), word.upper())
+}
+INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+)
+
+# What the parser says it is within -> what opened it and what closes it; a quote has the same for both.
+OPENED: dict[str | None, tuple[str, str | None]] = {
+    "while parsing a flow mapping": ("{", "}"),
+    "while parsing a flow sequence": ("[", "]"),
+    "while scanning a quoted scalar": ("a quote", None),
+}
+
+
+@dataclass(frozen=True)
+class RecipeText:
+    """What a text is called, where its relative paths start, and its lines (none: it is too short to have places)."""
+
+    name: str
+    base: Path
+    lines: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, base: Path, text: str) -> RecipeText:
+        """Return the source of a text with lines; diagnostics may quote them, so tokens are blotted out."""
+        return cls(name, base, tuple(LINE_BREAK.split(blot_tokens(text))))
+
+    def mark(self, line: int, column: int) -> Mark:
+        """Return the place of a line and column counted from 0."""
+        return Mark(self.name, line + 1, column + 1, self.lines[line]) if self.lines else Mark(self.name)
+
+
+def parse_document(text: str, source: RecipeText, diagnostics: list[Diagnostic], path: tuple[str, ...] = ()) -> Node:
+    """Return the tree of one YAML document (nothing written reads as null), which stands at `path` of the recipe.
+
+    Broken syntax and limits raise RecipeError at once; what reading can continue after is added to `diagnostics`.
+    """
+    return _Builder(_guarded(text, source), source, diagnostics).document(path)
+
+
+def resolve_scalar(text: str) -> bool | int | float | str | None:
+    """Return the value of a plain scalar; a number that is no 64-bit one reads as an infinity."""
+    if text in CONSTANTS:
+        return CONSTANTS[text]
+    if INTEGER.fullmatch(text):
+        # Python refuses to convert thousands of digits.
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)) if len(text) <= 64 else math.inf
+    if FLOAT.fullmatch(text):
+        return float(re.sub(r"\.(?=[inIN])", "", text))
+    return text
+
+
+def _guarded(text: str, source: RecipeText) -> Iterator[Any]:
+    """Yield the events as long as they stay within the limits."""
+    depth = nodes = documents = 0
+    for event in _events(text, source):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        nodes += isinstance(event, yaml.NodeEvent)
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        mark = source.mark(event.start_mark.line, event.start_mark.column)
+        if depth > MAX_DEPTH:
+            stop(mark, "too-deep", f"nested deeper than {MAX_DEPTH} levels", "is it a recipe?")
+        if nodes > MAX_NODES:
+            stop(mark, "too-large", f"more than {MAX_NODES:,} values", "is it a recipe?")
+        if documents > 1:
+            stop(mark, "many-documents", "a second document begins here", "one recipe a file; `matrix` makes several")
+        if isinstance(event, yaml.AliasEvent):
+            hint = "write the value out; `extends` shares keys between recipes"
+            stop(mark, "alias", f"aliases (*{event.anchor}) are not part of a recipe", hint)
+        yield event
+
+
+def _events(text: str, source: RecipeText) -> Iterator[Any]:
+    mark = source.mark(0, 0)
+    events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
+    try:
+        for event in events:
+            mark = source.mark(event.end_mark.line, event.end_mark.column)
+            yield event
+    except yaml.reader.ReaderError as error:
+        before = LINE_BREAK.split(text[: error.position])
+        message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
+        stop(source.mark(len(before) - 1, len(before[-1])), "syntax", message, "remove it")
+    except yaml.MarkedYAMLError as error:
+        if place := error.problem_mark:
+            mark = source.mark(place.line, place.column)
+        if error.context in OPENED and (start := error.context_mark):
+            _stop_unclosed(error, source.mark(start.line, start.column), mark)
+        stop(mark, "syntax", _syntax_message(error), _syntax_hint(error))
+    except (ValueError, OverflowError) as error:
+        # PyYAML lets the errors of chr() and int() through.
+        stop(mark, "syntax", f"not valid YAML: a bad escape or directive after this place ({error})")
+
+
+def _stop_unclosed(error: yaml.MarkedYAMLError, opened: Mark, found: Mark) -> NoReturn:
+    """Stop at the bracket or quote that something is missing behind: the parser stops where it gives up, lines on."""
+    opening, closing = OPENED[str(error.context)]
+    if closing is None:
+        stop(opened, "syntax", "not valid YAML: the quote that opens here is not closed", "close it in this line")
+    at_end = "<stream end>" in str(error.problem)
+    if opened.line == found.line and not at_end:
+        stop(found, "syntax", f"not valid YAML: expected `,` or `{closing}` here", _syntax_hint(error))
+    hint = f"close it with `{closing}`" + ("" if at_end else f", or add the `,` missing before line {found.line}")
+    stop(opened, "syntax", f"not valid YAML: the `{opening}` here is not closed", hint)
+
+
+def _syntax_message(error: yaml.MarkedYAMLError) -> str:
+    return "not valid YAML: " + ", ".join(part for part in (error.context, error.problem) if part)
+
+
+def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
+    said = str(error.problem)
+    if "'\\t'" in said:
+        return "indent with spaces, not tabs"
+    return "quote a value that holds `: `" if "mapping values are not allowed" in said else None
+
+
+class _Builder:
+    """Events to nodes. A refused entry is reported and left out; reading goes on."""
+
+    def __init__(self, events: Iterator[Any], source: RecipeText, diagnostics: list[Diagnostic]) -> None:
+        self.events = events
+        self.source = source
+        self.diagnostics = diagnostics
+
+    def document(self, path: tuple[str, ...]) -> Node:
+        start = Mark(self.source.name)
+        root = Node(None, start, start, self.source.base)
+        for event in self.events:
+            if isinstance(event, yaml.NodeEvent):
+                root = self.node(event, path)
+        return root
+
+    def node(self, event: Any, path: tuple[str, ...], key_mark: Mark | None = None) -> Node:
+        mark = self.source.mark(event.start_mark.line, event.start_mark.column)
+        if event.tag:
+            self.report(mark, "tag", path, f"tags ({event.tag}) are not part of a recipe", "quote the value instead")
+        if isinstance(event, yaml.ScalarEvent):
+            value, raw = self.scalar(event, path, mark), event.value
+        else:
+            value, raw = self.items(path) if isinstance(event, yaml.SequenceStartEvent) else self.entries(path), ""
+        return Node(value, mark, key_mark or mark, self.source.base, raw)
+
+    def scalar(self, event: Any, path: tuple[str, ...], mark: Mark) -> Any:
+        value = resolve_scalar(event.value) if event.style is None else event.value
+        if isinstance(value, (int, float)) and not abs(value) < 2**63:
+            self.report(mark, "out-of-range", path, "a number of a recipe is finite and fits in 64 bits")
+        if CONTROL.search(event.value):
+            self.report(mark, "control-character", path, "control characters are not part of a recipe")
+        if TOKEN.search(event.value):
+            hint = "revoke it if it was shared; write env:NAME (or file:PATH) instead"
+            self.report(mark, "secret", path, "this looks like a token; a recipe holds no secrets", hint)
+        return value
+
+    def items(self, path: tuple[str, ...]) -> list[Node]:
+        found: list[Node] = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            found.append(self.node(event, (*path, str(len(found)))))
+        return found
+
+    def entries(self, path: tuple[str, ...]) -> dict[str, Node]:
+        found: dict[str, Node] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            key = self.node(event, path)
+            below = (*path, key.raw)
+            value = self.node(next(self.events), below, key.mark)
+            if self.accepts(key, below, found):
+                found[key.value] = value
+        return found
+
+    def accepts(self, key: Node, path: tuple[str, ...], found: dict[str, Node]) -> bool:
+        if not isinstance(key.value, str):
+            hint = f'quote it: "{key.raw}"' if key.raw else None
+            self.report(key.mark, "non-string-key", path, "a key must be a string", hint)
+        elif key.value == "<<":
+            hint = "`extends: other.yaml` shares keys between recipes"
+            self.report(key.mark, "merge-key", path, "merge keys (<<) are not part of a recipe", hint)
+        elif key.value in found:
+            first, again = found[key.value].key_mark.line, key.mark.line
+            lines = f", in lines {first} and {again}" if first else ""
+            self.report(key.mark, "duplicate-key", path, f"the key stands twice{lines}", "remove one of the two")
+        else:
+            return True
+        return False
+
+    def report(self, mark: Mark, code: str, path: tuple[str, ...], message: str, hint: str | None = None) -> None:
+        self.diagnostics.append(Diagnostic(".".join(path), code, message, hint).at(mark))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From answers to an advice: the rules that fire, the one that decides, and what to tell it yet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from trtspec.backends.base import backends
+from trtspec.report.advisor.questions import Answers, all_asked_for, with_derived
+from trtspec.report.advisor.rules import VERDICTS, Rule, method_rules, speculate_rules
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Whether to speculate ("yes", "measure" or "no"), which rule said so, and which others fired.
+
+    `methods` are to be tried in this order, by `method_rule`; with "no" they are for who tries all the same. `not_told`
+    are the rules that could decide otherwise, by the options that would have to be given.
+    """
+
+    answers: Answers
+    speculate: str
+    decided_by: Rule
+    others: tuple[Rule, ...]
+    methods: tuple[str, ...]
+    method_rule: Rule
+    not_told: dict[tuple[str, ...], list[str]]
+    first: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `advise --json`."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "speculate": self.speculate,
+            "decided_by": self._rule(self.decided_by),
+            "methods": list(self.methods),
+            "methods_by": self._rule(self.method_rule),
+            "first": list(self.first),
+            "rules": [self._rule(rule) for rule in self.others],
+            "not_told": [{"options": list(options), "could_decide": names} for options, names in self.not_told.items()],
+            "answers": {
+                name: {"value": each.value, "from": each.source} for name, each in sorted(self.answers.items())
+            },
+            "notes": list(self.notes),
+        }
+
+    def _rule(self, rule: Rule) -> dict[str, str]:
+        said = {"says": rule.says} if rule.says else {}
+        return {"name": rule.name, **said, "why": rule.reason(self.answers), "source": rule.source}
+
+
+def advise(answers: Answers, notes: Sequence[str] = ()) -> Advice:
+    """Return what follows from answers; `notes` are what is to be said beside it."""
+    known = with_derived(answers)
+    fired = [rule for rule in speculate_rules() if rule.fires(known)]
+    decided = min(fired, key=_rank)
+    tried = next(rule for rule in method_rules() if rule.fires(known))
+    values = {name: each.value for name, each in known.items()}
+    methods = tuple(method.format_map(values) for method in tried.methods)
+    before = takewhile(lambda rule: rule is not tried, method_rules()) if decided.says != "no" else ()
+    stronger = [rule for rule in speculate_rules() if _rank(rule) < _rank(decided)]
+    return Advice(
+        answers=known,
+        speculate=decided.says,
+        decided_by=decided,
+        others=tuple(rule for rule in fired if rule is not decided and rule.when),
+        methods=methods,
+        method_rule=tried,
+        not_told=_not_told(known, [*stronger, *before]),
+        first=_first(decided.says, methods, known),
+        notes=tuple(notes),
+    )
+
+
+def _rank(rule: Rule) -> int:
+    """Return which rule goes before others: by its verdict, and the one without conditions last."""
+    return VERDICTS.index(rule.says) if rule.when else len(VERDICTS)
+
+
+def _not_told(answers: Answers, rules: Sequence[Rule]) -> dict[tuple[str, ...], list[str]]:
+    """Return which of the rules further answers could make fire, by the options that would give them."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for rule in rules:
+        if (options := all_asked_for(rule.when, answers)) and rule.could_fire(answers):
+            found.setdefault(tuple(sorted(options)), []).append(rule.name)
+    return dict(sorted(found.items(), key=lambda each: (len(each[0]), each[0])))
+
+
+def _first(verdict: str, methods: Sequence[str], answers: Answers) -> tuple[str, ...]:
+    """Return the commands to begin with."""
+    recipe = answers["recipe"].value if "recipe" in answers else "RECIPE"
+    if verdict == "no":
+        return (f"trtspec build {recipe} --set speculation.method=none",)
+    if not (here := [method for method in methods if method in _profiled()]):
+        return (f"trtspec plan {recipe} --set speculation.method={methods[0]}",)
+    load = f" --concurrency {max(1, round(answers['concurrency'].value))}" if "concurrency" in answers else ""
+    return (f"trtspec profile {recipe} --prompts FILE --methods {','.join(here)}{load}",)
+
+
+def _profiled() -> Collection[str]:
+    """Return the methods that `profile` can try: those of the engine that runs in its process."""
+    return next(backend for backend in backends().values() if backend.in_process).methods()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running server's metrics answer, read at its /metrics or asked of a Prometheus: `metrics.yaml` says which."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.package_data import read_own
+from trtspec.core.prometheus_text import parse_metrics
+from trtspec.report.advisor.prometheus_values import Scraped
+from trtspec.report.advisor.questions import Answer
+from trtspec.report.monitoring.fetch import fetch
+
+NONE_KNOWN = "none of its metrics is known"
+
+
+class Numbers(Protocol):
+    """Numbers of metrics; each is None where there is none."""
+
+    def gauge(self, name: str, labels: Mapping[str, str]) -> float | None:
+        """Return the sum over the series of the model with the most."""
+
+    def mean(self, name: str, labels: Mapping[str, str]) -> float | None:
+        """Return the mean over the series."""
+
+    def rate(self, name: str, labels: Mapping[str, str]) -> float | None:
+        """Return by how much a counter grows in a second, of the model with the least."""
+
+    def ratio(self, name: str, per: str, labels: Mapping[str, str]) -> float | None:
+        """Return by how much a counter grows for each that another one does."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One entry of `metrics.yaml`."""
+
+    gauge: str = ""
+    mean: str = ""
+    rate: str = ""
+    ratio: str = ""
+    per: str = ""
+    where: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    times: float = 1
+    plus: float = 0
+
+    def of(self, numbers: Numbers) -> float | None:
+        """Return its answer."""
+        if self.where and not numbers.ratio(self.where, self.per, self.labels):
+            return None
+        if self.ratio:
+            value = numbers.ratio(self.ratio, self.per, self.labels)
+        else:
+            ask = numbers.gauge if self.gauge else numbers.mean if self.mean else numbers.rate
+            value = ask(self.gauge or self.mean or self.rate, self.labels)
+        return None if value is None else value * self.times + self.plus
+
+
+@cache
+def readings() -> dict[str, tuple[Reading, ...]]:
+    """Return what answers each question."""
+    found = read_own(Path(__file__).with_name("metrics.yaml"))
+    return {name: tuple(Reading(**each) for each in entries) for name, entries in found.items()}
+
+
+def measured_answers(numbers: Numbers, source: str) -> dict[str, Answer]:
+    """Return what can be answered; raises TrtspecError where that is nothing. A text without tokens answers nothing."""
+    found = {}
+    for name, entries in readings().items():
+        values = (entry.of(numbers) for entry in entries)
+        value = next((value for value in values if value is not None), None)
+        if value is not None and (value > 0 or name == "gpu_utilization"):
+            found[name] = Answer(value, source)
+    if not found:
+        raise TrtspecError(NONE_KNOWN, where=source, hint="is it busy? docs/advise.md lists the metrics that are read")
+    return found
+
+
+def scrape(url: str, seconds: float, get: Callable[[str], bytes] = fetch) -> dict[str, Answer]:
+    """Return what a server's /metrics answer, read twice; between the readings so many seconds pass."""
+    before, started = parse_metrics(get(url)), time.monotonic()
+    time.sleep(seconds)
+    after = parse_metrics(get(url))
+    return measured_answers(Scraped(before, after, time.monotonic() - started), url)

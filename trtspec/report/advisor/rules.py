@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of `rules.yaml` as values: when one fires, and whether it still could. Knows nothing of what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.package_data import read_own
+from trtspec.report.advisor.questions import Answers
+
+Given = Mapping[str, Mapping[str, Any]]
+VERDICTS = ("no", "measure", "yes")  # the first that a rule says decides
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How an answer has to be: `least` and `most` include their value, `above` and `below` do not; none is any."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    among: tuple[str, ...] = ()
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a value is so."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+            and (not self.among or value in self.among)
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What follows from answers: a verdict (`says`), or the `methods` to try; why, and who says so."""
+
+    name: str
+    why: str
+    source: str
+    says: str = ""
+    methods: tuple[str, ...] = ()
+    when: Mapping[str, Condition] = field(default_factory=dict)
+    unless: Mapping[str, Condition] = field(default_factory=dict)
+
+    def fires(self, answers: Answers) -> bool:
+        """Return whether all that it asks for was told, and is so."""
+        return all(name in answers for name in self.when) and self.could_fire(answers)
+
+    def could_fire(self, answers: Answers) -> bool:
+        """Return whether nothing that was told speaks against it."""
+        return all(_holds(name, each, answers, or_unknown=True) for name, each in self.when.items()) and not any(
+            _holds(name, each, answers, or_unknown=False) for name, each in self.unless.items()
+        )
+
+    def reason(self, answers: Answers) -> str:
+        """Return why, with the answers in it, numbers in three digits."""
+        return self.why.format_map({name: _rounded(answer.value) for name, answer in answers.items()})
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _holds(name: str, condition: Condition, answers: Answers, *, or_unknown: bool) -> bool:
+    return condition.holds(answers[name].value) if name in answers else or_unknown
+
+
+@cache
+def speculate_rules() -> tuple[Rule, ...]:
+    """Return the rules about whether to speculate."""
+    return _rules("speculate")
+
+
+@cache
+def method_rules() -> tuple[Rule, ...]:
+    """Return the rules about what to try first."""
+    return _rules("methods")
+
+
+def _rules(kind: str) -> tuple[Rule, ...]:
+    found = read_own(Path(__file__).with_name("rules.yaml"))[kind]
+    return tuple(_rule(**each) for each in found)
+
+
+def _rule(*, methods: Sequence[str] = (), when: Given, unless: Given | None = None, **said: str) -> Rule:
+    return Rule(**said, methods=tuple(methods), when=_conditions(when), unless=_conditions(unless or {}))
+
+
+def _conditions(given: Given) -> dict[str, Condition]:
+    return {name: _condition(**each) for name, each in given.items()}
+
+
+def _condition(*, among: Sequence[str] = (), **limits: float) -> Condition:
+    return Condition(**limits, among=tuple(among))

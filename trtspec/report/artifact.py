@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections about the artifact itself: what it is, the memory it takes, how it was built, its recipe and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import yaml
+
+from trtspec.core.gpus import GPUS
+from trtspec.report.documents import Facts
+from trtspec.report.plots.bars import grouped, stacked
+from trtspec.report.plots.frame import Series
+from trtspec.report.section import Section, Table
+
+GIB, MIB = 1 << 30, 1 << 20
+SHOWN_FILES = 20
+KEY = 16  # digits of a step's key, which the manifest has whole
+LEAST_SHARE = 0.01  # of a build's time; a shorter step is in the table and not in the plot
+
+
+def summary(facts: Facts) -> Iterator[Section]:
+    """Yield what the artifact is."""
+    recipe, manifest = facts.recipe, facts.manifest
+    speculation = manifest.recipe.speculation
+    rows = [
+        ("target", manifest.recipe.models["target"].model),
+        ("method", speculation.method),
+        *([("draft", manifest.recipe.models["draft"].model)] if "draft" in manifest.recipe.models else []),
+        ("draft_len", str(recipe["speculation"].get("draft_len", "-"))),
+        ("accepts by", speculation.acceptance),
+        ("backend", f"{manifest.backend.name}: {manifest.backend.why}"),
+        ("GPU", str(manifest.gpu.get("name", "none named"))),
+        ("made with", ", ".join(f"{name} {version}" for name, version in sorted(manifest.tools.items()))),
+        ("manifest", facts.manifest_sha256),
+        *(
+            (
+                f"{'found' if each.is_kept else 'shown'}: {each.name}",
+                f"{each.sha256}{each.against and f' ({each.against})'}",
+            )
+            for each in facts.sources
+        ),
+    ]
+    yield Section("What it is", "", tables=[Table("The artifact", ("", ""), rows)])
+
+
+def memory(facts: Facts) -> Iterator[Section]:
+    """Yield the memory of each device by its parts."""
+    devices = facts.manifest.memory
+    if not devices:
+        return
+    parts = {
+        "weights": [each.weights_bytes for each in devices],
+        "draft": [each.draft_bytes for each in devices],
+        "KV cache": [each.kv_cache_bytes for each in devices],
+        "activations": [each.activation_bytes for each in devices],
+    }
+    most = max(each.total_bytes for each in devices)
+    unit, scale = ("GiB", GIB) if most >= GIB else ("MiB", MIB)
+    series = [Series(name, [value / scale for value in values]) for name, values in parts.items()]
+    labels = [f"GPU {each.id}" if each.id.isdigit() else each.id for each in devices]
+    rows = [
+        (label, *(f"{values[place] / scale:.2f}" for values in parts.values()), f"{device.total_bytes / scale:.2f}")
+        for place, (label, device) in enumerate(zip(labels, devices, strict=True))
+    ]
+    gpu = GPUS.get(str(facts.manifest.gpu.get("name", "")).lower())
+    limits = [gpu.memory_bytes / scale if gpu and each.id.isdigit() else None for each in devices]
+    words = f"What serving takes, as planned.{' The line is what the GPU has.' if any(limits) else ''}"
+    table = Table.of_numbers(f"{unit} by device", ("", *parts, "all"), rows)
+    yield Section("Memory", words, stacked("Memory by device", labels, series, unit, limits), [table])
+
+
+def build(facts: Facts) -> Iterator[Section]:
+    """Yield the steps with their keys, and their times where a document has them."""
+    keys = {step.name: step.key[:KEY] for step in facts.manifest.steps}
+    if facts.build is None:
+        table = Table("Steps", ("step", "key"), list(keys.items()), digests=(1,))
+        yield Section("How it was built", "", tables=[table])
+        return
+    steps = facts.build.steps
+    rows = [(step.name, step.status, f"{step.seconds:.2f}", keys.get(step.name, "-")) for step in steps]
+    table = Table("Steps", ("step", "", "seconds", "key"), rows, right=(2,), digests=(3,))
+    long = [step for step in steps if step.seconds > LEAST_SHARE * facts.build.seconds]
+    times = Series("seconds", [step.seconds for step in long])
+    plot = grouped("Seconds by step", [step.name for step in long], [times], "seconds") if long else ""
+    yield Section("How it was built", f"In {facts.build.seconds:.1f} seconds.", plot, [table])
+
+
+def recipe(facts: Facts) -> Iterator[Section]:
+    """Yield the recipe as it was resolved."""
+    text = yaml.safe_dump(facts.recipe, sort_keys=False, default_flow_style=None, width=100)
+    yield Section("Recipe, as it was resolved", "", text=text)
+
+
+def files(facts: Facts) -> Iterator[Section]:
+    """Yield the largest files with their digests."""
+    found = sorted(facts.manifest.files, key=lambda record: -record.size)
+    rows = [(record.path, f"{record.size:,}", record.sha256) for record in found[:SHOWN_FILES]]
+    words = f"{len(found)} files, {sum(record.size for record in found):,} bytes"
+    if len(found) > SHOWN_FILES:
+        words += f"; the {SHOWN_FILES} largest"
+    table = Table("Files", ("path", "bytes", "SHA-256"), rows, right=(1,), digests=(2,))
+    yield Section("Files", words, tables=[table])

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents that a report is made of: an artifact's own, and saved ones of other commands (`forms/`).
+
+A stranger's file is bounded before it is parsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from pydantic import BaseModel, ValidationError
+
+from trtspec.bench.provenance import objection
+from trtspec.bench.saved_documents import kept_documents
+from trtspec.bench.target_fingerprint import target_sha256
+from trtspec.bench.verification_report import Verification, read_copy, read_verification, undecided_policy
+from trtspec.checkpoints.safe_json import parse_object, shown
+from trtspec.core.diagnostics import plain_words
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import read_bounded, unreadable
+from trtspec.report.schemas.baseline import BaselineDocument
+from trtspec.report.schemas.bench import BenchDocument
+from trtspec.report.schemas.build import BuildDocument
+from trtspec.report.schemas.load import LoadDocument
+from trtspec.report.schemas.plan import PlanDocument
+from trtspec.report.schemas.profile import ProfileDocument
+from trtspec.report.schemas.train import TrainDocument
+from trtspec.store.manifest import Manifest, load_manifest, manifest_sha256
+
+ELSEWHERE = "measured elsewhere, not verified here"
+MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
+KNOWN = "documents of `trtspec build`, `plan`, `baseline`, `profile`, `bench` and `train` with --json can be shown"
+
+# What documents are, by the first of these keys that they have: a plan has steps, too.
+FORMS: dict[str, tuple[str, type[BaseModel]]] = {
+    "methods": ("profile", ProfileDocument),
+    "speculative": ("bench", BenchDocument),
+    "points": ("load", LoadDocument),
+    "median_tokens_per_s": ("baseline", BaselineDocument),
+    "published": ("training", TrainDocument),
+    "predicted": ("plan", PlanDocument),
+    "steps": ("build", BuildDocument),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that a report was made of; `against` is why it is not of the artifact, "" where it may be.
+
+    `what` names the field of Facts that it fills; `is_kept` is true of one that trtspec saved by itself.
+    """
+
+    name: str
+    sha256: str
+    against: str
+    what: str = ""
+    is_kept: bool = False
+
+
+@dataclass
+class Facts:
+    """Everything that a report may show.
+
+    `elsewhere` is set where the verification comes from the artifact's own copy of the report, which proves nothing.
+    """
+
+    root: Path
+    manifest: Manifest
+    manifest_sha256: str
+    verification: Verification | None
+    elsewhere: bool = False
+    build: BuildDocument | None = None
+    profile: ProfileDocument | None = None
+    baseline: BaselineDocument | None = None
+    bench: BenchDocument | None = None
+    plan: PlanDocument | None = None
+    load: LoadDocument | None = None
+    training: TrainDocument | None = None
+    sources: list[Source] = field(default_factory=list)
+
+    @overload
+    def counted(self, what: Literal["bench"]) -> BenchDocument | None: ...
+    @overload
+    def counted(self, what: Literal["load"]) -> LoadDocument | None: ...
+    @overload
+    def counted(self, what: Literal["profile"]) -> ProfileDocument | None: ...
+    def counted(self, what: str) -> Any:
+        """Return a document that counts for the artifact; one that is of another is shown, but does not count."""
+        is_foreign = any(each.what == what and each.against for each in self.sources)
+        return None if is_foreign else getattr(self, what)
+
+    def objection(self, values: Mapping[str, Any]) -> str:
+        """Return why a document is not of the artifact, "" where it may be."""
+        return objection(values, self.manifest, self.manifest_sha256)
+
+    @property
+    def name(self) -> str:
+        """Return the recipe's name."""
+        return self.manifest.recipe.name
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Return the recipe as it was resolved."""
+        return self.manifest.recipe.as_dict()
+
+
+def gather(root: Path, others: Sequence[Path]) -> Facts:
+    """Read an artifact's manifest and report, and further documents; raises TrtspecError for what is none.
+
+    Documents that commands saved by themselves, of the artifact or of its target, fill what `others` do not.
+    """
+    own = read_verification(root)
+    found = own or read_copy(root)
+    judged = found.under(undecided_policy()) if found else None
+    facts = Facts(root, load_manifest(root), manifest_sha256(root), judged, own is None and found is not None)
+    for path in others:
+        what, values, document, digest = _read(path)
+        facts.sources.append(Source(path.name, digest, facts.objection(values), what))
+        setattr(facts, what, document)
+    for path in kept_documents(root, target_sha256(facts.manifest)):
+        with suppress(TrtspecError):  # one that a report does not show, or that somebody damaged
+            what, values, document, digest = _read(path)
+            if getattr(facts, what) is None and not facts.objection(values):
+                facts.sources.append(Source(path.name, digest, "", what, is_kept=True))
+                setattr(facts, what, document)
+    return facts
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any], BaseModel, str]:
+    """Return what a document is, what it says, that as its form has it, and its digest."""
+    try:
+        data = read_bounded(path, MAX_BYTES)
+        values = parse_object(data, MAX_VALUES)
+    except OSError as error:
+        raise TrtspecError(unreadable(error), where=str(path), hint=KNOWN) from None
+    except ValueError as error:
+        raise TrtspecError(str(error), where=str(path), hint=KNOWN) from None
+    key = next((key for key in FORMS if key in values), None)
+    if key is None:
+        raise TrtspecError("not a document that a report shows", where=str(path), hint=KNOWN)
+    what, form = FORMS[key]
+    try:
+        return what, values, form.model_validate(values), hashlib.sha256(data).hexdigest()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = shown(".".join(map(str, first["loc"])))
+        raise TrtspecError(f"{where}: {plain_words(first['msg'])}", where=str(path), hint=KNOWN) from None

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as CI jobs show it: Markdown for a summary, JUnit for a list of tests, GitHub's annotations for a diff."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from trtspec.bench.speedup import UNDECIDED
+from trtspec.bench.verdict import ALONE, PAYS, SHIP
+from trtspec.bench.verification_report import Check
+from trtspec.report.documents import ELSEWHERE, Facts
+from trtspec.report.judged import contradiction, standing, verdict
+from trtspec.report.section import Figure, Table
+from trtspec.report.sections import sections
+
+UNFIT = {0x9, 0xA, 0xD}
+
+
+def render_markdown(facts: Facts) -> str:
+    """Return a job's summary."""
+    parts = [f"# {_plain(facts.name)}", f"**{_plain(verdict(facts).text)}**", _plain(standing(facts))]
+    for section in sections(facts):
+        parts.append(f"## {_plain(section.title)}")
+        parts += [_plain(section.words)] if section.words else []
+        parts += ["\n".join(map(_figure, section.figures))] if section.figures else []
+        parts += [_table(table) for table in section.tables]
+        parts += [f"```yaml\n{section.text.replace('```', '')}```"] if section.text else []
+    return "\n\n".join(parts) + "\n"
+
+
+def render_junit(facts: Facts) -> str:
+    """Return a test for each check; one that was left out is skipped, and without a verification there is an error.
+
+    An undecided check is a failure or skipped, by the policy (`undecided_policy`). The verdict is a property of the
+    suite and its output.
+    """
+    found, said = facts.verification, verdict(facts)
+    suite = ElementTree.Element("testsuite", name=_xml(facts.name))
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in {**said.as_dict(), "verification": standing(facts)}.items():
+        ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
+    for check in found.checks if found else ():
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(check.name))
+        case.set("time", f"{check.seconds:.3f}")
+        if not check.ok:
+            ElementTree.SubElement(case, "failure", message=_xml(check.detail))
+        elif check.state == UNDECIDED:
+            ElementTree.SubElement(case, "skipped", message=_xml(f"undecided: {check.detail}"))
+        ElementTree.SubElement(case, "system-out").text = _xml(_what_was_found(facts, check))
+    for each in found.left_out if found else ():
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(each.name))
+        ElementTree.SubElement(case, "skipped", message=_xml(each.why))
+    if found is None or facts.elsewhere:
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name="verified")
+        message = ELSEWHERE if facts.elsewhere else "the artifact was not verified as it lies here"
+        ElementTree.SubElement(case, "error", message=message)
+    ElementTree.SubElement(suite, "system-out").text = _xml(said.text)
+    suite.set("tests", str(len(suite.findall("testcase"))))
+    suite.set("time", f"{sum(check.seconds for check in found.checks) if found else 0:.3f}")
+    suite.set("failures", str(len(suite.findall("testcase/failure"))))
+    suite.set("errors", str(len(suite.findall("testcase/error"))))
+    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def render_annotations(facts: Facts) -> str:
+    """Return workflow commands: the verdict, then each check that fails, is undecided or contradicted."""
+    said = verdict(facts)
+    level = "notice" if said.decision in (SHIP, PAYS, ALONE) else "warning"
+    lines = [f"::{level} title={_property(facts.name)}::{_data(said.text)}"]
+    if facts.verification is None:
+        lines.append(f"::warning title={_property(facts.name)}::the artifact was not verified as it lies here")
+    if facts.elsewhere:
+        lines.append(f"::warning title={_property(facts.name)}::{ELSEWHERE}")
+        return "".join(f"{line}\n" for line in lines)
+    for check in facts.verification.checks if facts.verification else ():
+        title = f"title={_property(f'{facts.name}: {check.name}')}"
+        if not check.ok or check.state == UNDECIDED:
+            lines.append(f"::{'warning' if check.ok else 'error'} {title}::{_data(check.detail)}")
+        if against := contradiction(facts, check):
+            lines.append(f"::warning {title}::{_data(f'{check.state}, but {against}')}")
+    if facts.verification and facts.verification.ok:
+        lines.append(f"::notice title={_property(facts.name)}::{_data(standing(facts))}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _what_was_found(facts: Facts, check: Check) -> str:
+    against = contradiction(facts, check)
+    return f"{check.detail}; contradicted: {against}" if against else check.detail
+
+
+def _figure(figure: Figure) -> str:
+    return f"* **{_plain(figure.value)}** {_plain(figure.name)}" + (f" ({_plain(figure.of)})" if figure.of else "")
+
+
+def _table(table: Table) -> str:
+    head = "| " + " | ".join(map(_cell, table.columns)) + " |"
+    rule = "|" + "|".join("---:" if place in table.right else "---" for place in range(len(table.columns))) + "|"
+    rows = ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
+    return "\n".join([head, rule, *rows])
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown takes as it is."""
+    kept = "".join(f"\\{char}" if char in "\\`*_[]<>#|" else char for char in text)
+    return " ".join(kept.split())
+
+
+def _cell(text: str) -> str:
+    return _plain(text) or " "
+
+
+def _xml(text: str) -> str:
+    """Return a text without what XML cannot hold."""
+    return "".join(char for char in text if char.isprintable() or ord(char) in UNFIT)
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict of a report, from the documents that are of its artifact; a document of another does not count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from trtspec.bench.evidence import evidence, is_closed, of_load, of_manifest, of_verification
+from trtspec.bench.speedup import MAX_RUNS
+from trtspec.bench.verdict import Evidence, Option, Ratio, Verdict, against, verdict_of
+from trtspec.bench.verification_report import Check
+from trtspec.report.documents import ELSEWHERE, Facts
+from trtspec.report.schemas.profile import AtBatch, Candidate
+
+
+def verdict(facts: Facts) -> Verdict:
+    """Return the sentence that a report begins with."""
+    return verdict_of(evidence_of(facts))
+
+
+def evidence_of(facts: Facts) -> Evidence:
+    """Return what is known of the artifact's own speculation, and of other ways to draft for its target."""
+    found = [
+        of_manifest(facts.manifest, facts.root),
+        of_verification(None if facts.elsewhere else facts.verification),
+        _expected(facts),
+    ]
+    found += [_loaded(facts), _benched(facts), {"rivals": _rivals(facts), "foreign": foreign(facts)}]
+    return evidence(*found)
+
+
+def standing(facts: Facts) -> str:
+    """Return in a few words what a verification found: which checks hold, fail or are undecided."""
+    found = facts.verification
+    if found is None:
+        return "not verified"
+    if facts.elsewhere:
+        return ELSEWHERE
+    states = ("fails", "undecided", "holds")
+    names = {state: [check.name for check in found.checks if check.state == state] for state in states}
+    words = {"fails": "does not hold", "undecided": "undecided", "holds": "verified"}
+    return "; ".join(f"{words[state]}: {', '.join(names[state])}" for state in states if names[state])
+
+
+def contradiction(facts: Facts, check: Check) -> str:
+    """Return what the benchmark measured that contradicts a check, "" where nothing does."""
+    bench = facts.counted("bench")
+    if bench is None:
+        return ""
+    low, high = bench.speedup_interval
+    texts = (bench.identical_texts, bench.prompts)
+    return against(check, Ratio(bench.speedup, low, high), bench.speculative.acceptance_rate, texts)
+
+
+def foreign(facts: Facts) -> list[str]:
+    """Return the documents that are not of the artifact, each with the reason."""
+    return [f"{each.name} is {each.against}" for each in facts.sources if each.against]
+
+
+def own_candidate(facts: Facts) -> Candidate | None:
+    """Return what drafts in the artifact, of those that were profiled."""
+    if not (profile := facts.counted("profile")):
+        return None
+    recipe = facts.manifest.recipe
+    of_method = [each for each in profile.methods if each.method == recipe.speculation.method and each.best]
+    if len(of_method) > 1 and "draft" in recipe.models:
+        draft = PurePath(recipe.models["draft"].model).name
+        of_method = [each for each in of_method if each.draft and PurePath(each.draft).name == draft]
+    return of_method[0] if len(of_method) == 1 else None
+
+
+def _expected(facts: Facts) -> dict[str, Any]:
+    own = own_candidate(facts)
+    if own is None:
+        return {}
+    by_load = [(float(each.batch), each.speedup) for each in own.best]
+    first = own.best[0]
+    load = "1 request" if first.batch == 1 else f"{first.batch} requests at once"
+    more = "more prompts (profile --samples N)"
+    return {"speedup": _ratio(first), "is_expected": True, "load": load, "by_load": by_load, "more": more}
+
+
+def _loaded(facts: Facts) -> dict[str, Any]:
+    if not (found := facts.counted("load")):
+        return {}
+    points = [each.model_dump() for each in found.points]
+    return (of_load(points) if any(each["speedup"] for each in points) else {}) | (
+        {"is_expected": False} if any(each["speedup"] for each in points) else {}
+    )
+
+
+def _benched(facts: Facts) -> dict[str, Any]:
+    if not (found := facts.counted("bench")):
+        return {}
+    drafts = found.speculative.acceptance_rate
+    load = facts.counted("load")
+    points = [each.model_dump() for each in load.points] if load else []
+    return {
+        "speedup": Ratio(found.speedup, *found.speedup_interval),
+        "load": "1 request",
+        "is_expected": False,
+        "by_load": [
+            (float(each["load"]["concurrency"]), each["speedup"]["ratio"])
+            for each in points
+            if each["speedup"] and is_closed(each)
+        ],
+        "texts": (found.identical_texts, found.prompts),
+        "acceptance": drafts or None,
+        "more": f"--runs {MAX_RUNS}",
+    }
+
+
+def _rivals(facts: Facts) -> Sequence[Option]:
+    """Return the other ways to draft that the profile expects to be surely faster than this one."""
+    own, profile = own_candidate(facts), facts.counted("profile")
+    others = [each for each in profile.methods if each is not own and each.best] if profile else []
+    return [
+        Option(each.name, _ratio(each.best[0]))
+        for each in others
+        if own is None or each.best[0].interval[0] > own.best[0].interval[1]
+    ]
+
+
+def _ratio(found: AtBatch) -> Ratio:
+    return Ratio(found.speedup, *found.interval)

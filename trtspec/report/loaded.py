@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections about a benchmark under loads: speed-up against load, and how latencies are distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from trtspec.report.against_load import RING, against_load
+from trtspec.report.crossing import pays
+from trtspec.report.documents import Facts
+from trtspec.report.plots.spans import Spread, spans
+from trtspec.report.schemas.load import LoadPoint, Percentiles, Ratio
+from trtspec.report.section import Section, Table
+
+ARMS = {"served": "speculative", "baseline": "target alone"}
+LATENCIES = {
+    "ttft_ms": "Time to the first token",
+    "tpot_ms": "Time of each further token",
+    "itl_ms": "Time between chunks",
+    "e2e_ms": "Time to the last token",
+}
+AT_ONCE = "requests at once"
+CLOSED = "Tokens a second over those of the target alone, measured in turn."
+OPEN = "How many times as soon whole answers are there as the target alone's, measured in turn."
+HOW = "A dot is the median, the bar ends at the 90th percentile, the line goes from the least to the 99th."
+
+
+def throughput(facts: Facts) -> Iterator[Section]:
+    """Yield what both arms did by concurrency and by arrival rate, and where drafting stops paying."""
+    for points, name, of in ((closed(facts), AT_ONCE, CLOSED), (_open(facts), "requests a second", OPEN)):
+        if not points:
+            continue
+        ratios = [point.speedup.ratio if point.speedup else None for point in points]
+        words, plot = f"{of} ", ""
+        if len(points) > 1 and any(ratios):
+            loads = [point.load.concurrency or point.load.requests_per_s or 1 for point in points]
+            plot = against_load(f"Measured speed-up by {name}", loads, {"speculative": ratios}, name)
+            words += f"Pays {pays(loads, ratios)} {name}. {RING}"
+        said = [f"{point.load.name}: not compared, as {point.unfit}" for point in points if point.unfit]
+        words += "".join(f" Warning: {each}." for each in [*said, *(facts.load.warnings if facts.load else [])])
+        yield Section(f"Measured: speed-up by {name}", words.strip(), plot, [_by_load(points, name)])
+
+
+def _by_load(points: Sequence[LoadPoint], name: str) -> Table:
+    """Return a row for each load; columns of which nobody knows anything are left out."""
+    cells: dict[str, Callable[[LoadPoint], str]] = {
+        **{f"{said}, tokens/s": partial(_of_arm, arm, "{.output_tokens_per_s:,.0f}") for arm, said in ARMS.items()},
+        "speed-up": lambda point: _interval(point.speedup),
+        "accepted": partial(_of_arm, "served", "{.acceptance_rate:.1%}"),
+        **{f"{said}, goodput": partial(_of_arm, arm, "{.goodput_share:.0%}") for arm, said in ARMS.items()},
+        **{f"{said}, failed": partial(_of_arm, arm, "{.failed}") for arm, said in ARMS.items()},
+    }
+    columns = {head: [cell(point) for point in points] for head, cell in cells.items()}
+    known = {head: found for head, found in columns.items() if {*found} - {"-", "0"}}
+    rows = [(point.load.name, *row) for point, *row in zip(points, *known.values(), strict=True)]
+    return Table.of_numbers(f"By {name}, with 95 % intervals", (name, *known), rows)
+
+
+def latencies(facts: Facts) -> Iterator[Section]:
+    """Yield the distributions of each latency by load."""
+    points = facts.load.points if facts.load else []
+    for key, title in LATENCIES.items():
+        found = {
+            name: [_percentiles(point, arm, key) for point in points]
+            for arm, name in ARMS.items()
+            if any(_percentiles(point, arm, key) for point in points)
+        }
+        if not found:
+            continue
+        labels = [point.load.name for point in points]
+        rows = [
+            (f"{label}, {name}", *(f"{value:,.1f}" for value in (each.p50, each.p90, each.p95, each.p99, each.max)))
+            for place, label in enumerate(labels)
+            for name, values in found.items()
+            if (each := values[place])
+        ]
+        columns = ("requests", "p50", "p90", "p95", "p99", "max")
+        table = Table.of_numbers("Milliseconds", columns, rows)
+        drawn = {name: [_spread(each) for each in values] for name, values in found.items()}
+        plot = spans(title, labels, drawn, "milliseconds")
+        yield Section(title, HOW, plot, [table])
+
+
+def closed(facts: Facts) -> list[LoadPoint]:
+    """Return the points with so many requests at once."""
+    return [point for point in facts.load.points if point.load.concurrency] if facts.load else []
+
+
+def _open(facts: Facts) -> list[LoadPoint]:
+    return [point for point in facts.load.points if point.load.requests_per_s] if facts.load else []
+
+
+def _percentiles(point: LoadPoint, arm: str, key: str) -> Percentiles | None:
+    found: Percentiles | None = getattr(point.arms.get(arm), key, None)
+    return found
+
+
+def _spread(found: Percentiles | None) -> Spread | None:
+    return Spread(found.min, found.p50, found.p90, found.p99) if found else None
+
+
+def _interval(found: Ratio | None) -> str:
+    if found is None:
+        return "-"
+    return f"{found.ratio:.2f} ({found.interval})" if found.interval else f"{found.ratio:.2f}"
+
+
+def _of_arm(arm: str, form: str, point: LoadPoint) -> str:
+    """Return a figure of an arm; "-" where it is not known."""
+    try:
+        return form.format(point.arms[arm])
+    except (KeyError, TypeError):  # None takes no form
+        return "-"

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prometheus' recording and alerting rules, which lie beside this file as it reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+RULES = Path(__file__).with_name("rules.yaml")
+
+
+def rules_text() -> str:
+    """Return the rules as a file of Prometheus."""
+    return RULES.read_text(encoding="utf-8")
+
+
+def rules() -> dict[str, Any]:
+    """Return the rules as data: `groups`."""
+    from trtspec.core.package_data import read_own
+
+    document: dict[str, Any] = read_own(RULES)
+    return document

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ground of plots whose bars lie: a row for each label, which may be long, and a scale below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from trtspec.report.plots.frame import (
+    FONT,
+    LINE,
+    RIGHT,
+    WIDTH,
+    Scale,
+    cut,
+    legend,
+    line,
+    picture,
+    text,
+    tick_name,
+    width_of,
+)
+
+MOST_LABEL = 130
+BETWEEN = 11
+VALUE = 46  # units for a number behind the longest bar
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where rows are: labels left of `left`, so many of `high` units each from `top` on, and a gap between them."""
+
+    labels: Sequence[str]
+    high: float
+    left: float
+    scale: Scale
+    top: float = 8
+
+    @classmethod
+    def to(cls, most: float, labels: Sequence[str], high: float) -> Rows:
+        """Return rows with a scale up to `most`."""
+        left = 8 + min(MOST_LABEL, max(map(width_of, labels)))
+        return cls(labels, high, left, Scale.to(most, left, WIDTH - RIGHT - VALUE))
+
+    @property
+    def bottom(self) -> float:
+        """Return where the last row ends."""
+        return self.top + (self.high + BETWEEN) * len(self.labels)
+
+    def start(self, number: int) -> float:
+        """Return where a row begins."""
+        return self.top + (self.high + BETWEEN) * number + BETWEEN / 2
+
+    def axes(self) -> list[str]:
+        """Return the labels, and the scale with as many numbers as there is room for."""
+        ticks = self.scale.ticks
+        parts = [line(x, self.top, x, self.bottom, "grid") for x in map(self.scale.at, ticks)]
+        room = self.scale.at(ticks[1]) - self.scale.at(ticks[0])
+        every = ceil((width_of(tick_name(ticks[-1])) + 6) / room)
+        for tick in ticks[::every]:
+            parts.append(text(self.scale.at(tick), self.bottom + LINE - 2, tick_name(tick), "middle"))
+        middle = self.high / 2 + FONT * 0.35
+        for number, label in enumerate(self.labels):
+            parts.append(text(self.left - 8, self.start(number) + middle, cut(label, self.left - 6), "end"))
+        return parts
+
+    def finish(
+        self,
+        title: str,
+        parts: list[str],
+        x_name: str,
+        names: Sequence[str],
+        sample: Callable[[float, float, int], str],
+    ) -> str:
+        """Return the picture of what was drawn, with the scale's name, and a legend of more than one series."""
+        y = self.bottom + 2 * LINE
+        named = text((self.left + WIDTH - RIGHT - VALUE) / 2, y, x_name, "middle", "axis")
+        if len(names) < 2:
+            return picture(title, [*parts, named], y + 8)
+        told, bottom = legend(names, y + LINE + 6, sample)
+        return picture(title, [*parts, named, *told], bottom - LINE + 8)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The section about what a plan predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtspec.report.against_load import RING, against_load
+from trtspec.report.crossing import pays
+from trtspec.report.documents import Facts
+from trtspec.report.section import Section, Table
+
+
+def predicted(facts: Facts) -> Iterator[Section]:
+    """Yield the predicted speed-up by batch, a line for each acceptance rate."""
+    found = facts.plan.predicted if facts.plan else None
+    if found is None or len(found.batches) < 2:
+        return
+    batches = [each.batch for each in found.batches]
+    speedups = {rate: [each.speedup.get(rate) for each in found.batches] for rate in found.batches[0].speedup}
+    rows = [
+        (rate, *("-" if value is None else f"{value:.2f}" for value in values), pays(batches, values))
+        for rate, values in speedups.items()
+    ]
+    columns = ("acceptance rate", *map(str, batches), "pays")
+    table = Table.of_numbers("Predicted speed-up by batch", columns, rows)
+    named = {f"acceptance rate {rate}": values for rate, values in speedups.items()}
+    plot = against_load("Predicted speed-up by batch", batches, named, "batch")
+    words = f"On {found.gpus} {found.gpu}, draft_len {found.draft_len}; nothing of it was measured. {RING}"
+    yield Section("Predicted: speed-up against batch", words, plot, [table])

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections about a profile: speed-up against load and by draft length, what is accepted by kind and by position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from trtspec.report.against_load import ALONE, FASTER, RING, against_load
+from trtspec.report.crossing import pays
+from trtspec.report.documents import Facts
+from trtspec.report.plots.bars import grouped
+from trtspec.report.plots.frame import COLOURS, Series
+from trtspec.report.plots.lines import lines
+from trtspec.report.schemas.profile import Candidate, OfKind
+from trtspec.report.section import Section, Table
+
+PLACE, SHARE = "position in the draft", "accepted"
+
+
+def by_batch(facts: Facts) -> Iterator[Section]:
+    """Yield the best speed-up of each candidate by load, and where it ends."""
+    candidates = ranked(facts)
+    batches = sorted({each.batch for candidate in candidates for each in candidate.best})
+    if len(batches) < 2:
+        return
+    ratios, rows = {}, []
+    for candidate in candidates:
+        best = {each.batch: each for each in candidate.best}
+        ratios[candidate.name] = [best[batch].speedup if batch in best else None for batch in batches]
+        cells = (f"{best[batch].speedup:.2f} ({best[batch].draft_len})" if batch in best else "-" for batch in batches)
+        rows.append((candidate.name, *cells, pays(batches, ratios[candidate.name])))
+    columns = ("draft", *map(str, batches), "pays")
+    table = Table.of_numbers("Speed-up (draft length) by requests at once", columns, rows)
+    plot = against_load("Speed-up by requests at once", batches, ratios, "requests at once")
+    words = f"Expected at the best draft length for each number of requests at once. {RING}{_left_out(candidates)}"
+    yield Section("Expected: speed-up against load", words, plot, [table])
+
+
+def by_kind(facts: Facts) -> Iterator[Section]:
+    """Yield the mean accepted length of each kind of prompt."""
+    candidates = ranked(facts)
+    kinds = sorted({each.kind for candidate in candidates for each in candidate.by_kind})
+    if len(kinds) < 2:
+        return
+    found = {
+        candidate.name: {each.kind: each.mean_accepted_len.token_weighted for each in candidate.by_kind}
+        for candidate in candidates
+    }
+    series = [
+        Series(
+            name,
+            [of[kind][0] if kind in of else None for kind in kinds],
+            [of[kind][1:] if kind in of else None for kind in kinds],
+        )
+        for name, of in found.items()
+    ]
+    rows = [(kind, *(_interval(of.get(kind)) for of in found.values())) for kind in kinds]
+    table = Table.of_numbers("Tokens a step, with 95 % intervals", ("kind", *found), rows)
+    words = f"By kind of prompt; whiskers are 95 % intervals over these prompts.{_left_out(candidates)}"
+    plot = grouped("Tokens a step by kind", kinds, series[:COLOURS], "tokens a step (1 is the target alone)", mark=1.0)
+    yield Section("Mean accepted length by kind", words, plot, [table])
+
+
+def by_position(facts: Facts) -> Iterator[Section]:
+    """Yield the acceptance at each position of a draft, by candidate."""
+    candidates = ranked(facts)
+    rates = {each.name: each.by_position for each in candidates}
+    rows = {each.name: f"{each.acceptance_rate:.1%}" for each in candidates}
+    words = f"Of the tokens drafted at a position, those that the target accepted.{_left_out(candidates)}"
+    yield from _positions("Acceptance by position", words, "draft", rates, rows)
+
+
+def by_position_and_kind(facts: Facts) -> Iterator[Section]:
+    """Yield the acceptance of the first candidate at each position, by kind of prompt."""
+    first = next(iter(ranked(facts)), None)
+    kinds = [each for each in first.by_kind if each.by_position] if first else []
+    if first and len(kinds) > 1:
+        kinds = _spread(sorted(kinds, key=lambda kind: -kind.acceptance_rate))
+        rates = {each.kind: each.by_position for each in kinds}
+        rows = {each.kind: f"{each.acceptance_rate:.1%}" for each in kinds}
+        many = f"{len(kinds)} of {len(first.by_kind)} kinds, from the most accepted to the least"
+        words = f"The drafts of {first.name}, of {many if len(kinds) < len(first.by_kind) else 'each kind of prompt'}."
+        yield from _positions("Acceptance by position and kind", words, "kind", rates, rows)
+
+
+def by_length(facts: Facts) -> Iterator[Section]:
+    """Yield the expected speed-up of the best candidate by draft length."""
+    first = next(iter(ranked(facts)), None)
+    lens = sorted({each.draft_len for each in first.speedups}) if first else []
+    if first is None or len(lens) < 2:
+        return
+    batches = sorted({each.batch for each in first.speedups})
+    found = {(each.batch, each.draft_len): each.speedup for each in first.speedups}
+    series = [Series(requests(batch), [found.get((batch, length)) for length in lens]) for batch in batches]
+    rows = [(each.name, *("-" if value is None else f"{value:.2f}" for value in each.values)) for each in series]
+    labels = [str(length) for length in lens]
+    table = Table.of_numbers("Expected speed-up by draft length", ("", *labels), rows)
+    plot = lines("Expected speed-up by draft length", labels, series, "draft_len", FASTER, (1.0, ALONE))
+    words = f"Expected of {first.name} from its acceptance and step times."
+    yield Section("Draft length", words, plot, [table])
+
+
+def ranked(facts: Facts) -> list[Candidate]:
+    """Return what was profiled, the fastest with the fewest requests first."""
+    found = facts.profile.methods if facts.profile else []
+    return sorted(found, key=lambda each: -each.best[0].speedup if each.best else 0.0)
+
+
+def requests(many: int) -> str:
+    """Return a number of requests in words."""
+    return "1 request" if many == 1 else f"{many} requests"
+
+
+def _positions(
+    title: str, words: str, first: str, rates: Mapping[str, Sequence[float]], of_all: dict[str, str]
+) -> Iterator[Section]:
+    longest = max(map(len, rates.values()), default=0)
+    if not longest:
+        return
+    labels = [str(place + 1) for place in range(longest)]
+    rows = [
+        (name, of_all[name], *(f"{rate:.2f}" for rate in own), *["-"] * (longest - len(own)))
+        for name, own in rates.items()
+    ]
+    series = [Series(name, own) for name, own in rates.items()][:COLOURS]
+    table = Table.of_numbers("Accepted of drafted, by position", (first, "all", *labels), rows)
+    yield Section(title, words, lines(title, labels, series, PLACE, SHARE), [table])
+
+
+def _spread(kinds: list[OfKind]) -> list[OfKind]:
+    """Return as many of ranked kinds as there are colours, the first and the last among them."""
+    if len(kinds) <= COLOURS:
+        return kinds
+    return [kinds[round(number * (len(kinds) - 1) / (COLOURS - 1))] for number in range(COLOURS)]
+
+
+def _left_out(candidates: Sequence[Candidate]) -> str:
+    return f" The {COLOURS} fastest are drawn." if len(candidates) > COLOURS else ""
+
+
+def _interval(found: tuple[float, float, float] | None) -> str:
+    return "-" if found is None else f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about the artifact itself: built, verified, its gates and limits, and how its recipe says that it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtspec.backends.base import find_backend
+from trtspec.bench.gates import wanted_gates
+from trtspec.bench.speedup import UNDECIDED
+from trtspec.recipe.unsafe_overrides import loosened
+from trtspec.report.readiness.facts import Facts
+from trtspec.report.readiness.row import MEASURED, Row, done, missing, not_needed
+
+SHORT = 12
+ELSEWHERE = "measured elsewhere, not verified here"
+NOTHING_DRAFTED = "nothing is drafted"
+
+
+def built(facts: Facts) -> Row:
+    """An artifact is there, or nothing could be looked at."""
+    named = f"manifest {facts.manifest_sha256[:SHORT]}, {len(facts.manifest.files)} files"
+    return done("built", f"{named}, {facts.published:{MEASURED}}")
+
+
+def verified(facts: Facts) -> Row:
+    """Files, text and gates were checked, and hold."""
+    command, found = f"trtspec verify {facts.root}", facts.report
+    if found is None:
+        return missing("verified", ELSEWHERE if facts.has_copy else "nobody has verified it on this machine", command)
+    failed, when = [check.name for check in found.checks if not check.ok], f"({facts.verified:{MEASURED}})"
+    if failed:
+        return missing("verified", f"fails: {', '.join(failed)} {when}", command)
+    return done("verified", f"{len(found.checks)} checks hold {when}")
+
+
+def gates(facts: Facts) -> Row:
+    """The recipe's gates were judged on the engine that serves."""
+    in_process = find_backend(facts.manifest.backend.name).in_process
+    command = f"trtspec verify {facts.root}" if in_process else f"trtspec bench {facts.recipe.name} --gates"
+    wanted = wanted_gates(facts.recipe)
+    if not wanted or not facts.drafts:
+        return not_needed("gates", NOTHING_DRAFTED if not facts.drafts else "the recipe sets none")
+    judged = {check.name: check for check in (facts.report.checks if facts.report else ())}
+    if open_ := [name for name in wanted if name not in judged]:
+        return missing("gates", f"not judged: {', '.join(open_)}", command)
+    if failed := [judged[name].detail for name in wanted if not judged[name].ok]:
+        return missing("gates", "; ".join(failed), command)
+    if undecided := [judged[name].detail for name in wanted if judged[name].state == UNDECIDED]:
+        return missing("gates", "; ".join(undecided), command)
+    return done("gates", "; ".join(judged[name].detail for name in wanted))
+
+
+def limits(facts: Facts) -> Row:
+    """The recipe says below which acceptance and speed-up nothing is deployed."""
+    if not facts.drafts:
+        return not_needed("limits", NOTHING_DRAFTED)
+    wanted = {"min_acceptance": facts.recipe.gates.min_acceptance, "min_speedup": facts.recipe.gates.min_speedup}
+    if unset := [name for name, limit in wanted.items() if not limit]:
+        settings = " ".join(f"--set gates.{name}=N" for name in unset)
+        return missing("limits", f"not set: {', '.join(unset)}", f"trtspec build RECIPE {settings}")
+    return done("limits", ", ".join(f"{name} {limit:g}" for name, limit in wanted.items()))
+
+
+def parity(facts: Facts) -> Row:
+    """A quantized target was held against its source."""
+    stored = facts.recipe.target.quantization
+    if stored.weights == "none" and stored.kv_cache == "none":
+        return not_needed("parity", "the recipe quantizes nothing")
+    check = next((each for each in (facts.report.checks if facts.report else ()) if each.name == "parity"), None)
+    if check is None or not check.ok:
+        return missing("parity", check.detail if check else "not compared", f"trtspec verify {facts.root}")
+    return done("parity", check.detail)
+
+
+def defaults(facts: Facts) -> Row:
+    """No key of the recipe is looser than what is safe."""
+    loosened = list(_loosened(facts))
+    if loosened:
+        return missing("defaults", ", ".join(loosened), "trtspec build RECIPE, without these keys")
+    return done("defaults", "no gate, limit or serving setting is looser than its default")
+
+
+def _loosened(facts: Facts) -> Iterator[str]:
+    if facts.recipe.speculation.acceptance != "exact":
+        yield f"speculation.options.lossy ({facts.recipe.speculation.acceptance} acceptance)"
+    yield from map(str, loosened(facts.recipe))
+
+
+def warmup(facts: Facts) -> Row:
+    """A first client does not wait for what is done only once."""
+    if facts.recipe.serving.warmup:
+        return done("warm-up", "serving.warmup: Triton computes texts before its models are ready")
+    if not find_backend(facts.manifest.backend.name).warms:
+        return not_needed("warm-up", "its engine warms up by itself; deploy --wait-warm waits for a first text")
+    return missing("warm-up", "serving.warmup is off", "trtspec build RECIPE --set serving.warmup=true")
+
+
+def rollout(facts: Facts) -> Row:
+    """It takes the place of another by shares of the requests, under limits."""
+    serving, wanted = facts.recipe.serving, facts.recipe.serving.rollout
+    if not serving.openai:
+        why = "serving.openai is off: nobody shares requests out, and requests of our own decide alone"
+        return missing("rollout", why, "trtspec build RECIPE --set serving.openai=true")
+    if wanted.canary[0] == 100:
+        command = "trtspec build RECIPE --set 'serving.rollout.canary=[5,25,100]'"
+        return missing("rollout", "the first share is all", command)
+    shares = ", ".join(f"{share} %" for share in wanted.canary)
+    rules = f"at most {wanted.max_failed} failed and {wanted.max_latency_ratio:g} times the latency"
+    return done("rollout", f"{shares}, {wanted.hold_s:g} s each, {rules}")
+
+
+ROWS = (built, verified, gates, limits, parity, defaults, warmup, rollout)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows in their order, and the document that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trtspec.report.readiness import artifact_checks, measured, runtime_checks
+from trtspec.report.readiness.facts import Facts
+from trtspec.report.readiness.row import MISSING, Row
+
+FORMAT_VERSION = 1
+ROWS = (*artifact_checks.ROWS, *measured.ROWS, *runtime_checks.ROWS)
+
+
+def check(facts: Facts) -> list[Row]:
+    """Return every row."""
+    return [row(facts) for row in ROWS]
+
+
+def missing_of(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that are to be done."""
+    return [row for row in rows if row.state == MISSING]
+
+
+def document_of(facts: Facts, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the document of `checklist --json`."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "name": facts.recipe.name,
+        "artifact": str(facts.root),
+        "manifest": facts.manifest_sha256,
+        "missing": len(missing_of(rows)),
+        "rows": [row.as_dict() for row in rows],
+    }

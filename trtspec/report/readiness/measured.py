@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about documents: the target alone, what drafts, how much to draft, and the load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trtspec.bench.saved_documents import Saved
+from trtspec.report.readiness.artifact_checks import NOTHING_DRAFTED, SHORT
+from trtspec.report.readiness.facts import Facts
+from trtspec.report.readiness.row import MEASURED, Row, done, missing, not_needed
+
+Describe = Callable[[Saved], str]
+
+
+def baseline(facts: Facts) -> Row:
+    """The target alone was measured."""
+    return _row("baseline", facts, facts.of_kind("baseline"), f"trtspec baseline {facts.root}", _tokens_per_s)
+
+
+def profile(facts: Facts) -> Row:
+    """It was measured which draft pays."""
+    return _of_drafts("profile", facts, facts.of_kind("profile"), "trtspec profile RECIPE --prompts FILE --json")
+
+
+def tune(facts: Facts) -> Row:
+    """It was searched how much to draft, and for how many requests."""
+    return _of_drafts("tuning", facts, facts.of_kind("tune"), "trtspec tune RECIPE --prompts FILE --json")
+
+
+def load(facts: Facts) -> Row:
+    """Speculation was measured under load; one request at a time is a beginning."""
+    command = f"trtspec bench {facts.recipe.name} --concurrency 1,4,16 --json"
+    found, alone = facts.of_kind("load"), facts.of_kind("bench")
+    if found or not alone or not facts.drafts:
+        return _of_drafts("load", facts, found, command)
+    beginning = _row("load", facts, alone, command, _speedup)
+    return missing("load", f"{beginning.evidence}, one request at a time", command, alone)
+
+
+def _nothing(document: Saved) -> str:
+    return ""
+
+
+def _of_drafts(name: str, facts: Facts, found: Sequence[Saved], command: str, describe: Describe = _nothing) -> Row:
+    if not facts.drafts:
+        return not_needed(name, NOTHING_DRAFTED)
+    return _row(name, facts, found, command, describe)
+
+
+def _row(name: str, facts: Facts, found: Sequence[Saved], command: str, describe: Describe) -> Row:
+    """Return a row by its first document, which is the best one."""
+    if not found:
+        return missing(name, "no document of it; --with FILE names one", command)
+    best = found[0]
+    named = f"{best.path.name} {best.sha256[:SHORT]}, {best.time:{MEASURED}}"
+    if against := facts.objection(best):
+        return missing(name, f"{named}: {against}", command, found)
+    said = "; ".join(filter(None, (describe(best), facts.remark(best))))
+    return done(name, f"{named}: {said}" if said else named, found)
+
+
+def _tokens_per_s(document: Saved) -> str:
+    return f"{_number(document, 'median_tokens_per_s')} tokens/s"
+
+
+def _speedup(document: Saved) -> str:
+    return f"{_number(document, 'speedup')} times as fast"
+
+
+def _number(document: Saved, key: str) -> str:
+    value = document.values.get(key)
+    return f"{value:g}" if isinstance(value, int | float) else "?"
+
+
+ROWS = (baseline, profile, tune, load)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The document of `baseline --json`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from trtspec.report.schemas.bounds import Count, Millis, Positive, Text
+
+
+class Spread(BaseModel):
+    """A distribution over all requests."""
+
+    mean: Millis
+    p50: Millis
+    p95: Millis
+
+
+class Engine(BaseModel):
+    """What ran the target, in this "process" or a "server"."""
+
+    backend: Text
+    measured_by: Text
+
+
+class Prompts(BaseModel):
+    """How many prompts were asked."""
+
+    count: Count
+
+
+class BaselineDocument(BaseModel):
+    """The document of `baseline --json`."""
+
+    format_version: Literal[1]
+    time: Text
+    engine: Engine
+    prompts: Prompts
+    max_tokens: Count
+    runs: Count
+    tokens_per_s: Annotated[list[Positive], Field(min_length=1, max_length=10_000)]
+    median_tokens_per_s: Positive
+    request_s: Spread
+    ms_per_token: Spread

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The document of `train --json`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from trtspec.report.schemas.bounds import Count, Number, Positive, Share, Text
+
+
+class TrainedSide(BaseModel):
+    """The acceptance of a draft on held-out prompts."""
+
+    mean_accepted_len: Positive
+    interval: tuple[Number, Number]
+    acceptance_rate: Share
+
+
+class TrainedKind(BaseModel):
+    """That of one kind of prompt before and after training."""
+
+    kind: Text
+    prompts: Count
+    before: TrainedSide
+    after: TrainedSide
+    verdict: Text
+
+
+class TrainDocument(BaseModel):
+    """The document of `train --json`."""
+
+    format_version: Literal[1]
+    published: bool
+    refusals: Annotated[list[Text], Field(max_length=1000)]
+    before: TrainedSide
+    after: TrainedSide
+    kinds: Annotated[list[TrainedKind], Field(max_length=1000)]

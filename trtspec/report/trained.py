@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The section about a training: acceptance on held-out prompts before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtspec.report.documents import Facts
+from trtspec.report.plots.bars import grouped
+from trtspec.report.plots.frame import Series
+from trtspec.report.schemas.train import TrainedSide
+from trtspec.report.section import Section, Table
+
+
+def training(facts: Facts) -> Iterator[Section]:
+    """Yield the mean accepted length of each kind of held-out prompts with both drafts."""
+    found = facts.training
+    if found is None:
+        return
+    kinds = ["all", *(each.kind for each in found.kinds)]
+    sides = {
+        "before": [found.before, *(each.before for each in found.kinds)],
+        "after": [found.after, *(each.after for each in found.kinds)],
+    }
+    series = [
+        Series(name, [each.mean_accepted_len for each in side], [each.interval for each in side])
+        for name, side in sides.items()
+    ]
+    words = ["", *(each.verdict for each in found.kinds)]
+    rows = [
+        (kind, *map(_interval, pair), word) for kind, word, *pair in zip(kinds, words, *sides.values(), strict=True)
+    ]
+    table = Table("Tokens a step on held-out prompts", ("kind", "before", "after", ""), rows, (1, 2))
+    said = "The trained draft was published." if found.published else f"It was refused: {'; '.join(found.refusals)}."
+    plot = grouped("Tokens a step before and after", kinds, series, "tokens a step (1 is the target alone)", mark=1.0)
+    yield Section("Training", f"{said} Whiskers are 95 % intervals over these prompts.", plot, [table])
+
+
+def _interval(side: TrainedSide) -> str:
+    low, high = side.interval
+    return f"{side.mean_accepted_len:.2f} ({low:.2f} to {high:.2f})"

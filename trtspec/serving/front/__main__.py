@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the HTTP front of a tritonserver: `python3 -m trtspec.serving.front DIRECTORY --host HOST ...`."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from argparse import ArgumentParser
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.http_hosts import allowed_hosts, host_rules
+from trtspec.serving.front.command import DOORS, FRONT_SOCKET, PORT_IN_USE, STARTED
+from trtspec.serving.front.proxy import ClientConnection, Front, HealthConnection
+from trtspec.serving.triton.names import DEPARTURES
+
+LOG = logging.getLogger("front")
+MOST = 1024
+OTHER_FILES = 64
+BACKLOG = 1024
+FLUSH_S = 5.0  # for clients that are still reading a response when the front ends
+
+
+def main() -> int:
+    """Return the exit status: PORT_IN_USE where another process listens at one of the ports."""
+    parser = ArgumentParser(prog="trtspec.serving.front")
+    parser.add_argument("directory")
+    parser.add_argument("--host", required=True)
+    for name in DOORS:
+        parser.add_argument(f"--{name}", type=int, required=True)
+    options = parser.parse_args()
+    logging.basicConfig(format="front: %(message)s", level=logging.INFO)
+    try:
+        rules = host_rules(options.host, allowed_hosts())
+        os.chdir(options.directory)  # so that a long path to the sockets does not matter
+        listening = {}
+        for name in DOORS:
+            if (found := _listen(options.host, getattr(options, name), name)) is None:
+                return PORT_IN_USE
+            listening[name] = found
+    except (TrtspecError, OSError) as error:
+        LOG.error("it cannot start: %s", error)
+        return 1
+    departures = Path(DEPARTURES)
+    front = Front(rules, _most_connections(), departures=departures if departures.is_dir() else None)
+    _run(_serve(front, listening))
+    return 0
+
+
+async def _serve(front: Front, listening: dict[str, socket.socket]) -> None:
+    """Serve until SIGTERM or SIGINT comes; open responses get FLUSH_S."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    checks = loop.create_task(front.check())
+    servers = []
+    for name, door in DOORS.items():
+        connection = partial(ClientConnection, front, door.socket, door.methods)
+        servers.append(await loop.create_server(connection, sock=listening[name], backlog=BACKLOG))
+    servers.append(await loop.create_unix_server(partial(HealthConnection, front), FRONT_SOCKET))
+    gc.freeze()
+    LOG.info(STARTED)
+    await over.wait()  # unbounded: the front runs until somebody ends it
+    for server in servers:
+        server.close()
+    await _flush(front)
+    checks.cancel()
+
+
+async def _flush(front: Front) -> None:
+    """Wait until clients have read what is there for them."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + FLUSH_S
+    while loop.time() < deadline and any(each.is_responding for each in front.clients):
+        await asyncio.sleep(0.02)
+
+
+def _listen(host: str, port: int, name: str) -> socket.socket | None:
+    """Return a listening socket; None, after a line in the log, where another process listens there."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setblocking(False)
+    try:
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        LOG.error("%s port %d of %s cannot be opened: %s", name, port, host, error.strerror)
+        listening.close()
+        return None
+    return listening
+
+
+def _most_connections() -> int:
+    """Return how many connections may be open: each has one to the server too. Takes what the system gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MOST + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return MOST if soft == resource.RLIM_INFINITY else max(1, min(MOST, (soft - OTHER_FILES) // 2))
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine by uvloop, where that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The front's connections: one protocol for a client, one for the server, and what bounds them all.
+
+A request is read whole before the server is connected to, so that a slow client costs the server nothing. A response is
+passed on as it comes, and read no faster than the client takes it. A client that leaves ends the server's connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from trtspec.core.http_hosts import HostRules
+from trtspec.serving.front.command import DOWN
+from trtspec.serving.front.requests import (
+    END,
+    MAX_BODY_BYTES,
+    MAX_HEAD_BYTES,
+    Chunks,
+    Refused,
+    Request,
+    check_body,
+    check_incomplete_head,
+    parse_head,
+)
+from trtspec.serving.front.responses import Malformed, Response
+from trtspec.serving.triton.disconnects import forget_departed, mark_departed, tagged
+
+LOG = logging.getLogger(__name__)
+
+HEAD_S = 10.0  # for the head of a request
+IDLE_S = 75.0  # between two requests of a connection
+BODY_S = 30.0  # for a body, beside the time that its bytes take at the lowest rate
+LOWEST_RATE = 16 << 10  # bytes a second of a body
+STALLED_S = 60.0  # without a byte taken by a client that reads its response
+LINGER_S = 5.0  # for the rest of a refused request
+LINGER_BYTES = 2 * MAX_BODY_BYTES
+CHECK_EVERY_S = 1.0
+AHEAD_BYTES = 16 << 10  # of further requests, while one is answered
+HIGH_WATER = 64 << 10  # of a response that the client has not taken yet
+MAX_HELD_BYTES = 256 << 20  # of all bodies together
+SMALL_BODY = 64 << 10  # which is copied behind its head
+DEPARTED_S = 30.0  # until the models have ended the request of a client that left
+
+
+class State(enum.Enum):
+    HEAD = 1
+    BODY = 2
+    RESPONSE = 3
+    CLOSING = 4
+
+
+@dataclass
+class Front:
+    """The bounds that all connections share. `most` connections are open at the same time."""
+
+    rules: HostRules
+    most: int
+    clients: dict[ClientConnection, None] = field(default_factory=dict)  # in the order in which they began to wait
+    held: int = 0  # bytes of bodies
+    departures: Path | None = None  # the directory in which clients that left are noted for the models
+    departed: dict[ServerConnection, float] = field(default_factory=dict)  # of such clients, by the time they left
+    served: int = 0
+    refused: int = 0
+
+    def admit(self) -> bool:
+        """Return whether there is room for one more connection, after closing one without a request."""
+        if len(self.clients) < self.most:
+            return True
+        waiting = next((each for each in self.clients if each.state in (State.HEAD, State.CLOSING)), None)
+        if waiting is None:
+            return False
+        waiting.abort()
+        return True
+
+    async def check(self) -> None:
+        """End connections that are too slow, for as long as the front runs."""
+        loop = asyncio.get_running_loop()
+        while True:  # unbounded: until the process ends
+            await asyncio.sleep(CHECK_EVERY_S)
+            now = loop.time()
+            for client in [*self.clients]:
+                client.check(now)
+            for server, since in [*self.departed.items()]:
+                if now - since > DEPARTED_S:
+                    server.close()
+
+    def counts(self) -> bytes:
+        """Return what the front has done, as JSON."""
+        counts = {"connections": len(self.clients), "held_bytes": self.held}
+        return json.dumps(counts | {"served": self.served, "refused": self.refused}).encode()
+
+
+class ClientConnection(asyncio.Protocol):
+    """A client's connection: request after request, each answered before the next one is read."""
+
+    def __init__(self, front: Front, server: str, methods: tuple[bytes, ...]) -> None:
+        self.state = State.HEAD
+        self.transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._front, self._server, self._methods = front, server, methods
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._request: Request | None = None
+        self._chunks: Chunks | None = None
+        self._upstream: ServerConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None  # a task that nobody refers to may be collected
+        self._since = self._loop.time()  # the beginning of the state
+        self._is_first = True
+        self._checked = 0  # bytes of the buffer that hold no end of a head
+        self._held = self._discarded = 0
+        self._pending, self._pending_since = 0, 0.0  # bytes that the client has not taken, and since when so many
+        self._is_reading, self._is_writing = True, True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(HIGH_WATER)
+        if self._front.admit():
+            self._front.clients[self] = None
+            return
+        self._front.refused += 1
+        self._enter(State.CLOSING)
+        self.transport.write(Refused(503, "too many connections are open").render())
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._front.clients.pop(self, None)
+        self.state = State.CLOSING
+        self._release()
+        self._buffer.clear()
+        if self._upstream is not None:
+            self._upstream.abandon()
+            self._upstream = None
+
+    @property
+    def is_responding(self) -> bool:
+        """Return whether the client waits for a response, or for the rest of one."""
+        return self.state is State.RESPONSE or self.transport.get_write_buffer_size() > 0
+
+    def abort(self) -> None:
+        """Close the connection without a further byte."""
+        self._front.clients.pop(self, None)
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self.state is State.CLOSING:
+            self._discarded += len(data)
+            if self._discarded > LINGER_BYTES:
+                self.abort()
+            return
+        if self.state is State.HEAD and not self._buffer and not self._is_first:
+            self._since = self._loop.time()  # the connection was idle until now
+        self._buffer += data
+        if self.state is State.RESPONSE:
+            if len(self._buffer) > AHEAD_BYTES and self._is_reading:
+                self._is_reading = False
+                self.transport.pause_reading()
+            return
+        if self.state is State.BODY:
+            self._hold(len(data))
+        self._go_on()
+
+    def pause_writing(self) -> None:
+        self._is_writing = False
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def resume_writing(self) -> None:
+        self._is_writing = True
+        if self._upstream is not None:
+            self._upstream.resume()
+
+    def check(self, now: float) -> None:
+        """End the connection where it is too slow."""
+        waited = now - self._since
+        if self.state is State.HEAD:
+            if waited > (HEAD_S if self._buffer or self._is_first else IDLE_S):
+                self._late() if self._buffer else self.abort()
+        elif self.state is State.BODY:
+            if waited > BODY_S + self._held / LOWEST_RATE:
+                self._late()
+        elif self.state is State.CLOSING and waited > LINGER_S and not self.transport.get_write_buffer_size():
+            self.abort()
+        if (pending := self.transport.get_write_buffer_size()) != self._pending or not pending:
+            self._pending, self._pending_since = pending, now
+        elif now - self._pending_since > STALLED_S:
+            self.abort()
+
+    def _late(self) -> None:
+        self._refuse(Refused(408, "the request did not come in time"))
+
+    def _enter(self, state: State) -> None:
+        self.state, self._since = state, self._loop.time()
+
+    def _hold(self, count: int) -> None:
+        self._held += count
+        self._front.held += count
+
+    def _release(self) -> None:
+        self._front.held -= self._held
+        self._held = 0
+
+    def _go_on(self) -> None:
+        """Read a request as far as it is there."""
+        try:
+            if self.state is State.HEAD and not self._read_head():
+                return
+            if self._front.held > MAX_HELD_BYTES:
+                raise Refused(503, "too many large requests are on their way")
+            if (body := self._read_body()) is not None:
+                assert self._request is not None
+                content = check_body(self._request, body)
+                self._forward(self._request, content)
+        except Refused as refused:
+            self._refuse(refused)
+
+    def _read_head(self) -> bool:
+        """Return whether a head is there, and accepted."""
+        buffer = self._buffer
+        while buffer.startswith(b"\r\n"):  # an empty line before a request is ignored
+            del buffer[:2]
+        end = buffer.find(END, max(0, self._checked - len(END)), MAX_HEAD_BYTES + len(END))
+        if end < 0:
+            check_incomplete_head(buffer, self._checked)
+            self._checked = len(buffer)
+            return False
+        self._checked = 0
+        self._request = parse_head(bytes(buffer[:end]), self._front.rules, self._methods)
+        del buffer[: end + len(END)]
+        self._is_first = False
+        self._chunks = Chunks() if self._request.length is None else None
+        self._enter(State.BODY)
+        self._hold(len(buffer))
+        if self._request.expects and not buffer and self._request.length != 0:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    def _read_body(self) -> bytearray | None:
+        """Return the body once it is complete."""
+        if self._chunks is not None:
+            return self._chunks.body if self._chunks.take(self._buffer) else None
+        assert self._request is not None
+        length = cast(int, self._request.length)
+        if len(self._buffer) < length:
+            return None
+        if len(self._buffer) == length:
+            body, self._buffer = self._buffer, bytearray()
+        else:
+            body = self._buffer[:length]
+            del self._buffer[:length]
+        return body
+
+    def _forward(self, request: Request, content: bytes | bytearray) -> None:
+        self._enter(State.RESPONSE)
+        self._chunks = None
+        token = ""
+        if request.is_generate and self._front.departures is not None:
+            token, content = tagged(bytes(content))
+        self._upstream = ServerConnection(self, self._front, request.render(content), content, token)
+        self._connecting = self._loop.create_task(self._upstream.connect(self._server))
+
+    def sent(self) -> None:
+        """Note that the server's socket has taken the request."""
+        self._release()
+
+    def pass_on(self, data: bytes) -> None:
+        """Write a part of the response."""
+        self.transport.write(data)
+
+    def responded(self, closes: bool) -> None:
+        """Note that the response is complete."""
+        self._front.served += 1
+        self._upstream = None
+        self._release()
+        assert self._request is not None
+        if closes or not self._request.keeps or self.transport.is_closing():
+            self._enter(State.CLOSING)
+            self.transport.close()
+            return
+        self._request = None
+        self._enter(State.HEAD)
+        del self._front.clients[self]
+        self._front.clients[self] = None  # the last one to wait
+        if not self._is_reading:
+            self._is_reading = True
+            self.transport.resume_reading()
+        if self._buffer:
+            self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        if self.state is State.HEAD:
+            self._go_on()
+
+    def failed(self, refused: Refused | None) -> None:
+        """Note that the server gave no response, or only a part of one, which cannot be mended."""
+        self._upstream = None
+        if refused is None:
+            self.abort()
+        else:
+            self._refuse(refused)
+
+    def _refuse(self, refused: Refused) -> None:
+        """Answer with an error. The rest of the request is thrown away, so that the client reads the answer."""
+        self._front.refused += 1
+        self._release()
+        self._buffer.clear()
+        self._request = self._chunks = None
+        self._enter(State.CLOSING)
+        if self.transport.is_closing():
+            return
+        self.transport.write(refused.render())
+        if not self._is_reading:
+            self._is_reading = True
+            self.transport.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+
+class ServerConnection(asyncio.Protocol):
+    """The server's side of one request."""
+
+    def __init__(
+        self, client: ClientConnection, front: Front, head: bytes, content: bytes | bytearray, token: str
+    ) -> None:
+        self._client: ClientConnection | None = client
+        self._front, self._token = front, token
+        self._head, self._content = head, content
+        self._response = Response()
+        self._has_begun = False
+        self._transport: asyncio.Transport | None = None
+
+    async def connect(self, server: str) -> None:
+        """Connect to the server's socket, and send the request."""
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: self, server)
+        except OSError:
+            self._fail(Refused(503, DOWN))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._client is None:  # it left meanwhile
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(0)
+        if len(self._content) <= SMALL_BODY:
+            self._transport.write(self._head + self._content)
+        else:
+            self._transport.writelines([self._head, self._content])
+        self._content = b""
+        if not self._transport.get_write_buffer_size():
+            self._client.sent()
+
+    def resume_writing(self) -> None:
+        if self._client is not None:
+            self._client.sent()
+
+    def data_received(self, data: bytes) -> None:
+        client = self._client
+        try:
+            count = self._response.follow(data)
+        except Malformed:
+            self._fail(Refused(502, "the server's response is malformed"))
+            return
+        if client is None:  # it left: nobody reads the response
+            if self._response.is_over:
+                self.close()
+            return
+        self._has_begun = True
+        client.pass_on(data if count == len(data) else data[:count])
+        if self._response.is_over:
+            self._finish(client)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if (client := self._client) is None:
+            self.close()
+            return
+        if exc is None and self._response.ends():
+            self._finish(client)
+        else:
+            self._fail(Refused(503, DOWN))
+
+    def pause(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def abandon(self) -> None:
+        """Close the connection: the client left.
+
+        Where the server does not notice that, the client is noted for the models, and the connection is closed once
+        they have ended the request.
+        """
+        self._client = None
+        self._content = b""
+        if self._transport is None or not self._token or len(self._front.departed) >= self._front.most:
+            self.close()
+            return
+        self._transport.resume_reading()
+        self._front.departed[self] = asyncio.get_running_loop().time()
+        try:
+            mark_departed(cast(Path, self._front.departures), self._token)
+        except OSError as error:
+            LOG.warning("a client that left cannot be noted: %s", error.strerror)
+
+    def close(self) -> None:
+        """Close the connection, and remove the note that its client left."""
+        if self._transport is not None:
+            self._transport.abort()
+        if self._front.departed.pop(self, None) is not None:
+            with suppress(OSError):  # the models ignore a note that is too old
+                forget_departed(cast(Path, self._front.departures), self._token)
+
+    def _finish(self, client: ClientConnection) -> None:
+        self._client = None
+        assert self._transport is not None
+        self._transport.abort()
+        client.responded(self._response.closes)
+
+    def _fail(self, refused: Refused) -> None:
+        client, self._client = self._client, None
+        self.close()
+        if client is not None:
+            client.failed(None if self._has_begun else refused)
+
+
+class HealthConnection(asyncio.Protocol):
+    """Answers whoever may open the front's own socket: that the front runs, and its counts."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        body = self._front.counts()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+        self._transport.write(head % len(body) + body)
+        self._transport.close()

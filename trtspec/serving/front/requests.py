@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests that the front forwards, and the refusals of all others. Pure: no sockets, no clock.
+
+tritonserver's HTTP library dies of forms of some megabytes, of bodies in many small chunks, and of JSON that is nested
+some ten thousand levels deep; it has no limit of a body. Nothing of that kind is forwarded: a request is read whole,
+strictly, and within bounds, and written anew with one Content-Length.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
+
+from trtspec.core.http_hosts import HostRules
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_TARGET_BYTES = 8 << 10
+MAX_HEADERS = 256
+MAX_BODY_BYTES = 16 << 20
+MAX_CHUNKS = 1 << 16
+MAX_CHUNK_LINE = 18  # digits of a chunk's size and the end of the line
+MAX_DEPTH = 200  # of JSON
+MAX_KEYS = 10_000  # of JSON: the server takes seconds for some hundred thousand
+MAX_BRACKETS = 200_000  # of JSON, beyond MAX_DEPTH of which they are counted one by one
+
+END = b"\r\n\r\n"
+BARE_END = re.compile(rb"(?<!\r)\n\r?\n")
+REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
+HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t -~\x80-\xff]*)")
+LENGTH = re.compile(rb"[0-9]{1,10}")
+GENERATE = re.compile(rb"/v2/models/[^/]+(?:/versions/[0-9]+)?/generate")
+CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,8}")
+STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # one that does not end reaches to the end
+NO_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+FORM = b"application/x-www-form-urlencoded"
+MULTIPART = b"multipart/"
+DROPPED = frozenset(  # of one connection, or replaced
+    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade expect content-length http2-settings "
+    b"content-encoding".split()
+)
+ONCE = (b"content-length", b"transfer-encoding", b"content-type", b"content-encoding", b"expect")
+JSON_LENGTH = b"inference-header-content-length"
+CONTENT_TYPE_HINT = "send it with Content-Type: application/json"
+REASONS = {
+    400: "Bad Request",
+    403: "Forbidden",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    417: "Expectation Failed",
+    421: "Misdirected Request",
+    431: "Request Header Fields Too Large",
+    501: "Not Implemented",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    505: "HTTP Version Not Supported",
+}
+RETRY_AFTER_S = 1
+
+
+class Refused(Exception):
+    """A request that is not forwarded: the status and the message of its response."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+    def render(self) -> bytes:
+        """Return the response. Its connection is closed, since the rest of the request may be anything."""
+        body = json.dumps({"error": self.message}).encode()
+        more = {405: "Allow: GET, POST\r\n", 503: f"Retry-After: {RETRY_AFTER_S}\r\n"}.get(self.status, "")
+        head = (
+            f"HTTP/1.1 {self.status} {REASONS[self.status]}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+@dataclass
+class Request:
+    """The head of an accepted request.
+
+    Attributes:
+        head: what is forwarded of it, without its end and without the length of the body.
+        length: bytes of the body; None for a body in chunks.
+        has_length: whether the server needs the length of the body, be it 0.
+        keeps: whether the connection stays open after the response.
+        expects: whether the client waits for "100 Continue".
+        is_form: whether its Content-Type is that of a form, which curl sends with JSON too.
+        encoding: "gzip", "deflate" or "".
+        json_length: bytes of the JSON that a body begins with; None for all of it.
+        is_generate: whether the server makes one response while it reads nothing, and so does not notice that a client
+            leaves.
+    """
+
+    head: bytes
+    length: int | None
+    has_length: bool
+    keeps: bool
+    expects: bool = False
+    is_form: bool = False
+    encoding: str = ""
+    json_length: int | None = None
+    is_generate: bool = False
+
+    def render(self, body: bytes | bytearray) -> bytes:
+        """Return the head to forward with a body."""
+        length = b"Content-Length: %d\r\n" % len(body) if self.has_length else b""
+        return b"%s%s\r\n" % (self.head, length)
+
+
+def check_incomplete_head(received: bytes | bytearray, checked: int) -> None:
+    """Raise Refused for the beginning of a head that is too long, or whose lines do not end as they have to.
+
+    The first `checked` bytes were checked before.
+    """
+    if len(received) > MAX_HEAD_BYTES:
+        raise Refused(431, f"the head of a request has at most {MAX_HEAD_BYTES:,} bytes")
+    if BARE_END.search(received, max(0, checked - len(END))):
+        raise Refused(400, "the lines of a request end with CR and LF")
+
+
+def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GET", b"POST")) -> Request:
+    """Return the request of a head without its final empty line; raises Refused for one that is not forwarded."""
+    lines = head.split(b"\r\n")
+    line = REQUEST_LINE.fullmatch(lines[0])
+    if line is None:
+        raise _bad_request_line(lines[0])
+    method, target, minor = line[1], line[2], line[3]
+    if method not in methods:
+        raise Refused(405, f"{method.decode()} is not supported here")
+    if len(target) > MAX_TARGET_BYTES:
+        raise Refused(431, f"the path of a request has at most {MAX_TARGET_BYTES:,} bytes")
+    if target.startswith(b"//") or b"#" in target:
+        raise Refused(400, "the path of a request begins with one slash and has no fragment")
+    if len(lines) > MAX_HEADERS + 1:
+        raise Refused(431, f"a request has at most {MAX_HEADERS} headers")
+    headers: dict[bytes, list[bytes]] = {}
+    forwarded = [b"%s %s HTTP/1.%s" % (method, target, minor)]
+    for each in lines[1:]:
+        header = HEADER.fullmatch(each)
+        if header is None:
+            raise Refused(400, "a header of the request is malformed")
+        name = header[1].lower()
+        headers.setdefault(name, []).append(header[2].strip(b" \t"))
+        if name not in DROPPED:
+            forwarded.append(each)
+    if repeated := next((name for name in ONCE if len(headers.get(name, ())) > 1), None):
+        raise Refused(400, f"the request has several headers {repeated.decode()}")
+    _check_sender(headers, rules, method)
+    request = _request(method, minor, headers, forwarded)
+    path = target.partition(b"?")[0]
+    request.is_generate = GENERATE.fullmatch(unquote_to_bytes(path) if b"%" in path else path) is not None
+    return request
+
+
+def _request(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]], forwarded: list[bytes]) -> Request:
+    length = _length(minor, headers)
+    kind = headers.get(b"content-type", [b""])[0].lower()
+    if MULTIPART in kind:
+        raise Refused(415, f"forms are not supported; {CONTENT_TYPE_HINT}")
+    is_form = FORM in kind
+    if is_form:
+        forwarded = [each for each in forwarded if not each.lower().startswith(b"content-type:")]
+    expects = headers.get(b"expect", [b""])[0].lower()
+    if expects not in (b"", b"100-continue"):
+        raise Refused(417, "the only supported expectation is 100-continue")
+    _check_upgrade(headers)
+    connection = {word.strip().lower() for value in headers.get(b"connection", ()) for word in value.split(b",")}
+    keeps = minor == b"1" and b"close" not in connection
+    if not keeps:
+        forwarded.append(b"Connection: close")
+    return Request(
+        b"\r\n".join(forwarded) + b"\r\n",
+        length,
+        has_length=method != b"GET" or length != 0,
+        keeps=keeps,
+        expects=expects != b"" and minor == b"1",
+        is_form=is_form,
+        encoding=_encoding(headers),
+        json_length=_json_length(headers),
+    )
+
+
+def _bad_request_line(line: bytes) -> Refused:
+    words = line.split(b" ")
+    if len(words) == 3 and words[2].startswith(b"HTTP/") and words[2] not in (b"HTTP/1.0", b"HTTP/1.1"):
+        return Refused(505, "the supported versions are HTTP/1.1 and HTTP/1.0")
+    if len(words) == 3 and not words[1].startswith(b"/"):
+        return Refused(400, "the target of a request is a path, and this server is no proxy")
+    return Refused(400, "the first line of the request is malformed")
+
+
+def _check_sender(headers: dict[bytes, list[bytes]], rules: HostRules, method: bytes) -> None:
+    """Refuse requests that a page of another site sends, also by a name that resolves to this machine."""
+    hosts, origins = ([value.decode("latin-1") for value in headers.get(name, ())] for name in (b"host", b"origin"))
+    if (refusal := rules.refusal(hosts, origins)) is not None:
+        raise Refused(refusal.status, refusal.message)
+    site = {value.lower() for value in headers.get(b"sec-fetch-site", ())}
+    if method != b"GET" and not origins and site - {b"same-origin", b"none"}:
+        raise Refused(403, "requests from pages of another site are refused")
+
+
+def _length(minor: bytes, headers: dict[bytes, list[bytes]]) -> int | None:
+    """Return the length of the body, None for one in chunks."""
+    encoding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
+    if encoding is not None:
+        if length is not None:
+            raise Refused(400, "the request has both Content-Length and Transfer-Encoding")
+        if minor == b"0":
+            raise Refused(400, "HTTP/1.0 has no Transfer-Encoding")
+        if encoding[0].lower() != b"chunked":
+            raise Refused(501, "the only supported Transfer-Encoding is chunked")
+        return None
+    if length is None:
+        return 0
+    if LENGTH.fullmatch(length[0]) is None:
+        raise Refused(400, "the Content-Length is not a number")
+    count = int(length[0])
+    if count > MAX_BODY_BYTES:
+        raise _too_large()
+    return count
+
+
+def _too_large() -> Refused:
+    return Refused(413, f"the body of a request has at most {MAX_BODY_BYTES:,} bytes")
+
+
+def _check_upgrade(headers: dict[bytes, list[bytes]]) -> None:
+    """Refuse other protocols. Some clients offer HTTP/2 with each request, and do well without."""
+    if {value.lower() for value in headers.get(b"upgrade", ())} - {b"h2c"}:
+        raise Refused(501, "other protocols than HTTP/1.1 are not supported")
+
+
+def _encoding(headers: dict[bytes, list[bytes]]) -> str:
+    encoding = headers.get(b"content-encoding", [b"identity"])[0].lower().decode("latin-1")
+    if encoding not in ("identity", "gzip", "deflate"):
+        raise Refused(415, "the supported encodings of a body are gzip, deflate and identity")
+    return "" if encoding == "identity" else encoding
+
+
+def _json_length(headers: dict[bytes, list[bytes]]) -> int | None:
+    lengths = headers.get(JSON_LENGTH, ())
+    if not lengths:
+        return None
+    if len(lengths) > 1 or LENGTH.fullmatch(lengths[0]) is None:
+        raise Refused(400, "the Inference-Header-Content-Length is not a number")
+    return int(lengths[0])
+
+
+@dataclass
+class Chunks:
+    """Reads a body that comes in chunks; `take` removes what it has read from a buffer."""
+
+    body: bytearray = field(default_factory=bytearray)
+    _left: int = 0  # of the chunk that is read, with its end of line
+    _count: int = 0
+    _is_last: bool = False
+
+    def take(self, buffer: bytearray) -> bool:
+        """Return whether the body is complete; raises Refused for one that is malformed or too large."""
+        at = 0
+        try:
+            while True:
+                if self._left:
+                    at = self._take_chunk(buffer, at)
+                    if self._left:
+                        return False
+                end = buffer.find(b"\r\n", at, at + MAX_CHUNK_LINE)
+                if end < 0:
+                    if len(buffer) - at >= MAX_CHUNK_LINE or (self._is_last and len(buffer) - at >= 2):
+                        raise Refused(400, "a chunk of the body is malformed")
+                    return False
+                line, at = buffer[at:end], end + 2
+                if self._is_last:
+                    if line:
+                        raise Refused(400, "trailers after the body are not supported")
+                    return True
+                self._begin(line)
+        finally:
+            del buffer[:at]
+
+    def _take_chunk(self, buffer: bytearray, at: int) -> int:
+        """Read what is there of the present chunk; returns where the next bytes are."""
+        data = max(0, min(self._left - 2, len(buffer) - at))
+        self.body += memoryview(buffer)[at : at + data]
+        at += data
+        self._left -= data
+        if self._left <= 2 and len(buffer) - at >= self._left:
+            if buffer[at : at + 2] != b"\r\n":
+                raise Refused(400, "a chunk of the body is longer than its size")
+            at += 2
+            self._left = 0
+        return at
+
+    def _begin(self, line: bytearray) -> None:
+        if CHUNK_SIZE.fullmatch(line) is None:
+            raise Refused(400, "the size of a chunk is malformed")
+        size, self._count = int(line, 16), self._count + 1
+        if len(self.body) + size > MAX_BODY_BYTES:
+            raise _too_large()
+        if self._count > MAX_CHUNKS:
+            raise Refused(413, f"a body has at most {MAX_CHUNKS:,} chunks")
+        self._is_last = size == 0
+        self._left = size + 2 if size else 0
+
+
+def check_body(request: Request, body: bytearray) -> bytes | bytearray:
+    """Return the body to forward; raises Refused for one that the server must not get."""
+    content = _decoded(body, request.encoding) if request.encoding else body
+    if request.is_form and content and content[:64].lstrip()[:1] != b"{":
+        raise Refused(415, f"forms are not supported; {CONTENT_TYPE_HINT}")
+    if request.json_length is not None and request.json_length > len(content):
+        raise Refused(400, "the Inference-Header-Content-Length is larger than the body")
+    if content:
+        check_depth(content, request.json_length)
+    return content
+
+
+def check_depth(content: bytes | bytearray, length: int | None = None) -> None:
+    """Raise Refused for JSON in the first `length` bytes that is nested too deep for the server's parser."""
+    brackets_at_most = content.count(b"[", 0, length) + content.count(b"{", 0, length)
+    if brackets_at_most <= MAX_DEPTH and content.count(b":", 0, length) <= MAX_KEYS:
+        return
+    part = STRING.sub(b"", content if length is None else content[:length])
+    if part.count(b":") > MAX_KEYS:
+        raise Refused(400, f"JSON with more than {MAX_KEYS:,} keys is not supported")
+    brackets = part.translate(None, NO_BRACKET)
+    if len(brackets) > MAX_BRACKETS:
+        raise Refused(400, f"JSON with more than {MAX_BRACKETS // 2:,} lists and objects is not supported")
+    depth = 0
+    for bracket in brackets:
+        if bracket in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise Refused(400, f"JSON that is nested more than {MAX_DEPTH} levels deep is not supported")
+        else:
+            depth -= 1
+
+
+def _decoded(body: bytearray, encoding: str) -> bytes:
+    """Return a compressed body as it was, within the bound of any other."""
+    reader = zlib.decompressobj(31 if encoding == "gzip" else 15)
+    try:
+        content = reader.decompress(body, MAX_BODY_BYTES + 1)
+    except zlib.error:
+        raise Refused(400, f"the body cannot be read as {encoding}") from None
+    if len(content) > MAX_BODY_BYTES:
+        raise _too_large()
+    if not reader.eof or reader.unused_data:
+        raise Refused(400, f"the body cannot be read as {encoding}")
+    return content

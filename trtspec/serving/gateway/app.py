@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry as an ASGI application: which path is answered by what, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from trtspec import __version__
+from trtspec.core.http_hosts import BAD_REQUEST, FORBIDDEN, MISDIRECTED, HostRules, host_rules
+from trtspec.serving.gateway.admission import Gate
+from trtspec.serving.gateway.bodies import Bodies
+from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.connections import MAX_LINES
+from trtspec.serving.gateway.errors import ApiError, overloaded
+from trtspec.serving.gateway.http import TICK_S, Exchange
+from trtspec.serving.gateway.internal import internal_error
+from trtspec.serving.gateway.metrics import CONTENT_TYPE, Metrics
+from trtspec.serving.gateway.openapi import describe
+from trtspec.serving.gateway.parameters import no_model
+from trtspec.serving.gateway.prompts import Prompts
+from trtspec.serving.gateway.router import Versions
+
+REJECTED = (401, 429, 503)
+HOST_CODES = {BAD_REQUEST: "invalid_host", FORBIDDEN: "foreign_origin", MISDIRECTED: "foreign_host"}
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Entry:
+    """All that requests share; to be made in the running loop."""
+
+    def __init__(self, config: EntryConfig, keys: list[str], prompts: Prompts) -> None:
+        self.config = config
+        self.gate = Gate(config.limits, keys)
+        self.metrics = Metrics()
+        self.versions = Versions(config, prompts, self.gate)
+        self.open: set[Exchange] = set()
+        self.bodies = Bodies(config.limits.max_body_bytes)
+        self.created = int(time.time())
+
+    async def watch(self) -> None:
+        """Look after open requests for ever."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            for exchange in [*self.open]:
+                exchange.look(now)
+            await self.versions.look()
+
+    async def serve(self, exchange: Exchange, endpoint: str, *, chat: bool) -> None:
+        """Answer one request for text, and count it."""
+        self.open.add(exchange)
+        self.metrics.in_flight += 1
+        try:
+            await exchange.run(partial(self._answer, chat=chat))
+        finally:
+            self.open.discard(exchange)
+            self.metrics.in_flight -= 1
+            self._count(exchange, endpoint)
+
+    async def _answer(self, exchange: Exchange, *, chat: bool) -> None:
+        """Answer one request; raises ApiError for one that cannot be."""
+        self.gate.check(exchange.headers.get("authorization", ""))
+        body = await exchange.document(self.versions.most_values)
+        await self.versions.answer(exchange, body, chat=chat)
+
+    def count(self, endpoint: str, error: ApiError) -> Response:
+        """Return the response that an error is, and count it."""
+        self.metrics.requests[endpoint, error.status] += 1
+        if error.status in REJECTED:
+            self.metrics.rejected[error.code or "unknown"] += 1
+        return Response(error.body, error.status, {"content-type": "application/json", **error.headers})
+
+    def described(self) -> dict[str, Any]:
+        """Return the model as OpenAI lists it."""
+        config = self.versions.main.route.config
+        return {
+            "id": config.model,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "trtspec",
+            "max_model_len": config.max_seq_len,
+        }
+
+    def _count(self, exchange: Exchange, endpoint: str) -> None:
+        now = time.monotonic()
+        self.metrics.requests[endpoint, exchange.status] += 1
+        self.metrics.duration.observe(endpoint, now - exchange.began_at)
+        if exchange.first_token_at is not None:
+            self.metrics.first_token.observe(endpoint, exchange.first_token_at - exchange.began_at)
+        if exchange.broken:
+            self.metrics.broken[exchange.broken] += 1
+        if exchange.error is not None and exchange.error.status in REJECTED:
+            self.metrics.rejected[exchange.error.code or "unknown"] += 1
+
+
+class Texts:
+    """One endpoint that makes text, as an ASGI application."""
+
+    def __init__(self, entry: Callable[[], Entry], path: str, *, chat: bool) -> None:
+        self._entry, self._path, self._chat = entry, path, chat
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        entry = self._entry()
+        await entry.serve(
+            Exchange(scope, receive, send, entry.config.limits, entry.bodies), self._path, chat=self._chat
+        )
+
+
+class HeadCheck:
+    """Refuses requests with too many headers, or whose Host or Origin is not accepted, whatever they ask for."""
+
+    def __init__(self, app: ASGIApp, rules: HostRules, entry: Callable[[], Entry]) -> None:
+        self._app, self._rules, self._entry = app, rules, entry
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        error = self._error(scope["headers"]) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._entry().count("other", error)(scope, receive, send)
+
+    def _error(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+        if len(headers) > MAX_LINES:  # which one of uvicorn's parsers hands on
+            return ApiError(431, f"the request has more than {MAX_LINES} headers", code="too_many_headers")
+        hosts, origins = (
+            [value.decode("latin-1") for name, value in headers if name == wanted] for wanted in (b"host", b"origin")
+        )
+        refusal = self._rules.refusal(hosts, origins)
+        return ApiError(refusal.status, refusal.message, code=HOST_CODES[refusal.status]) if refusal else None
+
+
+def make_app(config: EntryConfig, keys: list[str], rules: HostRules | None = None) -> Starlette:
+    """Return the application; raises TrtspecError for a tokenizer that cannot be read.
+
+    `rules` are the hosts that it accepts, by default those of a server at the configured host.
+    """
+    prompts = Prompts(config)
+    entries: list[Entry] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        entries.append(Entry(config, keys, prompts))
+        await entries[0].versions.look()
+        watching = asyncio.ensure_future(entries[0].watch())
+        yield
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        await entries[0].versions.close()
+
+    def entry() -> Entry:
+        return entries[0]
+
+    texts = [("/v1/completions", False), ("/v1/chat/completions", True)]
+    routes = [Route(path, Texts(entry, path, chat=chat), methods=["POST"]) for path, chat in texts]
+    routes += [Route(path, _counted(entry, path, get)) for path, get in GETS.items()]
+    handlers: Any = {HTTPException: partial(_no_route, entry)}
+    checked = Middleware(HeadCheck, rules=rules or host_rules(config.host), entry=entry)
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[checked])
+
+
+async def _models(entry: Entry, request: Request) -> Response:
+    entry.gate.check(request.headers.get("authorization", ""))
+    return _json({"object": "list", "data": [entry.described()]})
+
+
+async def _model(entry: Entry, request: Request) -> Response:
+    entry.gate.check(request.headers.get("authorization", ""))
+    if request.path_params["model"] != entry.config.model:
+        raise no_model(request.path_params["model"])
+    return _json(entry.described())
+
+
+async def _health(entry: Entry, request: Request) -> Response:
+    if not await entry.versions.main.triton.is_ready():
+        raise overloaded("the model is not ready")
+    return _json({"status": "ok"})
+
+
+async def _version(entry: Entry, request: Request) -> Response:
+    return _json({"version": __version__})
+
+
+async def _metrics(entry: Entry, request: Request) -> Response:
+    text = entry.metrics.render(entry.gate.texts, entry.versions.counts())
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+async def _openapi(entry: Entry, request: Request) -> Response:
+    return _json(describe(entry.versions.main.route.config, __version__))
+
+
+GETS: dict[str, Callable[[Entry, Request], Awaitable[Response]]] = {
+    "/v1/models": _models,
+    "/v1/models/{model:path}": _model,
+    "/health": _health,
+    "/version": _version,
+    "/metrics": _metrics,
+    "/openapi.json": _openapi,
+}
+
+
+def _counted(entry: Callable[[], Entry], path: str, get: Callable[[Entry, Request], Awaitable[Response]]) -> Endpoint:
+    """Return an endpoint whose errors have OpenAI's shape, and whose answers are counted."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            response = await get(entry(), request)
+        except ApiError as error:
+            return entry().count(path, error)
+        except Exception:
+            return entry().count(path, internal_error("the request failed", traceback.format_exc()))
+        entry().metrics.requests[path, response.status_code] += 1
+        return response
+
+    return endpoint
+
+
+async def _no_route(entry: Callable[[], Entry], request: Request, error: HTTPException) -> Response:
+    said = {404: "there is no such path", 405: "this path does not take this method"}
+    response = entry().count("other", ApiError(error.status_code, said.get(error.status_code, error.detail)))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _json(document: Any) -> Response:
+    return Response(json.dumps(document), headers={"content-type": "application/json"})

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an entry is started for an artifact: its configuration, its command, and where it says that it is ready.
+
+For whoever starts processes; imports nothing that the process itself needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+from trtspec.core.files import replace_file
+from trtspec.core.hashing import file_sha256
+from trtspec.core.ports import LOOPBACK
+from trtspec.serving.gateway.config import EntryConfig, Limits
+from trtspec.serving.triton.names import BLS, ENSEMBLE, PREPROCESSING, TARGET
+from trtspec.serving.triton.nvidia_compat import NVIDIA, PARAMETER
+from trtspec.serving.triton.repository_writer import CONFIG
+from trtspec.store.artifact_paths import MANIFEST, REPOSITORY, TOKENIZER, checkpoint, engine
+from trtspec.store.manifest import Manifest, load_manifest
+
+ANYWHERE = "0.0.0.0"
+
+
+def entry_config(
+    artifact: Path,
+    *,
+    grpc: str,
+    port: int,
+    host: str = LOOPBACK,
+    model: str = "",
+    keys_file: str = "",
+    routes_file: str = "",
+) -> EntryConfig:
+    """Return the configuration that serves an artifact under the name `model`, by default its recipe's.
+
+    A model from token ids to token ids is asked itself where it drafts by itself or not at all. Where a step of the
+    text is made by several models, and where there are no token ids, `ensemble` is asked.
+    """
+    manifest = load_manifest(artifact)
+    recipe = manifest.recipe
+    serving = recipe.serving
+    repository = artifact / REPOSITORY
+    by_steps = _parameter(repository / BLS, "draft_method", "none") != "none"
+    text_level = by_steps or not (repository / TARGET).is_dir()
+    return EntryConfig(
+        grpc=grpc,
+        port=port,
+        host=host,
+        model=model or recipe.name,
+        triton_model=ENSEMBLE if text_level else TARGET,
+        text_level=text_level,
+        tokenizer=str((artifact / TOKENIZER).absolute()),
+        max_seq_len=recipe.engine.max_seq_len,
+        max_input_len=recipe.engine.max_input_len,
+        draft_len=recipe.speculation.draft_len or 0,
+        vocab_size=int(_parameter(repository / BLS, "vocab_size", "0")),
+        stop_ids=_stop_ids(repository, artifact / TOKENIZER),
+        keys_file=keys_file,
+        fingerprint=f"trtspec-{file_sha256(artifact / MANIFEST)[:16]}",
+        same_text=same_text(manifest),
+        routes_file=routes_file,
+        limits=Limits(max_texts=recipe.engine.max_batch_size + serving.max_queue_size, **serving.limits.model_dump()),
+    )
+
+
+def same_text(manifest: Manifest) -> str:
+    """Return what is equal for artifacts whose target alone says the same; "" where that cannot be told.
+
+    It is the digest of the target's weights, without a draft head among them, of the tokenizer and of the engine that
+    runs them.
+    """
+    weights, runs = f"{checkpoint('target')}/", (f"{engine('target')}/", f"{TOKENIZER}/")
+    parts = runs if manifest.target_key else (weights, *runs)
+    files = sorted((record.path, record.sha256) for record in manifest.files if record.path.startswith(parts))
+    if not manifest.target_key and not any(path.startswith((weights, runs[0])) for path, _ in files):
+        return ""
+    said = (manifest.backend.name, manifest.recipe.target.dtype, manifest.target_key, files)
+    return hashlib.sha256(repr(said).encode()).hexdigest()
+
+
+def write_config(config: EntryConfig, path: Path) -> None:
+    """Write a configuration that its user alone can read."""
+    replace_file(path, config.render(), mode=0o600)
+
+
+def entry_command(path: Path) -> list[str]:
+    """Return the argv that serves the configuration at `path`."""
+    safe_path = ["-P"] if sys.version_info >= (3, 11) else []  # nothing is imported from the current directory
+    return [sys.executable, *safe_path, "-m", "trtspec.serving.gateway", "--config", str(path)]
+
+
+def base_url(config: EntryConfig) -> str:
+    """Return what OpenAI's clients take as base_url, but for its /v1."""
+    return f"http://{LOOPBACK if config.host == ANYWHERE else config.host}:{config.port}"
+
+
+def ready_url(config: EntryConfig) -> str:
+    """Return the URL that answers 200 once the entry and its model take requests."""
+    return f"{base_url(config)}/health"
+
+
+def _stop_ids(repository: Path, tokenizer: Path) -> tuple[int, ...]:
+    """Return the end ids beyond the first, where the model of token ids ends a text at the one that it is given."""
+    stops = _parameter(repository / PREPROCESSING, "stop_at_all_end_ids", "false") == "true"
+    if not stops and _parameter(repository / PREPROCESSING, PARAMETER, "") != NVIDIA:
+        return ()
+    from trtspec.checkpoints.tokenizer import Tokenizer
+
+    return Tokenizer(tokenizer).end_ids[1:]
+
+
+def _parameter(model: Path, key: str, default: str) -> str:
+    """Return a parameter of a model in the repository, `default` where there is none."""
+    if not (model / CONFIG).is_file():
+        return default
+    from trtspec.serving.triton.config import load_config  # protobuf
+
+    parameters = load_config(model / CONFIG).parameters
+    return str(parameters[key].string_value) if key in parameters else default

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/v1/completions` and `/v1/chat/completions`: from a body to the texts it asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.errors import ApiError
+from trtspec.serving.gateway.generation import Delta, GrowingText, PlainText, TokenText
+from trtspec.serving.gateway.http import Exchange
+from trtspec.serving.gateway.parameters import Asked, Sizes, check_model, read_parameters
+from trtspec.serving.gateway.prompts import Prompt, Prompts
+from trtspec.serving.gateway.response_format import Answer, ChatAnswer
+from trtspec.serving.gateway.tensors import Ends, Model, seed_of, text_request, token_request
+from trtspec.serving.gateway.triton import Triton
+from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
+
+RESCUES = 2  # of one text
+MANY_BIASES = 1000  # more are read beside the loop, which others wait for
+Rescue: TypeAlias = "Callable[[ApiError], Awaitable[Triton | None]]"
+Merged: TypeAlias = "AsyncGenerator[tuple[int, Delta], None]"
+
+
+@dataclass
+class Making:
+    """A text, and the request to the model that makes it."""
+
+    text: GrowingText
+    request: Any
+    # makes the request for what is missing, of a text that may be resumed; None where it has become too long for that
+    rest: Callable[[], Any] | None = None
+
+    async def deltas(self, triton: Triton, rescue: Rescue) -> AsyncGenerator[Delta, None]:
+        """Yield what there is to show; to close it is to cancel the model's request.
+
+        A text that breaks off is gone on with by whoever `rescue` returns.
+        """
+        for attempt in range(1 + RESCUES):
+            try:
+                async with aclosing(self._deltas(triton)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                return
+            except ApiError as error:
+                able = error.status >= 500 and self.text.completion_tokens and attempt < RESCUES
+                rest = self.rest() if able and self.rest is not None else None
+                other = None if rest is None else await rescue(error)
+                if other is None:
+                    raise
+                triton, self.request = other, rest
+                self.text.resume()
+
+    async def _deltas(self, triton: Triton) -> AsyncGenerator[Delta, None]:
+        async with aclosing(triton.generate(self.request)) as responses:
+            async for outputs, last in responses:
+                delta = self.text.take(outputs, last=last)
+                if delta.text or delta.finish_reason or delta.logprobs:
+                    yield delta
+                if delta.finish_reason:
+                    return
+
+
+@dataclass
+class Job:
+    """What a request asks for, read: the prompts, and the parameters that all of its texts share."""
+
+    asked: Asked
+    prompts: Sequence[Prompt]
+    chat: bool
+    makings: list[Making] = field(default_factory=list)
+
+    @property
+    def texts(self) -> int:
+        return len(self.prompts) * int(self.asked["n"])
+
+    @property
+    def grown(self) -> list[GrowingText]:
+        return [making.text for making in self.makings]
+
+
+class Completions:
+    """Answers requests for text by one model."""
+
+    def __init__(self, config: EntryConfig, triton: Triton, prompts: Prompts) -> None:
+        self._config, self._triton, self._prompts = config, triton, prompts
+        self._sizes = Sizes(config.max_input_len, config.limits.max_choices, prompts.bias_len)
+
+    @property
+    def most_values(self) -> int:
+        """Return how many JSON values a request may have."""
+        return self._sizes.most_values
+
+    async def read(self, body: Mapping[str, Any], *, chat: bool) -> Job:
+        """Return what a body asks for; raises ApiError for one that asks for what cannot be."""
+        check_model(body, self._config.model)
+        self._sizes.check(body)
+        biases = body.get("logit_bias")
+        if isinstance(biases, dict) and len(biases) > MANY_BIASES:
+            asked = await asyncio.to_thread(read_parameters, body, chat=chat)
+        else:
+            asked = read_parameters(body, chat=chat)
+        self._prompts.check_bias(asked)
+        return Job(asked, await self._prompts.read(body, asked["n"], chat=chat), chat)
+
+    async def make(self, exchange: Exchange, job: Job, rescue: Rescue) -> None:
+        """Make the texts of a job, and answer with them; raises ApiError where the model does not.
+
+        A greedy text that breaks off is gone on with by what `rescue` returns, which has to say the same as this model.
+        """
+        asked = job.asked
+        await self._begin(job)
+        form = (ChatAnswer if job.chat else Answer)(
+            self._config.model,
+            texts_a_prompt=asked["n"],
+            include_usage=asked.include_usage,
+            draft_len=self._config.draft_len,
+            fingerprint=self._config.fingerprint,
+        )
+        deltas = merged([making.deltas(self._triton, rescue) for making in job.makings])
+        await (self._stream if asked["stream"] else self._whole)(exchange, form, job.makings, asked, deltas)
+
+    async def make_unheard(self, job: Job) -> None:
+        """Make the texts of a job for nobody; raises ApiError where the model does not, also in the midst of one."""
+        await self._begin(job)
+        async with aclosing(merged([making.deltas(self._triton, _nobody) for making in job.makings])) as deltas:
+            async for _ in deltas:
+                pass
+
+    async def _begin(self, job: Job) -> None:
+        """Prepare a request to the model for each text."""
+        model, asked = await self._triton.model(), job.asked
+        param = "messages" if job.chat else "prompt"
+        job.makings = [
+            self._making(model, prompt, fitted, choice)
+            for prompt in job.prompts
+            for fitted in [self._prompts.fitted(asked, prompt, param)]
+            for choice in range(asked["n"])
+        ]
+
+    def _making(self, model: Model, prompt: Prompt, asked: Asked, choice: int) -> Making:
+        seed = seed_of(asked, choice)
+        if isinstance(prompt, str):
+            prompt = self._prompts.as_sent(prompt, takes_flag=ADD_SPECIAL_TOKENS in model.inputs)
+            text: GrowingText = PlainText(asked, prompt, own_counts=model.own_counts)
+            return Making(text, text_request(model, prompt, asked, seed))
+        text, ends = TokenText(asked, prompt, self._prompts.tokenizer, self._prompts.pieces), self._ends(asked)
+        bias_len = self._prompts.bias_len
+
+        def rest() -> Any:
+            if len(prompt) + len(text.ids) > self._config.max_input_len:
+                return None
+            left = replace(asked, max_tokens=(asked.max_tokens or 0) - len(text.ids))
+            return token_request(model, (*prompt, *text.ids), left, seed, ends, bias_len)
+
+        request = token_request(model, prompt, asked, seed, ends, bias_len)
+        return Making(text, request, rest if may_resume(asked) else None)
+
+    def _ends(self, asked: Asked) -> Ends:
+        """Return what ends a text: stop texts that cannot be written in tokens are found in the text alone."""
+        words = self._prompts.stop_words(asked.stop)
+        end_ids = self._prompts.tokenizer.end_ids
+        if asked["ignore_eos"] or not end_ids:
+            return Ends(words=words)
+        return Ends(end_ids[0], [*words, *([token] for token in self._config.stop_ids)])
+
+    async def _stream(
+        self, exchange: Exchange, form: Answer, makings: Sequence[Making], asked: Asked, made: Merged
+    ) -> None:
+        """Send events; the stream begins with the first token, so that what fails before has a status."""
+        begun: set[int] = set()
+        async with aclosing(made) as deltas:
+            async for index, delta in deltas:
+                if not begun:
+                    exchange.first_token_at = time.monotonic()
+                    await exchange.begin_stream()
+                await exchange.write(form.chunk(index, delta, first=index not in begun))
+                begun.add(index)
+        if asked.include_usage:
+            await exchange.write(form.usage_chunk([making.text for making in makings]))
+        await exchange.end_stream()
+
+    async def _whole(
+        self, exchange: Exchange, form: Answer, makings: Sequence[Making], asked: Asked, made: Merged
+    ) -> None:
+        found: list[list[Delta]] = [[] for _ in makings]
+        async with aclosing(made) as deltas:
+            async for index, delta in deltas:
+                found[index].append(delta)
+        body = form.whole([making.text for making in makings], [_joined(deltas) for deltas in found])
+        await exchange.respond(200, body)
+
+
+async def _nobody(error: ApiError) -> None:
+    """Go on with no text."""
+
+
+def is_greedy(asked: Asked) -> bool:
+    """Return whether a text is the likeliest, and thus always the same."""
+    return bool(asked["temperature"] == 0 or asked["top_p"] == 0 or asked["top_k"] == 1)
+
+
+def may_resume(asked: Asked) -> bool:
+    """Return whether what comes next depends on the tokens so far alone: greedy, and nothing counts those."""
+    counts = asked["presence_penalty"] or asked["frequency_penalty"] or asked["min_tokens"]
+    return bool(is_greedy(asked) and not counts and asked["repetition_penalty"] == 1 and asked.top_logprobs is None)
+
+
+async def merged(sources: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Yield what several texts bring, as it comes, with the place of each; they all end with it."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as source:
+            async for delta in source:
+                yield 0, delta
+        return
+    queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(len(sources))
+    tasks = [asyncio.ensure_future(_put(queue, index, source)) for index, source in enumerate(sources)]
+    try:
+        running = len(sources)
+        while running:
+            index, item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _put(queue: asyncio.Queue[Any], index: int, source: AsyncGenerator[Delta, None]) -> None:
+    try:
+        async with aclosing(source) as deltas:
+            async for delta in deltas:
+                await queue.put((index, delta))
+    except Exception as error:
+        await queue.put((index, error))
+    else:
+        await queue.put((index, None))
+
+
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    """Return a whole text."""
+    logprobs = [token for delta in deltas for token in delta.logprobs or ()]
+    wanted = any(delta.logprobs is not None for delta in deltas)
+    finish_reason = deltas[-1].finish_reason if deltas else "stop"
+    return Delta("".join(delta.text for delta in deltas), finish_reason, logprobs if wanted else None)

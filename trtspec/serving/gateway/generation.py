@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One text as it comes from Triton: what of it can be shown, why it ended, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import pairwise, zip_longest
+from typing import Any
+
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.engine.generation.text import Pieces, TextStream
+from trtspec.serving.gateway.parameters import Asked
+from trtspec.serving.gateway.prompts import Prompt
+from trtspec.serving.gateway.tensors import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS, floats, ints, text_of
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token of an answer, how likely it was, and the likeliest in its place."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of a text; `finish_reason` is None while it goes on."""
+
+    text: str
+    finish_reason: str | None = None
+    logprobs: Sequence[TokenLogprob] | None = None
+
+
+class StopCutter:
+    """Text before the first of some stop texts, which may come in pieces: what may be the beginning of one waits."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.stopped = False
+
+    def add(self, text: str, *, last: bool) -> str:
+        """Return what can be shown now; after the last piece nothing waits."""
+        if not self._stops:
+            return text
+        text = self._held + text
+        self._held = ""
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            self.stopped = True
+            return text[: min(places)]
+        kept = len(text) if last else len(text) - max(_begun(text, stop) for stop in self._stops)
+        self._held = text[kept:]
+        return text[:kept]
+
+
+def _begun(text: str, stop: str) -> int:
+    """Return how many characters at the end of `text` are the beginning of `stop`, at most."""
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)
+
+
+class GrowingText:
+    """One text; `take` is called with the tensors of each response until it says why the text ended.
+
+    Attributes:
+        completion_tokens: tokens so far.
+        prompt_tokens: the prompt's length, 0 until it is known.
+        drafted, accepted, draft_steps, accepted_by_position: as the model counts them; `draft_steps` is None where it
+            does not.
+    """
+
+    def __init__(self, asked: Asked, prompt: Prompt) -> None:
+        self.prompt_tokens = len(prompt) if isinstance(prompt, tuple) else 0
+        self.completion_tokens = 0
+        self.drafted = self.accepted = 0
+        self.draft_steps: int | None = None
+        self.accepted_by_position: list[int] = []
+        self._max_tokens = asked.max_tokens or 0
+        self._cutter = StopCutter(asked.stop)
+        self._before = (0, 0, 0, [0] * 0)  # what was counted before the text was resumed
+        self._digest = sha256()
+
+    @property
+    def digest(self) -> bytes:
+        """Return what is equal for equal texts, so that they can be compared without being kept."""
+        return self._digest.digest()
+
+    def resume(self) -> None:
+        """Go on with another request for the rest of the text, whose counts begin anew."""
+        self._before = (self.drafted, self.accepted, self.draft_steps or 0, self.accepted_by_position)
+
+    def take(self, outputs: Mapping[str, bytes], *, last: bool) -> Delta:
+        """Return what a response adds."""
+        raise NotImplementedError
+
+    def _shown(self, text: str, *, ended: bool, last: bool, logprobs: list[TokenLogprob] | None = None) -> Delta:
+        over = ended or last
+        shown = self._cutter.add(text, last=over)
+        self._digest.update(shown.encode(errors="surrogatepass"))
+        if ended or self._cutter.stopped:
+            return Delta(shown, "stop", logprobs)
+        if not last:
+            return Delta(shown, None, logprobs)
+        return Delta(shown, "length" if self.completion_tokens >= self._max_tokens else "stop", logprobs)
+
+    def _count(self, outputs: Mapping[str, bytes]) -> None:
+        drafted, accepted, steps, by_position = self._before
+        if (told := outputs.get("total_draft_tokens")) is not None:
+            self.drafted = drafted + ints(told)[0]
+            self.accepted = accepted + ints(outputs.get("total_accepted_draft_tokens"))[0]
+        if (told := outputs.get("num_draft_steps")) is not None:
+            self.draft_steps = steps + ints(told)[0]
+            now = ints(outputs.get("accepted_by_position"))
+            self.accepted_by_position = [sum(pair) for pair in zip_longest(by_position, now, fillvalue=0)]
+
+
+class TokenText(GrowingText):
+    """A text that comes as token ids."""
+
+    def __init__(self, asked: Asked, prompt: Prompt, tokenizer: Tokenizer, pieces: Pieces) -> None:
+        super().__init__(asked, prompt)
+        self._stream = TextStream(tokenizer, pieces)
+        self._pieces = pieces
+        self._ends = frozenset() if asked["ignore_eos"] else frozenset(tokenizer.end_ids)
+        self._wants_logprobs = asked.top_logprobs is not None
+        self.ids: list[int] = []  # so far
+
+    def take(self, outputs: Mapping[str, bytes], *, last: bool) -> Delta:
+        ids = ints(outputs.get("output_ids"))[: (ints(outputs.get("sequence_length")) or [0])[0]]
+        until = next((place for place, token in enumerate(ids) if token in self._ends), len(ids))
+        ended, ids = until < len(ids), ids[:until]
+        self.completion_tokens += len(ids)
+        self.ids += ids
+        self._count(outputs)
+        logprobs = self._logprobs(ids, outputs) if self._wants_logprobs else None
+        text, _ = self._stream.add(ids, last=last or ended)
+        return self._shown(text, ended=ended, last=last, logprobs=logprobs)
+
+    def _logprobs(self, ids: Sequence[int], outputs: Mapping[str, bytes]) -> list[TokenLogprob]:
+        """Return those of the new tokens: a response has them, or those of all the text with them at its end."""
+        own = floats(outputs.get(LOG_PROBS))[-len(ids) :] if ids else []
+        tops, top_ids = floats(outputs.get(TOP_LOG_PROBS)), ints(outputs.get(TOP_IDS))
+        width = len(tops) // len(own) if own else 0
+        words = [(self._pieces.decode([token]), value) for token, value in zip(top_ids, tops, strict=True)]
+        return [
+            TokenLogprob(self._pieces.decode([token]), value, tuple(words[place * width : (place + 1) * width]))
+            for place, (token, value) in enumerate(zip(ids, own, strict=True))
+        ]
+
+
+class PlainText(GrowingText):
+    """A text that comes as text; `own_counts` says that a response counts its own tokens."""
+
+    def __init__(self, asked: Asked, prompt: Prompt, *, own_counts: bool) -> None:
+        super().__init__(asked, prompt)
+        self._own_counts = own_counts
+
+    def take(self, outputs: Mapping[str, bytes], *, last: bool) -> Delta:
+        if counted := ints(outputs.get("num_output_tokens")):
+            before = self.completion_tokens if self._own_counts else 0
+            self.completion_tokens = before + counted[0]
+        if prompt := ints(outputs.get("num_input_tokens")):
+            self.prompt_tokens = prompt[0]
+        self._count(outputs)
+        return self._shown(text_of(outputs.get("text_output")), ended=False, last=last)
+
+
+def speculation(text: GrowingText, draft_len: int) -> dict[str, Any] | None:
+    """Return what vLLM says of a text's drafts as `metrics.speculative_decoding`; None where nothing tells.
+
+    `acceptance_histogram` has at j the steps of which exactly j draft tokens were accepted, from none to `draft_len`.
+    """
+    if text.draft_steps is None:
+        return None
+    deepest = max(draft_len, len(text.accepted_by_position))
+    reached = [text.draft_steps, *text.accepted_by_position, *[0] * (deepest + 1)][: deepest + 2]
+    accepted = sum(text.accepted_by_position)
+    return {
+        "mean_acceptance_length": 1.0 + accepted / text.draft_steps if text.draft_steps else 1.0,
+        "draft_acceptance_rate": accepted / text.drafted if text.drafted else 0.0,
+        "acceptance_histogram": [here - further for here, further in pairwise(reached)],
+        "num_spec_steps": text.draft_steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": text.drafted,
+        "num_spec_tokens": deepest,
+    }

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request over HTTP, from its first byte to its last, whatever its client does meanwhile.
+
+A client that leaves, or that reads nothing for too long, ends the work for it; so does a model that says nothing. What
+goes wrong before the response began has a status; later it is an event of the stream, never silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from trtspec.serving.gateway.bodies import Bodies
+from trtspec.serving.gateway.config import Limits
+from trtspec.serving.gateway.errors import SHUTTING_DOWN, ApiError, shutting_down
+from trtspec.serving.gateway.internal import internal_error
+from trtspec.serving.gateway.response_format import DONE
+
+TICK_S = 0.2
+LEFT = 499  # what is counted for a client that left; nobody reads it
+STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+JSON = {"content-type": "application/json"}
+
+Message = Mapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+
+
+class Exchange:
+    """A request and the response to it; `run` does all of it.
+
+    Attributes:
+        status: of the response, 0 before it began.
+        error: what the client was told instead of an answer.
+        broken: why a stream ended before its text, if it did.
+        ended: why `look` ended it, if it did.
+    """
+
+    def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send, limits: Limits, bodies: Bodies) -> None:
+        self.headers = Headers(raw=scope["headers"])
+        self.status = 0
+        self.error: ApiError | None = None
+        self.broken: str | None = None
+        self.began_at = self._since = time.monotonic()
+        self.first_token_at: float | None = None
+        self._receive, self._send, self._limits, self._bodies = receive, send, limits, bodies
+        self._writes = self._streams = False
+        self._body_read = asyncio.Event()
+        self._work: asyncio.Future[None] | None = None
+        self.ended: ApiError | None = None
+
+    async def run(self, answer: Callable[[Exchange], Awaitable[None]]) -> None:
+        """Let `answer` answer, until it has or cannot."""
+        self._work = asyncio.ensure_future(answer(self))
+        gone = asyncio.ensure_future(self._departure())
+        try:
+            await asyncio.wait({self._work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            left = not self._work.done()
+            await self._finish()
+        except asyncio.CancelledError:  # the server ends
+            self._work.cancel()
+            await self._fail(shutting_down())
+            raise
+        finally:
+            gone.cancel()
+        if left:
+            self.broken, self.status = "client_left", self.status or LEFT
+
+    def look(self, now: float) -> None:
+        """End what takes too long; to be called every TICK_S."""
+        waited = now - self._since
+        if self._writes and waited > self._limits.write_timeout_s:
+            self._end(ApiError(LEFT, "the client reads nothing", code="slow_client"))
+        elif self._streams and waited > self._limits.stall_s:
+            self._end(ApiError(504, "the model says nothing", code="stalled"))
+
+    async def document(self, most_values: int) -> dict[str, Any]:
+        """Return the body, an object of at most so many JSON values.
+
+        Raises ApiError for one that is no JSON object, too large, too slow or not sent as JSON.
+        """
+        self._check_headers()
+        parts: list[bytes] = []
+        try:
+            await asyncio.wait_for(self._read_body(parts), self._limits.body_timeout_s)
+            return await self._bodies.parse(b"".join(parts), most_values)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise ApiError(408, "the body did not arrive in time", code="timeout") from None
+        finally:
+            self._bodies.release(sum(map(len, parts)))
+
+    async def begin_stream(self) -> None:
+        """Send the head of a stream of events."""
+        self._streams = True
+        await self._begin(200, STREAM)
+
+    async def write(self, event: bytes) -> None:
+        """Send an event."""
+        self._since, self._writes = time.monotonic(), True
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        self._writes = False
+
+    async def end_stream(self, event: bytes = DONE) -> None:
+        """Send the last event of a stream; one that is cut off at the server's end has none that says it is whole."""
+        await self._send({"type": "http.response.body", "body": event})
+
+    async def respond(self, status: int, body: bytes, headers: Mapping[str, str] = JSON) -> None:
+        """Send a whole response."""
+        await self._begin(status, {**headers, "content-length": str(len(body))})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _finish(self) -> None:
+        """Take the end of the work: as it should be, stopped by `look`, or with an error."""
+        assert self._work is not None
+        if not self._work.done():
+            self._work.cancel()
+        try:
+            await self._work
+        except asyncio.CancelledError:
+            if self.ended is not None:
+                await self._fail(self.ended)
+        except ApiError as error:
+            await self._fail(error)
+        except Exception:
+            await self._fail(internal_error("the request failed", traceback.format_exc()))
+
+    async def _fail(self, error: ApiError) -> None:
+        """Tell the client, where it can still be told."""
+        self.error = error
+        if self.status == 0:
+            await self.respond(error.status, error.body, {**JSON, **error.headers})
+        elif self._streams:
+            self.broken = error.code
+            if not self._writes:
+                await self.write(b"data: " + error.body + b"\n\n")
+                await self.end_stream(b"" if error.code == SHUTTING_DOWN else DONE)
+
+    def _end(self, error: ApiError) -> None:
+        if self.ended is None and self._work is not None:
+            self.ended = error
+            self._work.cancel()
+
+    async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _departure(self) -> None:
+        """Return when the client is gone; the body is left to `document`."""
+        await self._body_read.wait()  # unbounded: whoever waits for this ends with the request
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _check_headers(self) -> None:
+        """Refuse what a page of another site can send without asking its browser: a form, or plain text."""
+        kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, "send JSON, with Content-Type: application/json", code="unsupported_media_type")
+
+    async def _read_body(self, parts: list[bytes]) -> None:
+        """Read the body into `parts`; one that says how long it is, or turns out to be, too long is not read on."""
+        declared = self.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._limits.max_body_bytes:
+            raise self._too_large()
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(LEFT, "the client left", code="client_left")
+            part = message.get("body", b"")
+            if size + len(part) > self._limits.max_body_bytes:
+                raise self._too_large()
+            self._bodies.grow(size, len(part))
+            parts.append(part)
+            size += len(part)
+            more = message.get("more_body", False)
+        self._body_read.set()
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self._limits.max_body_bytes:,} bytes", code="body_too_large")

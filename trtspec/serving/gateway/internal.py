@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The error of what no client can change: it is told an id, under which the entry's log has what happened."""
+
+from __future__ import annotations
+
+import logging
+
+from trtspec.serving.gateway.errors import ApiError
+from trtspec.serving.triton.python_models.error_ids import fault_words, new_fault
+
+log = logging.getLogger(__name__)
+
+
+def internal_error(what: str, said: str, *, code: str = "internal_error") -> ApiError:
+    """Return the error, and log what was `said` of it."""
+    fault = new_fault()
+    log.error("internal error %s: %s: %s", fault, what, said)
+    told = fault_words(fault, "the entry's")
+    return ApiError(500, f"{what}: {told}", code=code)

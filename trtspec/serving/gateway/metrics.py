@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the entry counts of itself, in Prometheus' text format; Triton's own /metrics has what the engine does."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from trtspec.serving.gateway.routing_state import Shadowed
+
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Histogram:
+    """Seconds by the endpoint they belong to."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, list[int]] = {}
+        self._sums: Counter[str] = Counter()
+
+    def observe(self, endpoint: str, seconds: float) -> None:
+        counts = self._counts.setdefault(endpoint, [0] * (len(BUCKETS_S) + 1))
+        counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self._sums[endpoint] += seconds  # type: ignore[assignment]
+
+    def lines(self, name: str) -> list[str]:
+        found = []
+        for endpoint, counts in self._counts.items():
+            label = f'endpoint="{endpoint}"'
+            totals = list(accumulate(counts))
+            for bound, total in zip([*map(str, BUCKETS_S), "+Inf"], totals, strict=True):
+                found.append(f'{name}_bucket{{{label},le="{bound}"}} {total}')
+            found += [f"{name}_sum{{{label}}} {self._sums[endpoint]:.6f}", f"{name}_count{{{label}}} {totals[-1]}"]
+        return found
+
+
+@dataclass(frozen=True)
+class OfRevision:
+    """What is exported of a revision: its percent of the new requests, those that ended by outcome, its shadows."""
+
+    revision: int
+    share: int
+    ended: Mapping[str, int]
+    shadow: Shadowed | None = None
+
+    @property
+    def shadowed(self) -> dict[str, int]:
+        """Return the requests that were sent to it as well, or would have been, by outcome."""
+        seen = self.shadow
+        return {"ok": seen.sent - seen.failed, "failed": seen.failed, "dropped": seen.dropped} if seen else {}
+
+    @property
+    def compared(self) -> dict[str, int]:
+        """Return the greedy texts of its shadows, by how they compare with what the clients got."""
+        seen = self.shadow
+        return {"same": seen.compared - seen.different, "different": seen.different} if seen else {}
+
+    def samples(self, outcomes: Mapping[str, int]) -> list[str]:
+        """Return the samples of a counter by outcome."""
+        return [f'{{revision="{self.revision}",outcome="{outcome}"}} {n}' for outcome, n in outcomes.items()]
+
+
+class Metrics:
+    """The entry's own metrics."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()  # endpoint, status
+        self.rejected: Counter[str] = Counter()  # the error's code
+        self.broken: Counter[str] = Counter()  # why a stream broke
+        self.in_flight = 0
+        self.duration, self.first_token = Histogram(), Histogram()
+
+    def render(self, texts: int, revisions: Sequence[OfRevision] = ()) -> str:
+        """Return all of them; `texts` are being made now."""
+        shares = [f'{{revision="{each.revision}"}} {each.share / 100:g}' for each in revisions]
+        ended = [sample for each in revisions for sample in each.samples(each.ended)]
+        shadowed = [sample for each in revisions for sample in each.samples(each.shadowed)]
+        compared = [sample for each in revisions for sample in each.samples(each.compared)]
+        requests = [f'{{endpoint="{name}",status="{status}"}} {n}' for (name, status), n in self.requests.items()]
+        lines = [
+            *_family("requests_total", "counter", "Requests answered, by endpoint and HTTP status.", requests),
+            *_family("requests_in_flight", "gauge", "Requests being answered.", [f" {self.in_flight}"]),
+            *_family("texts_in_flight", "gauge", "Texts being made.", [f" {texts}"]),
+            *_by_reason("rejected_total", "Requests refused because of keys, rate or load.", self.rejected),
+            *_by_reason("broken_streams_total", "Streams that ended before their text.", self.broken),
+            *_family("revision_share_ratio", "gauge", "Part of the new requests that a revision gets.", shares),
+            *_family("revision_requests_total", "counter", "Requests that a revision answered, by outcome.", ended),
+            *_family("shadow_requests_total", "counter", "Requests for a revision on trial too, by outcome.", shadowed),
+            *_family("shadow_texts_total", "counter", "Greedy texts on trial, by how they compare.", compared),
+        ]
+        for name, histogram, said in (
+            ("request_duration_seconds", self.duration, "Seconds from a request to the end of its answer."),
+            ("time_to_first_token_seconds", self.first_token, "Seconds from a request to its first token."),
+        ):
+            lines += [*_family(name, "histogram", said, []), *histogram.lines(f"trtspec_openai_{name}")]
+        return "\n".join(lines) + "\n"
+
+
+def _by_reason(name: str, said: str, counts: Counter[str]) -> list[str]:
+    return _family(name, "counter", said, [f'{{reason="{reason}"}} {n}' for reason, n in counts.items()])
+
+
+def _family(name: str, kind: str, said: str, samples: list[str]) -> list[str]:
+    name = f"trtspec_openai_{name}"
+    return [f"# HELP {name} {said}", f"# TYPE {name} {kind}", *(f"{name}{sample}" for sample in samples)]

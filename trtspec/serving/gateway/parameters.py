@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of a request: which there are, what they may be, and what a body of JSON asks for.
+
+The tables are the one place that knows them; requests are read by them and the OpenAPI document is made of them. Where
+vLLM's server takes more than OpenAI's, its names are ours: clients that measure servers send them. A name that nobody
+knows is refused, as OpenAI does, because a misspelled limit would otherwise be none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtspec.engine.prompts.messages import is_text
+from trtspec.serving.gateway.errors import ApiError, too_long, unsupported, wrong
+
+MOST = 2**31 - 1
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_BIAS = 100
+MAX_SHOWN = 64
+OTHER_VALUES = 10_000  # JSON values of a request beside token ids and biases
+TOKEN_ID = re.compile(r"[0-9]{1,10}")
+NUMBER, INTEGER, BOOLEAN = "number", "integer", "boolean"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of one value; null stands for the default."""
+
+    kind: str
+    default: Any = None
+    low: float | None = None
+    high: float | None = None
+
+    def read(self, name: str, value: Any) -> Any:
+        """Return the value; raises ApiError for one of another type or range."""
+        if value is None:
+            return self.default
+        if not self._is_kind(value):
+            raise wrong(f"{name} is {_shown(value)}, expected {_article(self.kind)}", name, "invalid_type")
+        if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
+            raise wrong(f"{name} is {_shown(value)}, expected {self.low} to {self.high}", name)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema."""
+        bounds = {"minimum": self.low, "maximum": self.high}
+        return {"type": [self.kind, "null"], **{key: bound for key, bound in bounds.items() if bound is not None}}
+
+    def _is_kind(self, value: Any) -> bool:
+        if self.kind == BOOLEAN:
+            return isinstance(value, bool)
+        if isinstance(value, bool):
+            return False
+        return isinstance(value, int) or (self.kind == NUMBER and isinstance(value, float) and math.isfinite(value))
+
+
+SHARED = {
+    "temperature": Parameter(NUMBER, 1.0, 0, 2),
+    "top_p": Parameter(NUMBER, 1.0, 0, 1),
+    "top_k": Parameter(INTEGER, 0, -1, MOST),
+    "presence_penalty": Parameter(NUMBER, 0.0, -2, 2),
+    "frequency_penalty": Parameter(NUMBER, 0.0, -2, 2),
+    "repetition_penalty": Parameter(NUMBER, 1.0, 0.01, 10),
+    "min_tokens": Parameter(INTEGER, 0, 0, MOST),
+    "seed": Parameter(INTEGER, None, -(2**63), 2**63 - 1),
+    "n": Parameter(INTEGER, 1, 1, 128),
+    "stream": Parameter(BOOLEAN, False),
+    "ignore_eos": Parameter(BOOLEAN, False),
+    "num_draft_tokens": Parameter(INTEGER, None, 0, MOST),  # ours: 0 asks for the target alone
+    "length_penalty": Parameter(NUMBER, 1.0),  # of a beam search, which is refused: with one beam it has no effect
+}
+COMPLETION = SHARED | {
+    "add_special_tokens": Parameter(BOOLEAN, True),  # false: the prompt has them, as a chat template writes them
+    "max_tokens": Parameter(INTEGER, 16, 1, MOST),
+    "logprobs": Parameter(INTEGER, None, 0, 5),
+}
+CHAT = SHARED | {
+    "max_tokens": Parameter(INTEGER, None, 1, MOST),
+    "max_completion_tokens": Parameter(INTEGER, None, 1, MOST),
+    "logprobs": Parameter(BOOLEAN, False),
+    "top_logprobs": Parameter(INTEGER, None, 0, 20),
+}
+# Taken with the values that ask for nothing; a request for more is refused.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "min_p": (0,),
+    "use_beam_search": (False,),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+# Names of other APIs, and what to use here.
+ELSEWHERE = {
+    "random_seed": "seed",
+    "min_length": "min_tokens",
+    "min_new_tokens": "min_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "output_len": "max_tokens",
+    "request_output_len": "max_tokens",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "len_penalty": "length_penalty",
+    "streaming": "stream",
+    "stop_words": "stop",
+    "text_input": "prompt",
+    "num_return_sequences": "n",
+}
+# They change no token.
+IGNORED = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+)
+_ENCODER = json.JSONEncoder(ensure_ascii=True)
+STRUCTURED = ("model", "stop", "stream_options", "logit_bias")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks for, but for its text; `values` by the names in the tables.
+
+    `max_tokens` is None for as many as fit. `top_logprobs` is how many alternatives each token comes with, None where
+    no log probabilities are asked for. `logit_bias` has the token ids and what is added to the logit of each.
+    """
+
+    values: Mapping[str, Any]
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    top_logprobs: int | None
+    include_usage: bool
+    logit_bias: Mapping[int, float]
+    given: frozenset[str] = frozenset()  # the names that the request itself has, without those that are null
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+def read_parameters(body: Mapping[str, Any], *, chat: bool) -> Asked:
+    """Return what a body asks for; raises ApiError that names the first parameter that is wrong."""
+    table = CHAT if chat else COMPLETION
+    _check_names(body, table, "messages" if chat else "prompt")
+    for name, accepted in NEUTRAL.items():
+        if body.get(name) is not None and body[name] not in accepted:
+            raise unsupported(f"{name} {_shown(body[name])}", name)
+    values = {name: parameter.read(name, body.get(name)) for name, parameter in table.items()}
+    max_tokens = values["max_tokens"]
+    if values.get("max_completion_tokens") is not None:
+        max_tokens = values["max_completion_tokens"]
+    return Asked(
+        values,
+        max_tokens,
+        _stops(body.get("stop")),
+        _top_logprobs(values, chat),
+        _include_usage(body),
+        _logit_bias(body.get("logit_bias")),
+        frozenset(name for name, value in body.items() if value is not None),
+    )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the parts of a request may be, told by their lengths before any of their values is looked at."""
+
+    max_input_len: int
+    max_choices: int
+    vocab_size: int
+
+    @property
+    def most_values(self) -> int:
+        """Return how many JSON values a request may have."""
+        return self.max_choices * self.max_input_len + self.vocab_size + OTHER_VALUES
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        """Raise ApiError for a prompt, or a number of biases, that no request may have."""
+        bias, prompt = body.get("logit_bias"), body.get("prompt")
+        if isinstance(bias, dict) and len(bias) > self.vocab_size:
+            raise wrong(
+                f"logit_bias has {len(bias):,} entries, and the model {self.vocab_size:,} token ids", "logit_bias"
+            )
+        if not isinstance(prompt, list) or not prompt:
+            return
+        several = not isinstance(prompt[0], int)
+        if several and len(prompt) > self.max_choices:
+            message = f"prompt has {len(prompt):,} items, at most {self.max_choices} texts are made for one request"
+            raise wrong(message, "prompt")
+        for each in prompt if several else [prompt]:
+            if isinstance(each, list) and len(each) > self.max_input_len:
+                raise too_long(len(each), 0, self.max_input_len, "prompt")
+
+
+def _check_names(body: Mapping[str, Any], table: Mapping[str, Parameter], text: str) -> None:
+    known = {text, *STRUCTURED, *table, *NEUTRAL, *IGNORED}
+    for name in body:
+        if name not in known:
+            near = ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name[:64], known, 1)), None)
+            hint = f"; did you mean {near}?" if near in known else ""
+            raise wrong(f"Unrecognized request argument supplied: {_shown(name)}{hint}", name[:64], "unknown_parameter")
+
+
+def _top_logprobs(values: Mapping[str, Any], chat: bool) -> int | None:
+    if not chat:
+        return values["logprobs"]  # type: ignore[no-any-return]
+    if values["top_logprobs"] is not None and not values["logprobs"]:
+        raise wrong("top_logprobs is only allowed where logprobs is true", "top_logprobs")
+    return (values["top_logprobs"] or 0) if values["logprobs"] else None
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None or stops == []:
+        return ()
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(map(_is_stop, stops)):
+        raise wrong(f"stop is a string, or up to {MAX_STOPS} of them, of 1 to {MAX_STOP_CHARS} characters", "stop")
+    return tuple(dict.fromkeys(stops))
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    """Return the biases by token id; what adds nothing is left out."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise wrong("logit_bias is an object of token ids and numbers", "logit_bias", "invalid_type")
+    number = Parameter(NUMBER, 0.0, -MAX_BIAS, MAX_BIAS)
+    for key in value:
+        if not TOKEN_ID.fullmatch(key):
+            raise wrong(f"logit_bias has {_shown(key)}, expected token ids, written as strings", "logit_bias")
+    biases = {int(key): number.read("logit_bias", bias) for key, bias in value.items()}
+    return {token: float(bias) for token, bias in biases.items() if bias}
+
+
+def _is_stop(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_STOP_CHARS and is_text(value)
+
+
+def _include_usage(body: Mapping[str, Any]) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise wrong("stream_options is an object", "stream_options", "invalid_type")
+    if not body.get("stream"):
+        raise wrong("stream_options is only allowed where stream is true", "stream_options")
+    return bool(Parameter(BOOLEAN, False).read("stream_options.include_usage", options.get("include_usage")))
+
+
+def check_model(body: Mapping[str, Any], served: str) -> None:
+    """Raise ApiError for a request of another model."""
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise wrong("you must provide a model parameter", "model", "missing_required_parameter")
+    if model != served:
+        raise no_model(model)
+
+
+def no_model(model: str) -> ApiError:
+    """Return the error of a request for a model that is not served."""
+    return ApiError(404, f"The model {_shown(model)} does not exist", param="model", code="model_not_found")
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of a value as JSON, however large the value is."""
+    text = ""
+    for part in _ENCODER.iterencode(value[:MAX_SHOWN] if isinstance(value, str) else value):
+        text += part[:MAX_SHOWN]
+        if len(text) > MAX_SHOWN:
+            return f"{text[: MAX_SHOWN - 4]}..."
+    return text
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind == INTEGER else f"a {kind}"

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The revisions that an entry serves: which one gets a request, what becomes of a request that it fails, what was seen.
+
+A request belongs to one revision. Where that one fails before a byte of the answer was sent, another answers it
+instead: nobody has seen anything of the first, so that no answer is of two revisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.errors import TrtspecError
+from trtspec.serving.gateway.admission import Gate
+from trtspec.serving.gateway.completions import Completions, Job, Rescue
+from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.errors import SHUTTING_DOWN, ApiError
+from trtspec.serving.gateway.http import LEFT, Exchange
+from trtspec.serving.gateway.metrics import OfRevision
+from trtspec.serving.gateway.mirroring import Shadow, Told
+from trtspec.serving.gateway.prompts import Prompts
+from trtspec.serving.gateway.routing_state import (
+    Observed,
+    Route,
+    Routes,
+    Shadowed,
+    Sight,
+    next_of,
+    read_routes,
+    write_sight,
+)
+from trtspec.serving.gateway.triton import Triton
+
+log = logging.getLogger(__name__)
+
+KEPT = 1000  # samples of a revision
+RESUME_EVERY_S = 0.25
+REFUSED = (400, 404, 422)  # as what it is asked for cannot be
+
+
+class Version:
+    """One revision: its server, its tokenizer, and what was seen of it."""
+
+    def __init__(self, route: Route, prompts: Prompts, gate: Gate) -> None:
+        config = route.config
+        self.route, self.prompts = route, prompts
+        self.triton = Triton(config.grpc, config.triton_model, config.limits.timeout_s)
+        self.completions = Completions(config, self.triton, prompts)
+        self.open, self._gate = 0, gate
+        self.ended: Counter[str] = Counter()  # requests, by outcome
+        self.shadow: Shadow | None = None  # what it was sent as well, also once that is over
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin to observe anew."""
+        self._seen = Observed()
+        self._first_token: deque[float] = deque(maxlen=KEPT)
+        self._per_token: deque[float] = deque(maxlen=KEPT)
+
+    @property
+    def observed(self) -> Observed:
+        return replace(self._seen, open=self.open, first_token=(*self._first_token,), per_token=(*self._per_token,))
+
+    async def answer(self, exchange: Exchange, body: dict[str, Any], rescue: Rescue, *, chat: bool) -> tuple[Job, Told]:
+        """Answer a request, and note how the revision fared; what the request itself lacks is not its fault."""
+        job = await self.completions.read(body, chat=chat)
+        with self._gate.making(job.texts):
+            self.open += 1
+            began = time.monotonic()
+            try:
+                await self.completions.make(exchange, job, rescue)
+            except BaseException as error:
+                self.note(_failure(error, exchange))
+                raise
+            else:
+                self.note("")
+                self._sample(exchange, job)
+                return job, Told.of(job, time.monotonic() - began)
+            finally:
+                self.open -= 1
+
+    def note(self, failure: str) -> None:
+        self.ended["failed" if failure else "ok"] += 1
+        seen = self._seen
+        self._seen = replace(
+            seen,
+            requests=seen.requests + 1,
+            failed=seen.failed + bool(failure),
+            said=failure or seen.said,
+        )
+
+    def _sample(self, exchange: Exchange, job: Job) -> None:
+        seen, texts, now = self._seen, job.grown, time.monotonic()
+        drafted, accepted = (sum(getattr(text, name) for text in texts) for name in ("drafted", "accepted"))
+        self._seen = replace(seen, drafted=seen.drafted + drafted, accepted=seen.accepted + accepted)
+        tokens = sum(text.completion_tokens for text in texts)
+        if exchange.first_token_at is not None:
+            self._first_token.append(exchange.first_token_at - exchange.began_at)
+            if tokens > 1:
+                self._per_token.append((now - exchange.first_token_at) / (tokens - 1))
+
+
+def _failure(error: BaseException, exchange: Exchange) -> str:
+    """Return what a revision did wrong; "" where its client left, or asked for what cannot be."""
+    if isinstance(error, asyncio.CancelledError):
+        return exchange.ended.message if exchange.ended is not None and exchange.ended.status != LEFT else ""
+    if isinstance(error, ApiError):
+        return error.message if error.status >= 500 else ""
+    return "internal error"
+
+
+class Versions:
+    """All revisions that take requests, or still have some; to be made in the running loop."""
+
+    def __init__(self, config: EntryConfig, prompts: Prompts, gate: Gate) -> None:
+        self._gate = gate
+        self._file = Path(config.routes_file) if config.routes_file else None
+        self._stamp: tuple[int, int] | None = None
+        self._served: dict[int, int] = {}
+        self._generation, self._changed = 0, False
+        self._listed = {0}
+        self._shadow: tuple[Version, Shadow] | None = None
+        self.all = {0: Version(Route(0, 100, config), prompts, gate)}
+
+    @property
+    def main(self) -> Version:
+        """Return the revision that gets most requests."""
+        return max(self.all.values(), key=lambda version: version.route.share)
+
+    @property
+    def most_values(self) -> int:
+        """Return how many JSON values a request to any revision may have."""
+        return max(version.completions.most_values for version in self.all.values())
+
+    async def answer(self, exchange: Exchange, body: dict[str, Any], *, chat: bool) -> None:
+        """Answer a request by the revision whose turn it is, or by another where it fails before it said a word.
+
+        So it is where a revision on trial refuses a request: what the one before takes is not the client's mistake.
+        """
+        version = self._next()
+        try:
+            job, told = await version.answer(exchange, body, partial(self._rescue, version), chat=chat)
+        except ApiError as error:
+            other = next(iter(self._others(version)), None)
+            refuses = error.status in REFUSED and other is not None and other.route.revision < version.route.revision
+            if exchange.status or other is None or (error.status < 500 and not refuses):
+                raise
+            log.warning("revision %d failed, %d answers: %s", version.route.revision, other.route.revision, error)
+            exchange.first_token_at = None
+            try:
+                await other.answer(exchange, body, partial(self._rescue, other), chat=chat)
+            except ApiError as same:
+                if refuses and same.status in REFUSED:
+                    raise error from None
+                raise
+            if refuses:
+                version.note(f"it refuses what revision {other.route.revision} takes: {error.message}")
+        else:
+            if self._shadow and self._shadow[0] is not version:
+                self._shadow[1].offer(body, job, told)
+
+    async def look(self) -> None:
+        """Take up routes that were written meanwhile, let go of what is not needed, and write what was seen."""
+        if self._file is None:
+            return
+        with suppress(OSError):
+            stat = self._file.stat()
+            if (stamp := (stat.st_mtime_ns, stat.st_ino)) != self._stamp:
+                self._stamp = stamp
+                await self._take_up()
+        await self._retire()
+        if len(self.all) > 1 or self._changed:
+            self._changed = False
+            seen = {each.route.revision: each.observed for each in self.all.values()}
+            sight = Sight(self._generation, seen, self._shadow[1].seen if self._shadow else Shadowed())
+            with suppress(OSError):  # a full disk is not the clients' affair; whoever rolls out sees nothing new
+                await asyncio.to_thread(write_sight, sight_of(self._file), sight)
+
+    def counts(self) -> list[OfRevision]:
+        """Return what is exported of each revision."""
+        return [
+            OfRevision(each.route.revision, each.route.share, each.ended, each.shadow.seen if each.shadow else None)
+            for each in self.all.values()
+        ]
+
+    async def close(self) -> None:
+        if self._shadow:
+            self._shadow[1].end()
+        for version in self.all.values():
+            await version.triton.close()
+
+    def _next(self) -> Version:
+        route = next_of([version.route for version in self.all.values()], self._served)
+        self._served[route.revision] = self._served.get(route.revision, 0) + 1
+        return self.all[route.revision]
+
+    def _others(self, version: Version) -> list[Version]:
+        """Return who may stand in for a revision, the largest share first.
+
+        The one before it may where all requests go to the new one; one that gets none any more may not.
+        """
+        number = version.route.revision
+        listed = (self.all[each] for each in self._listed - {number} if each in self.all)
+        able = [each for each in listed if each.route.share or each.route.revision < number]
+        return sorted(able, key=lambda each: -each.route.share)
+
+    async def _rescue(self, version: Version, error: ApiError) -> Triton | None:
+        """Return who goes on with a text that broke off: a revision that says the same, or itself once it is back.
+
+        One that shuts down does not come back. It counts as a failure all the same.
+        """
+        version.note("a text broke off")
+        said = version.route.config.same_text
+        deadline = time.monotonic() + version.route.config.limits.resume_s
+        while time.monotonic() < deadline:
+            able = [each for each in self._others(version) if each.route.config.same_text == said != ""]
+            if error.code != SHUTTING_DOWN:
+                able.append(version)
+            if not able:
+                return None
+            for each in able:
+                if await each.triton.is_ready():
+                    return each.triton
+            await asyncio.sleep(RESUME_EVERY_S)
+        return None
+
+    async def _take_up(self) -> None:
+        assert self._file is not None
+        try:
+            routes = await asyncio.to_thread(read_routes, self._file)
+            versions = [await self._version(route) for route in routes.routes]
+        except TrtspecError as error:
+            log.error("the routes stay as they are: %s", error)
+            return
+        self._adopt(routes, versions)
+        self._cast_shadow()
+
+    async def _version(self, route: Route) -> Version:
+        """Return the version of a route: one that is served already, or one whose tokenizer is read beside the loop."""
+        for version in self.all.values():
+            if version.route.config == route.config:
+                return version
+        return Version(route, await asyncio.to_thread(Prompts, route.config), self._gate)
+
+    def _adopt(self, routes: Routes, versions: Sequence[Version]) -> None:
+        """Serve these from now on, all at once; those that are not among them keep the requests they have."""
+        for version in self.all.values():
+            version.route = replace(version.route, share=0, shadow=0)
+        left = [version for version in self.all.values() if version not in versions]
+        for route, version in zip(routes.routes, versions, strict=True):
+            version.route = route
+            version.forget()
+        self.all = {version.route.revision: version for version in (*left, *versions)}
+        self._listed = {route.revision for route in routes.routes}
+        self._generation, self._served, self._changed = routes.generation, {}, True
+
+    def _cast_shadow(self) -> None:
+        """Send requests to the revision that is to get them as well; what was seen stays while it is that one."""
+        wanted = next((each for each in self.all.values() if each.route.shadow), None)
+        if self._shadow and self._shadow[0] is not wanted:
+            self._shadow[1].end()
+            self._shadow = None
+        if wanted and not self._shadow:
+            wanted.shadow = Shadow(wanted.completions, self._gate.is_busy)
+            self._shadow = wanted, wanted.shadow
+        if wanted and self._shadow:
+            self._shadow[1].share = wanted.route.shadow
+
+    async def _retire(self) -> None:
+        for revision in self.all.keys() - self._listed:
+            if not self.all[revision].open:
+                await self.all.pop(revision).triton.close()
+                self._changed = True
+
+
+def sight_of(routes: Path) -> Path:
+    """Return where an entry writes what it saw, by its file of routes."""
+    return routes.with_name(f"{routes.name}.seen")

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry's process: a socket, an event loop, and an end that lets open answers finish."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.http_hosts import allowed_hosts, host_rules
+from trtspec.serving.gateway.admission import load_keys
+from trtspec.serving.gateway.app import make_app
+from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.connections import HEAD_S, bounded, most_connections
+
+BACKLOG = 2048
+TOLD_S = 1.0  # before the drain ends open streams are told, while the model still runs
+SEND_BUFFER_BYTES = 64 << 10  # what a client does not read is noticed before it is much
+
+
+def serve(config: EntryConfig) -> None:
+    """Serve until SIGTERM or SIGINT; raises TrtspecError for what keeps it from starting."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    app = make_app(config, load_keys(config.keys_file), host_rules(config.host, allowed_hosts()))
+    listener = _listen(config.host, config.port)
+    server = uvicorn.Server(server_config(app, config))
+    print(f"listening at http://{config.host}:{config.port}", file=sys.stderr, flush=True)  # noqa: T201
+    server.run(sockets=[listener])
+
+
+def server_config(app: Any, config: EntryConfig, head_s: float = HEAD_S) -> uvicorn.Config:
+    """Return how an application is served; the head of a request may take `head_s`."""
+    return uvicorn.Config(
+        app,
+        http=bounded(AutoHTTPProtocol, most_connections(), head_s),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=max(1, round(config.limits.drain_s - TOLD_S)),
+        timeout_keep_alive=75,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise TrtspecError(f"cannot listen: {error.strerror}", where=f"{host}:{port}") from None
+    listener.listen(BACKLOG)
+    return listener

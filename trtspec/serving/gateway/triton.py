@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton as the entry asks it: one gRPC stream a text, which ends with whoever reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from trtspec.core.errors import Overloaded
+from trtspec.serving.gateway.errors import RETRY_AFTER_S, ApiError, overloaded, shutting_down, wrong
+from trtspec.serving.gateway.internal import internal_error
+from trtspec.serving.gateway.tensors import BIAS, Model, read_outputs
+from trtspec.serving.triton.python_models.error_ids import fault_of, fault_words
+from trtspec.serving.triton.python_models.errors import REFUSED, is_last, status_of
+from trtspec.serving.triton.python_models.fields import TEXT_NAMES, renamed
+from trtspec.serving.triton.python_models.grpc_client import IS_LAST, NO_LIMIT
+from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
+
+READY_TIMEOUT_S = 1.0
+READY_FOR_S = 0.25  # an answer about readiness is kept for so long
+ENDS_S = 1.0  # for the server to end a stream that it has answered
+RECONNECT = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]  # it is on this host
+
+OPENAI_NAMES = {**TEXT_NAMES, "stop_words_list": "stop", BIAS: "logit_bias"}  # by those of the model
+FULL = ("maximum queue size", "timeout expired", Overloaded.WORDS)
+
+Code = grpc.StatusCode
+log = logging.getLogger(__name__)
+
+
+class Triton:
+    """One server and one model of it; to be made in the running loop."""
+
+    def __init__(self, address: str, model: str, timeout_s: float) -> None:
+        self._channel = grpc.aio.insecure_channel(address, [*NO_LIMIT, *RECONNECT])
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._name, self._timeout_s = model, timeout_s
+        self._model: Model | None = None
+        self._ready, self._asked_at = False, float("-inf")
+        self._asking = asyncio.Lock()
+
+    async def model(self) -> Model:
+        """Return what the model takes and gives; raises ApiError where the server does not say it."""
+        if self._model is None:
+            request = service_pb2.ModelConfigRequest(name=self._name)
+            try:
+                response = await self._stub.ModelConfig(request, timeout=READY_TIMEOUT_S)
+            except grpc.RpcError as error:
+                raise _unavailable(_details(error)) from None
+            self._model = Model.of(response.config)
+        return self._model
+
+    async def is_ready(self) -> bool:
+        """Return whether the model takes requests, as the server says, within a deadline."""
+        async with self._asking:
+            if time.monotonic() - self._asked_at > READY_FOR_S:
+                self._ready = await self._ask_ready()
+                self._asked_at = time.monotonic()
+        return self._ready
+
+    async def generate(self, request: Any) -> AsyncGenerator[tuple[Mapping[str, bytes], bool], None]:
+        """Yield the tensors of each response and whether it is the last; raises ApiError.
+
+        The model stops with it: to close the iterator is to cancel the request.
+        """
+        call = self._stub.ModelStreamInfer(timeout=self._timeout_s)
+        answered = False
+        try:
+            await call.write(request)
+            await call.done_writing()
+            while (message := await call.read()) is not grpc.aio.EOF:
+                answered = is_last(message, IS_LAST)
+                if message.error_message:
+                    raise _refused(message.error_message)
+                yield read_outputs(message.infer_response), answered
+                if answered:
+                    return
+            await self._explain(call)
+        except grpc.RpcError as error:
+            raise _failed(error.code(), _details(error)) from None
+        finally:
+            if answered:
+                await _let_end(call)
+            call.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def _explain(self, call: Any) -> None:
+        """Raise for a stream that ended before its last response."""
+        code, details = await call.code(), await call.details()
+        raise _failed(code, details or "") if code != Code.OK else _broken()
+
+    async def _ask_ready(self) -> bool:
+        try:
+            request = service_pb2.ModelReadyRequest(name=self._name)
+            return bool((await self._stub.ModelReady(request, timeout=READY_TIMEOUT_S)).ready)
+        except grpc.RpcError:
+            return False
+
+
+async def _let_end(call: Any) -> None:
+    """Wait until the server has ended a stream: one that is cancelled behind its last response may stay there."""
+    with suppress(asyncio.TimeoutError, grpc.RpcError):
+        await asyncio.wait_for(call.read(), ENDS_S)
+
+
+def _details(error: grpc.RpcError) -> str:
+    return str(error.details() or error.code().name)
+
+
+def _failed(code: grpc.StatusCode, details: str) -> ApiError:
+    """Return what a client is told of a gRPC status."""
+    if code == Code.DEADLINE_EXCEEDED:
+        return ApiError(504, "the answer took too long", code="timeout")
+    if code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
+        return _unavailable(details)
+    if code in (Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.UNIMPLEMENTED):
+        return _refused(details)
+    if code == Code.CANCELLED:
+        return _broken()
+    return _model_failed(details)
+
+
+def _unavailable(said: str) -> ApiError:
+    """Return that the same request may succeed soon; the words of gRPC and of Triton are for our log."""
+    if SHUTTING_DOWN in said:
+        return shutting_down()
+    if any(words in said for words in FULL):
+        return overloaded("the model takes no more requests now; send the request again in a moment")
+    log.warning("the model takes no requests: %s", said)
+    return overloaded("the model does not answer now; send the request again in a moment")
+
+
+def _refused(message: str) -> ApiError:
+    """Return what a client is told of a message without a status."""
+    status = status_of(message)
+    if status == "UNAVAILABLE":
+        return _unavailable(message)
+    if status == "CANCELLED":
+        return _broken()
+    if status != REFUSED:
+        return _model_failed(message)
+    unsupported = message.startswith(BIAS)  # an engine that takes the tensor and does nothing with it
+    message = renamed(message.split("\n", 1)[0], OPENAI_NAMES)
+    if unsupported:
+        return wrong(message, "logit_bias", "unsupported_parameter")
+    return wrong(message, code="refused_by_model")
+
+
+def _model_failed(said: str) -> ApiError:
+    """Return an error of which the model has told an id, or whose words are in this process's log under one."""
+    if fault := fault_of(said):
+        told = fault_words(fault, "the server's")
+        return ApiError(500, f"the model failed: {told}", code="model_failed")
+    return internal_error("the model failed", said, code="model_failed")
+
+
+def _broken() -> ApiError:
+    return ApiError(503, "the server ended the text before it was whole", code="broken", retry_after_s=RETRY_AFTER_S)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model from token ids to token ids, on an engine that answers asynchronously in the server's own process.
+
+One asyncio loop in a thread of its own follows every request and sends every response, so no two threads ever send.
+Stop texts, half characters and limits are those of the torch engine. Which engine it is, its words for a request and
+how it counts is the subclass's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import triton_python_backend_utils as pb_utils
+
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.request import Limits, Request, SamplingOptions, Update
+from trtspec.engine.generation.validation import check_request
+from trtspec.serving.triton.python_models.drain import Shutdown
+from trtspec.serving.triton.python_models.fields import TOKEN_NAMES
+from trtspec.serving.triton.python_models.metrics import Metrics
+from trtspec.serving.triton.python_models.responses import Responder, Room
+from trtspec.serving.triton.python_models.tensors import (
+    RequestTensors,
+    Settings,
+    read_sampling,
+    refuse_unsupported,
+    wants_stream,
+)
+from trtspec.serving.triton.python_models.token_io import TokenReader, Unsent
+
+POLL_S = 0.1  # how often a waiting request looks whether its client is still there
+SHUTDOWN_S = 30
+
+T = TypeVar("T")
+
+
+class Cancelled(Exception):
+    """The client has left."""
+
+
+class LoopModel:
+    """Triton calls initialize, execute and finalize by name.
+
+    A subclass says what it is called, which file decides how it drafts, which metrics it tells and which variables have
+    to name the GPUs before its engine is imported. It starts and ends its engine, whose requests run on `loop`, and
+    generates.
+    """
+
+    NAME: ClassVar[str]
+    DECIDES: ClassVar[str]
+    METRICS: ClassVar[Sequence[Any]]
+    GPU_VARIABLES: ClassVar[Sequence[str]] = ("CUDA_VISIBLE_DEVICES",)
+
+    def start_engine(self, root: Path, version: int, settings: Settings) -> None:
+        """Start the engine of the model in `root`; called in the server's main thread, once the loop runs."""
+        raise NotImplementedError
+
+    def end_engine(self) -> None:
+        """End the engine, which nothing is asked any more."""
+        raise NotImplementedError
+
+    def generate(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
+        """Yield what can be shown as it comes; the last update has a finish reason. Raises Cancelled."""
+        raise NotImplementedError
+
+    def check(self, asked: Request) -> None:
+        """Raise TrtspecError for a request within the limits that the engine does not take all the same."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        settings = Settings(args)
+        self.decoupled, self.inputs = settings.decoupled, settings.inputs
+        self.tokenizer = settings.tokenizer()
+        self.reader = TokenReader(self.tokenizer)
+        self.limits = Limits(int(settings.parameter("max_seq_len")), int(settings.parameter("max_input_len")))
+        # before the engine is imported: its workers see the GPUs that this process saw then
+        if gpus := settings.parameter("gpu_device_ids"):
+            os.environ.update(dict.fromkeys(self.GPU_VARIABLES, gpus))
+        self.lock = threading.Lock()
+        self.shutdown = Shutdown(args["model_repository"])
+        self.metrics = Metrics(pb_utils, args, self.METRICS)
+        self.room = Room(settings.max_batch_size, settings.max_queue_size)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
+        self.thread.start()
+        self.start_engine(Path(args["model_repository"]), int(args["model_version"]), settings)
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        running = [asyncio.run_coroutine_threadsafe(self.serve(request), self.loop) for request in requests]
+        return None if self.decoupled else [each.result() for each in running]
+
+    def finalize(self) -> None:
+        asyncio.run_coroutine_threadsafe(stop_tasks(), self.loop).result(SHUTDOWN_S)
+        self.end_engine()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(SHUTDOWN_S)
+        self.metrics.close()
+        self.shutdown.close()
+
+    async def serve(self, request: Any) -> Any:
+        """Answer one request; returns the response where only one may be sent."""
+        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
+        text = self.metrics.text()
+        try:
+            with self.room:
+                inputs = RequestTensors(pb_utils, request)
+                with inputs.naming(TOKEN_NAMES):
+                    asked = self.read(inputs)
+                    streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
+                unsent = Unsent(inputs, asked.prompt_ids, streaming=streaming)
+                text.handed_over()
+                async for update in self.generate(asked, responder.is_cancelled):
+                    text.updated(update)
+                    unsent.add(update.new_ids)
+                    if update.finish_reason or streaming:
+                        responder.send_tensors(partial(unsent.take, update.stats), final=bool(update.finish_reason))
+        except Cancelled:
+            text.ended("cancelled")
+            responder.send_cancelled()
+        except Exception as error:
+            text.failed(error)
+            responder.send_failure(error)
+        return responder.response
+
+    def read(self, inputs: RequestTensors) -> Request:
+        """Return what the tensors of a request ask for; raises for what this engine does not do."""
+        inputs.refuse_unknown(self.inputs, self.NAME)
+        refuse_unsupported(inputs, self.NAME)
+        if inputs.scalar("return_generation_logits", False):
+            raise TrtspecError(f"return_generation_logits is not supported by {self.NAME}")
+        if inputs.scalar("num_draft_tokens") is not None:
+            hint = "leave it out; to compare, serve the recipe with method: none beside it"
+            raise TrtspecError(f"num_draft_tokens is not supported by {self.NAME}: {self.DECIDES} decides", hint=hint)
+        asked = Request(**self.reader.read(inputs), sampling=SamplingOptions(**read_sampling(inputs, "runtime_")))
+        check_request(asked, self.limits, self.tokenizer.vocab_size, has_tokenizer=True)
+        self.check(asked)
+        return asked
+
+
+async def unless_cancelled(step: Awaitable[T], is_cancelled: Callable[[], bool], abort: Callable[[], None]) -> T:
+    """Wait for a step of the engine's; raises Cancelled, with the request aborted, where the client leaves."""
+    waiting = asyncio.ensure_future(step)
+    while not (await asyncio.wait({waiting}, timeout=POLL_S))[0] and not is_cancelled():
+        pass
+    if is_cancelled():
+        waiting.cancel()
+        abort()
+        raise Cancelled
+    return waiting.result()
+
+
+def located(root: Path, model: str) -> str:
+    """Return a path relative to this model's as an absolute one; a hub id stays."""
+    return str((root / model).resolve()) if model.startswith(".") else model
+
+
+async def stop_tasks() -> None:
+    """End what is still running on the loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to text: one model drafts, or the text so far does, and another verifies; or one model makes the text alone.
+
+Each request has a thread of its own, which waits for the models; these batch what all threads ask for. Responses
+leave under one lock, and the final flag rides on the last of a request: many senders with separate final flags crash
+tritonserver 2.51.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.circuit_breaker import Breaker
+from trtspec.engine.generation.request import SamplingOptions, Stats, add_accepted
+from trtspec.engine.generation.stopping import Endings
+from trtspec.engine.generation.suffix_index import SuffixIndex
+from trtspec.engine.generation.text import TextStream
+from trtspec.methods.base import find_method
+from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models.adaptive_draft_len import DraftLengths, Lengths, Scheduled
+from trtspec.serving.triton.python_models.bls import (
+    Answer,
+    Call,
+    Drafter,
+    DraftFailed,
+    GuardedDrafter,
+    Job,
+    LookupDrafter,
+    Model,
+    ModelDrafter,
+    Step,
+    generate,
+)
+from trtspec.serving.triton.python_models.cancellation import Departures
+from trtspec.serving.triton.python_models.drain import Shutdown
+from trtspec.serving.triton.python_models.errors import ModelRefusal
+from trtspec.serving.triton.python_models.fields import TEXT_NAMES
+from trtspec.serving.triton.python_models.grpc_client import Line, own_server
+from trtspec.serving.triton.python_models.metrics import Metrics
+from trtspec.serving.triton.python_models.nvidia_compat import refuse_unserved
+from trtspec.serving.triton.python_models.remote_model import LOOKAHEAD_SIZES, ServerModel
+from trtspec.serving.triton.python_models.request_metrics import Text
+from trtspec.serving.triton.python_models.responses import Places, Responder
+from trtspec.serving.triton.python_models.scheduler_wakeup import Nudge
+from trtspec.serving.triton.python_models.stub_processes import end_stopped
+from trtspec.serving.triton.python_models.tensors import (
+    NEUTRAL,
+    NEUTRAL_SCORING,
+    NO_ID,
+    Array,
+    HeldTensors,
+    RequestTensors,
+    Settings,
+    end_ids_of,
+    nvidia_end_ids,
+    read_sampling,
+    refuse_other_than,
+    tensor_of_words,
+)
+from trtspec.serving.triton.python_models.tokenize import TextReader
+
+NAME = "tensorrt_llm_bls"
+OF_THE_REQUEST = ("INVALID_ARG", "UNSUPPORTED")  # whatever else a model says, the next text may hear too
+METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS)
+EDITS = {
+    name: NEUTRAL_SCORING[name]
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+}
+UNSERVED = NEUTRAL | {name: NEUTRAL_SCORING[name] for name in NEUTRAL_SCORING.keys() - EDITS.keys()}
+
+
+class TritonPythonModel:
+    """Triton calls initialize, execute and finalize by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        settings = Settings(args)
+        self.decoupled = settings.decoupled
+        self.inputs, self.is_nvidia = settings.inputs, settings.is_nvidia
+        self.tokenizer = settings.tokenizer()
+        self.server = own_server()
+        self.departures = Departures()
+        self.target = settings.parameter("tensorrt_llm_model_name")
+        self.draft_model = settings.parameter("tensorrt_llm_draft_model_name")
+        self.method = settings.parameter("draft_method")
+        self.options: Any = find_method(self.method).parse(settings.json("speculation_options"))
+        self.fast_logits = settings.parameter("speculative_decoding_fast_logits") == "true"
+        self.draft_len = int(settings.parameter("draft_len"))
+        self.draft_timeout_s = float(settings.parameter("draft_timeout_s"))
+        self.lengths = DraftLengths(self.draft_len, json.loads(settings.parameter("draft_len_schedule") or "[]"))
+        if self.fast_logits and getattr(self.options, "stop_below", None):
+            raise TrtspecError("stop_below needs the draft's logits, which fast logits leave on the device")
+        self.vocab_size = int(settings.parameter("vocab_size"))
+        self.max_seq_len = int(settings.parameter("max_seq_len"))
+        self.reader = TextReader(self.tokenizer, self.max_seq_len, vocab_size=self.vocab_size)
+        self.greedy_only = settings.parameter("greedy_only") == "true"
+        self.max_top_k = int(settings.parameter("max_top_k") or 0)
+        self.lookahead = tuple(int(size) for name in LOOKAHEAD_SIZES if (size := settings.parameter(name)))
+        self.accumulates = settings.parameter("accumulate_tokens") == "true"
+        self.lock = threading.Lock()
+        self.shutdown = Shutdown(args["model_repository"])
+        self.metrics = Metrics(pb_utils, args, self.told)
+        self.breaker = Breaker(on_change=self.tell_breaker)
+        self.places = Places(settings.max_batch_size)
+        self.threads = ThreadPoolExecutor(self.places.count)
+        self.nudge = Nudge(self.server, args["model_name"])
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        with self.nudge.behind(requests):
+            responders = [self.start(request) for request in requests]
+            return None if self.decoupled else [responder.result() for responder in responders]
+
+    def finalize(self) -> None:
+        self.nudge.close()
+        self.threads.shutdown()
+        self.departures.close()
+        self.server.close()
+        self.metrics.close()
+        self.shutdown.close()
+
+    @property
+    def told(self) -> tuple[known.Family, ...]:
+        """Return the metrics there are: of an engine that drafts by itself only its counts are known."""
+        here = (*known.OF_STEPS, *known.OF_POSITIONS) if self.method != "none" else ()
+        return (*METRICS, *here, *(known.OF_FALLBACKS if self.draft_model else ()))
+
+    def start(self, request: Any) -> Responder:
+        """Give one request a thread, once there is a place for it."""
+        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
+        if self.nudge.is_own(request):
+            responder.send_tensors(list, final=True)
+            return responder
+        text = self.metrics.text()
+        inputs = HeldTensors(RequestTensors(pb_utils, request), self.inputs)
+        self.places.hold(lambda: self.threads.submit(self.answer, inputs, responder, text))
+        return responder
+
+    def answer(self, inputs: HeldTensors, responder: Responder, text: Text) -> None:
+        """Answer one request; whatever goes wrong is its own error."""
+        left = False
+        try:
+            with inputs.naming():
+                self.refuse(inputs)
+                job = self.read(inputs)
+            text.started()
+            streams = bool(inputs.scalar("stream", False))
+            transcript = Transcript(
+                TextStream(self.tokenizer),
+                job.prompt,
+                shows_prompt=not inputs.scalar("exclude_input_in_output", streams or not self.is_nvidia),
+                accumulates=self.accumulates,
+                drafts=job.draft_len > 0,
+            )
+            with self.lengths.text(), closing(Line(self.server, self.departures.watch)) as line:
+                watch = self.departures.watch(responder.is_cancelled, line.cancel)
+                try:
+                    steps = self.steps(job, line, inputs)
+                    with inputs.naming(TEXT_NAMES):
+                        follow(steps, transcript, responder, text, watch.close, streams=streams)
+                finally:
+                    watch.close()
+                    left = watch.has_left
+        except Exception as error:
+            if left:
+                text.ended("cancelled")
+                responder.send_cancelled()
+            else:
+                text.ended("refused" if is_of_the_request(error) else "error")
+                responder.send_failure(error)
+
+    def steps(self, job: Job, line: Line, inputs: HeldTensors) -> Generator[Step]:
+        """Yield one text as its models make it."""
+        drafter = self.drafter(line, job.sampling, inputs.scalar("use_draft_logits"))
+        if drafter:
+            drafter = GuardedDrafter(drafter, self.breaker, self.lengths_of(job, inputs), self.note_fallback)
+        yield from generate(job, ServerModel(line, self.target), drafter, self.vocab_size)
+
+    def lengths_of(self, job: Job, inputs: HeldTensors) -> Lengths | None:
+        """Return what chooses how much is drafted for a text.
+
+        What its client asks for, or the schedule where it can be made again by its seed: in other steps the numbers
+        that it is drawn by are others. Else what was measured to be fast.
+        """
+        if inputs.scalar("num_draft_tokens") is not None:
+            return None
+        again = not job.sampling.greedy and inputs.scalar("seed") is not None
+        return Scheduled(self.lengths) if again else self.lengths
+
+    def note_fallback(self, reason: str, error: TrtspecError | None) -> None:
+        """Count that the target goes on alone; the log has why, but not for each text while the draft is left out."""
+        self.metrics.fallback(reason)
+        if error:
+            pb_utils.Logger.log_warn(f"the target goes on without its draft: {error}")
+
+    def tell_breaker(self, is_open: bool) -> None:
+        """Say that the draft is left out from now on, or asked again."""
+        self.metrics.breaker(is_open)
+        what = "failed several times and is left out for a while" if is_open else "answers again"
+        pb_utils.Logger.log_warn(f"{self.draft_model} {what}")
+
+    def refuse(self, inputs: RequestTensors) -> None:
+        """Raise for the first input that asks for what is not done here."""
+        inputs.refuse_unknown(self.inputs, NAME)
+        refuse_other_than(UNSERVED, inputs, NAME)
+        refuse_unserved(inputs, self.inputs, NAME)
+        if inputs.scalar("return_generation_logits", False):
+            raise TrtspecError(f"return_generation_logits is not supported by {NAME}")
+        if inputs.scalar("stream", False) and not self.decoupled:
+            raise TrtspecError("stream is not served by this repository", hint="build it with serving.streaming: true")
+        if self.method == "none" and inputs.scalar("num_draft_tokens") is not None:
+            hint = "leave it out; to compare, serve the recipe with method: none beside it"
+            raise TrtspecError("num_draft_tokens is not served by this repository: the engine decides", hint=hint)
+        sampling = SamplingOptions(**read_sampling(inputs))
+        if 0 < self.max_top_k < sampling.top_k:
+            hint = f"at most {self.max_top_k}, or leave it out to sample from all tokens"
+            raise TrtspecError(f"top_k is {sampling.top_k}, and this engine samples from {self.max_top_k}", hint=hint)
+        if self.greedy_only and not sampling.greedy:
+            hint = "leave temperature, top_k and top_p out, or build with method: draft_target"
+            raise TrtspecError("this engine always takes the most probable token and cannot sample", hint=hint)
+        if (self.greedy_only or self.lookahead) and (edits := self.edits(inputs)):
+            raise TrtspecError(f"{edits[0][0]} is not served by this engine, which drafts by itself without it")
+
+    def read(self, inputs: RequestTensors) -> Job:
+        """Return what the tensors of a request ask for."""
+        prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
+        max_tokens, wanted = inputs.scalar("max_tokens"), inputs.scalar("num_draft_tokens", self.draft_len)
+        total = len(prompt) + max_tokens
+        complaints = {
+            f"max_tokens is {max_tokens}, expected at least 1": max_tokens < 1,
+            f"num_draft_tokens is {wanted}, expected 0 or more": wanted < 0,
+            f"prompt and max_tokens are {total} tokens together, at most {self.max_seq_len} fit (engine.max_seq_len)": (
+                total > self.max_seq_len
+            ),
+        }
+        for complaint in (said for said, holds in complaints.items() if holds):
+            raise TrtspecError(complaint)
+        passed, least = self.edits(inputs), self.min_tokens(inputs)
+        end_ids, stop = self.end_ids(inputs.scalar("end_id")), tuple(inputs.texts("stop_words"))
+        if least > 1 and len(end_ids) > 1:
+            raise TrtspecError(
+                f"min_tokens {least} is not supported by {NAME} for a model of several end ids", hint="name one: end_id"
+            )
+        return Job(
+            prompt=prompt,
+            max_tokens=max_tokens,
+            draft_len=0 if passed else min(wanted, self.draft_len),
+            sampling=SamplingOptions(**read_sampling(inputs)),
+            endings=Endings(frozenset(end_ids), stop, self.tokenizer, least),
+            end_id=end_ids[0] if end_ids else NO_ID,
+            stop_words=[*([token] for token in end_ids[1:]), *self.words(stop)],
+            lookahead=self.read_lookahead(inputs),
+            streams=self.decoupled,  # so that a stop text, and a client that leaves, end it at once
+            passed=passed,
+        )
+
+    def end_ids(self, asked: int | None) -> tuple[int, ...]:
+        """Return the ids that end a text."""
+        if not self.is_nvidia:
+            return end_ids_of(self.tokenizer, asked)
+        return self.tokenizer.named("eos_token") if asked is None else nvidia_end_ids(asked)
+
+    def min_tokens(self, inputs: RequestTensors) -> int:
+        """Return how many tokens a text has at least; 0 where no end id has a logit that could be masked.
+
+        Clients that measure send min_tokens with an end id beyond the vocabulary, so that nothing ends a text.
+        """
+        least: int = inputs.scalar("min_tokens", 0)
+        ends = self.end_ids(inputs.scalar("end_id"))
+        has_end = not self.vocab_size or any(0 <= token < self.vocab_size for token in ends)
+        return least if has_end or least < 0 else 0
+
+    def edits(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
+        """Return the tensors that change the target's logits, where a request has any.
+
+        TensorRT-LLM's executor counts no token of a draft when it verifies the next: the target then writes alone.
+        """
+        least = self.min_tokens(inputs)
+        asked = ((name, inputs.whole(name)) for name in EDITS if name != "min_tokens" or least)
+        found = [(name, array) for name, array in asked if array is not None and array.item() not in EDITS[name]]
+        if words := self.reader.words(inputs.texts("bad_words")):
+            found.append(("bad_words_list", tensor_of_words(words)[None]))
+        bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights"))
+        return found if bias is None else [*found, ("embedding_bias", bias[None])]
+
+    def words(self, stop: Sequence[str]) -> Iterator[list[int]]:
+        """Yield stop texts as ids, where they can be written so: the engine then stops there by itself."""
+        for text in stop:
+            with suppress(TrtspecError):
+                yield self.reader.pieces.encode(text)
+
+    def read_lookahead(self, inputs: RequestTensors) -> tuple[int, ...]:
+        """Return the sizes of lookahead that a request lowers: all three or, for most requests, none.
+
+        Ones that are too large are refused here, since the executor finds them only in the midst of a step, which
+        other requests share (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11).
+        """
+        sizes = tuple(size for name in LOOKAHEAD_SIZES if (size := inputs.scalar(name)) is not None)
+        if sizes and not self.lookahead:
+            raise TrtspecError(f"{LOOKAHEAD_SIZES[0]} is not served by this repository: its method is not lookahead")
+        if len(sizes) not in (0, len(LOOKAHEAD_SIZES)):
+            raise TrtspecError(f"{', '.join(LOOKAHEAD_SIZES)} come together or not at all")
+        if any(size > limit for size, limit in zip(sizes, self.lookahead, strict=False)):
+            raise TrtspecError(f"lookahead sizes {sizes} are above those of the engine, {self.lookahead}")
+        return sizes
+
+    def drafter(self, line: Line, sampling: SamplingOptions, use_draft_logits: bool | None) -> Drafter | None:
+        """Return what drafts for one request, if anything does."""
+        options = self.options
+        if self.method == "none":
+            return None
+        if self.method == "ngram":
+            return LookupDrafter(SuffixIndex(options.max_match), options.min_match)
+        return ModelDrafter(
+            telling_failures(ServerModel(line, self.draft_model, self.draft_timeout_s), self.draft_model),
+            sampling,
+            draws=options.use_draft_logits if use_draft_logits is None else use_draft_logits,
+            stop_below=options.stop_below,
+            fast_logits=self.fast_logits,
+        )
+
+
+def telling_failures(model: ServerModel, name: str) -> Model:
+    """Return a draft model whose refusals are told apart: of this text, or of none in particular."""
+
+    def ask(call: Call) -> list[Answer]:
+        try:
+            return list(model(call))
+        except ModelRefusal as error:
+            if is_of_the_request(error):
+                raise
+            if ended := end_stopped(name):
+                pb_utils.Logger.log_error(f"{name} was stopped, and its process {ended} is ended")
+            raise DraftFailed(error.message, where=error.where) from None
+
+    return ask
+
+
+def is_of_the_request(error: Exception) -> bool:
+    """Return whether an error is this request's alone, so that its client can do something about it."""
+    return error.status in OF_THE_REQUEST if isinstance(error, ModelRefusal) else isinstance(error, TrtspecError)
+
+
+class Transcript:
+    """A text as its client sees it, and what it took."""
+
+    def __init__(
+        self, stream: TextStream, prompt: Sequence[int], *, shows_prompt: bool, accumulates: bool, drafts: bool
+    ) -> None:
+        self.stream = stream
+        self.accumulates = accumulates
+        self.prompt_tokens = len(prompt)
+        self.unshown = list(prompt) if shows_prompt else []
+        self.new_tokens = self.drafted = self.accepted = self.steps = 0
+        self.drafts, self.accepted_at = drafts, list[int]()
+        self.text, self.shown = "", 0  # not sent yet, and the number of its tokens
+
+    def add(self, step: Step) -> bool:
+        """Take what is new; returns whether there is anything to show."""
+        self.new_tokens += len(step.ids)
+        self.drafted += step.drafted
+        self.accepted += step.accepted
+        if self.drafts and step.ids:  # then each is a step of the target
+            self.steps += 1
+            add_accepted(self.accepted_at, step.accepted)
+        text, shown = self.stream.add([*self.unshown, *step.ids], last=step.finish_reason is not None)
+        self.unshown = []
+        self.text += text
+        self.shown += shown
+        return shown > 0
+
+    @property
+    def stats(self) -> Stats:
+        counted = (self.prompt_tokens, self.new_tokens, self.drafted, self.accepted, self.steps)
+        return Stats(*counted, tuple(self.accepted_at))
+
+    def tensors(self) -> list[tuple[str, Array]]:
+        """Return the output tensors of the text not sent yet."""
+        text, shown = self.text, self.shown
+        if not self.accumulates:
+            self.text, self.shown = "", 0
+        rate = self.accepted / self.drafted if self.drafted else 0.0
+        return [
+            ("text_output", np.array([text.encode()], dtype=object)),
+            ("sequence_length", np.array([[shown]], np.int32)),
+            ("sequence_index", np.array([[0]], np.int32)),
+            ("acceptance_rate", np.array([[rate]], np.float32)),
+            ("total_accepted_draft_tokens", np.array([[self.accepted]], np.int32)),
+            ("total_draft_tokens", np.array([[self.drafted]], np.int32)),
+            ("num_input_tokens", np.array([[self.prompt_tokens]], np.int32)),
+            ("num_output_tokens", np.array([[self.new_tokens]], np.int32)),
+        ]
+
+
+def follow(
+    steps: Generator[Step],
+    transcript: Transcript,
+    responder: Responder,
+    text: Text,
+    before_last: Callable[[], None],
+    *,
+    streams: bool,
+) -> None:
+    """Send what the steps bring, as one response or several."""
+    with closing(steps):
+        for step in steps:
+            news = transcript.add(step)
+            if step.finish_reason:
+                before_last()
+                text.ended(step.finish_reason, transcript.stats)
+            else:
+                text.progressed(transcript.stats)
+            if step.finish_reason or (streams and news):
+                responder.send_tensors(transcript.tensors, final=bool(step.finish_reason))

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to text by one model of token ids, which is asked on the server's own gRPC port by one stream a text.
+
+It does what an ensemble of preprocessing, that model and postprocessing would, and one thing more: Triton does not
+cancel a step of an ensemble that has begun, but here a client that leaves takes its request along.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+
+from trtspec.serving.triton.python_models.cancellation import Departures
+from trtspec.serving.triton.python_models.drain import Shutdown
+from trtspec.serving.triton.python_models.fields import TEXT_NAMES
+from trtspec.serving.triton.python_models.grpc_client import own_server
+from trtspec.serving.triton.python_models.nvidia_compat import refuse_unserved
+from trtspec.serving.triton.python_models.responses import Places, Responder
+from trtspec.serving.triton.python_models.scheduler_wakeup import Nudge
+from trtspec.serving.triton.python_models.tensors import Array, HeldTensors, RequestTensors, Settings, tensor_of_words
+from trtspec.serving.triton.python_models.tokenize import TextReader
+
+# What is handed on as it came, and what the model of token ids calls it.
+PASSED = {
+    "max_tokens": "request_output_len",
+    "num_draft_tokens": "num_draft_tokens",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "temperature": "temperature",
+    "seed": "seed",
+    "stream": "streaming",
+    "return_perf_metrics": "return_perf_metrics",
+    "return_num_input_tokens": "return_num_input_tokens",
+    "return_num_output_tokens": "return_num_output_tokens",
+    "beam_width": "beam_width",
+    "num_return_sequences": "num_return_sequences",
+    "length_penalty": "len_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "min_tokens": "min_tokens",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "prompt_ignore_length": "prompt_ignore_length",
+    "return_log_probs": "return_log_probs",
+    "num_top_logprobs": "num_top_logprobs",
+    "return_context_logits": "return_context_logits",
+    "return_generation_logits": "return_generation_logits",
+}
+# The outputs that a text is made of; all others are handed on as they are.
+IDS, LENGTH, CONTINUES = "output_ids", "sequence_length", "continuation"
+TEXT = "text_output"
+
+
+class TritonPythonModel:
+    """Triton calls initialize, execute and finalize by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        settings = Settings(args)
+        self.decoupled = settings.decoupled
+        self.inputs, self.is_nvidia = settings.inputs, settings.is_nvidia
+        self.model = settings.parameter("tensorrt_llm_model_name")
+        self.reader = TextReader(
+            settings.tokenizer(),
+            settings.count("max_input_len"),
+            vocab_size=settings.count("vocab_size"),
+            is_nvidia=settings.is_nvidia,
+        )
+        self.server = own_server()
+        self.departures = Departures()
+        self.lock = threading.Lock()
+        self.shutdown = Shutdown(args["model_repository"])
+        self.places = Places(settings.max_batch_size)
+        self.threads = ThreadPoolExecutor(self.places.count)
+        self.nudge = Nudge(self.server, args["model_name"])
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        with self.nudge.behind(requests):
+            responders = [self.start(request) for request in requests]
+            return None if self.decoupled else [responder.result() for responder in responders]
+
+    def finalize(self) -> None:
+        self.nudge.close()
+        self.threads.shutdown()
+        self.departures.close()
+        self.server.close()
+        self.shutdown.close()
+
+    def start(self, request: Any) -> Responder:
+        """Give one request a thread, once there is a place for it."""
+        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
+        if self.nudge.is_own(request):
+            responder.send_tensors(list, final=True)
+            return responder
+        inputs = HeldTensors(RequestTensors(pb_utils, request), self.inputs)
+        wanted = request.requested_output_names()
+        self.places.hold(lambda: self.threads.submit(self.answer, inputs, wanted, responder))
+        return responder
+
+    def answer(self, inputs: HeldTensors, wanted: set[str], responder: Responder) -> None:
+        """Answer one request; whatever goes wrong is its own error."""
+        left = False
+        try:
+            with inputs.naming(TEXT_NAMES), closing(self.server.ask(self.request(inputs, wanted))) as reply:
+                watch = self.departures.watch(responder.is_cancelled, reply.close)
+                try:
+                    self.hand_on(reply, watch.close, responder)
+                finally:
+                    watch.close()
+                    left = watch.has_left
+        except Exception as error:
+            responder.send_cancelled() if left else responder.send_failure(error)
+
+    def hand_on(self, reply: Any, before_last: Callable[[], None], responder: Responder) -> None:
+        """Send what the model answers, with its ids as text; the last response has the final flag."""
+        for response, is_last in reply:
+            if is_last:
+                before_last()
+            if response.outputs:
+                responder.send_tensors(partial(self.tensors, response), final=is_last)
+            elif is_last:
+                responder.send_end()
+
+    def request(self, inputs: HeldTensors, wanted: set[str]) -> Any:
+        """Return what the model of token ids is asked."""
+        request = service_pb2.ModelInferRequest(model_name=self.model)
+        for name, array in [*self.read(inputs), *passed_on(inputs)]:
+            request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+            request.raw_input_contents.append(array.tobytes())
+        for name in {IDS, LENGTH, CONTINUES, *wanted} - {TEXT}:
+            request.outputs.add(name=name)
+        return request
+
+    def read(self, inputs: HeldTensors) -> list[tuple[str, Array]]:
+        """Return the tensors that say in ids what a request says in text."""
+        inputs.refuse_unknown(self.inputs, "this model")
+        refuse_unserved(inputs, self.inputs, "this model")
+        prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
+        end_id, _ = self.reader.ends(inputs.scalar("end_id"))
+        stop, bad = (self.reader.words(inputs.texts(name)) for name in ("stop_words", "bad_words"))
+        bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights"))
+        excludes = inputs.scalar("exclude_input_in_output", None if self.is_nvidia else True)
+        return [
+            ("input_ids", np.array([prompt], np.int32)),
+            ("input_lengths", np.array([[len(prompt)]], np.int32)),
+            ("end_id", np.array([[end_id]], np.int32)),
+            ("pad_id", np.array([[self.reader.pad_id(inputs.scalar("pad_id"), end_id)]], np.int32)),
+            ("stop_words_list", tensor_of_words(stop)[None]),
+            ("bad_words_list", tensor_of_words(bad)[None]),
+            *([] if excludes is None else [("exclude_input_in_output", np.array([[excludes]]))]),
+            *([] if bias is None else [("embedding_bias", bias[None])]),
+        ]
+
+    def tensors(self, response: Any) -> list[tuple[str, Array]]:
+        """Return the output tensors of one response."""
+        outputs = {
+            output.name: np.frombuffer(raw, triton_to_np_dtype(output.datatype)).reshape(output.shape)
+            for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+        }
+        rows = zip(outputs.pop(IDS)[0].tolist(), outputs[LENGTH].reshape(-1).tolist(), strict=True)
+        continues = bool(outputs.pop(CONTINUES).item())
+        texts = [self.reader.pieces.text(ids[:length], continues=continues).encode() for ids, length in rows]
+        return [(TEXT, np.array(texts, dtype=object)), *outputs.items()]
+
+
+def passed_on(inputs: HeldTensors) -> list[tuple[str, Array]]:
+    """Return what a request brings that is the model's own."""
+    beams = (inputs.scalar("beam_width") or 1) > 1  # with one, a penalty of the length has no effect
+    found = ((inner, inputs.array(name)) for name, inner in PASSED.items() if beams or name != "length_penalty")
+    return [(inner, array[None]) for inner, array in found if array is not None]

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of a request's fields: older ones, those of clients that no model here reads, and misspelt ones.
+
+Triton makes each key of `generate` that is not an input a parameter of the request, and NVIDIA's models do not read
+these. So a misspelt `temperature` would have no effect and no error. Facts of NVIDIA's models of v0.5.0 to v0.17.0
+(triton-inference-server/tensorrtllm_backend:all_models/inflight_batcher_llm), and of clients: `async_request_trt_llm`
+(vllm-project/vllm:vllm/benchmarks, sgl-project/sglang:python/sglang/bench_serving.py) sends `accumulate_tokens` and
+`min_length`, genai-perf (triton-inference-server/perf_analyzer) `min_length` and `model`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from trtspec.core.errors import TrtspecError
+from trtspec.serving.triton.disconnects import PARAMETER
+from trtspec.serving.triton.nvidia_compat import INPUTS, unserved
+
+Kind: TypeAlias = "type[np.uint64] | type[np.int32] | type[np.bool_]"
+
+# What NVIDIA's models called an input before, by its name now.
+OLDER: dict[str, tuple[str, Kind]] = {
+    "seed": ("random_seed", np.uint64),
+    "min_tokens": ("min_length", np.int32),
+    "return_perf_metrics": ("return_kv_cache_reuse_stats", np.bool_),
+}
+# What a model from text to text and one from token ids to token ids call the same.
+TOKEN_NAMES = {
+    "max_tokens": "request_output_len",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "length_penalty": "len_penalty",
+    "stream": "streaming",
+    "stop_words": "stop_words_list",
+    "bad_words": "bad_words_list",
+}
+TEXT_NAMES = {inner: outer for outer, inner in TOKEN_NAMES.items()}
+# Names of other APIs, and how to ask for the same here.
+ELSEWHERE = {
+    "output_len": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_output_len": "max_tokens",
+    "max_length": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop": "stop_words",
+    "n": "num_return_sequences",
+    "best_of": "beam_width",
+    "logit_bias": "embedding_bias_words",
+    "prompt": "text_input",
+    "echo": "exclude_input_in_output",
+    "logprobs": "return_log_probs",
+}
+# Of Triton's own protocol, and what clients send that changes no text of NVIDIA's models either.
+TRITON = (
+    "id",
+    "model",
+    "priority",
+    "timeout",
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "binary_data_output",
+    "accumulate_tokens",
+    PARAMETER,
+)
+TRITON_PREFIX = "triton_"
+UNSERVED = frozenset(name for model in INPUTS for name in unserved(model))
+# Of inputs that no model here acts on, the values that ask for nothing; the first two are of a search by beams.
+NEUTRAL: dict[str, tuple[float, ...]] = {
+    "early_stopping": (False, True),
+    "beam_search_diversity_rate": (0,),
+    "runtime_top_p_min": (0,),
+    "runtime_top_p_decay": (1,),
+    "runtime_top_p_reset_ids": (-1,),
+    "prompt_vocab_size": (0,),
+}
+MAX_SHOWN = 64
+
+
+def parameters_of(request: Any) -> dict[str, Any]:
+    """Return the parameters of a request; none where this Triton's Python backend does not report them."""
+    text = request.parameters() if hasattr(request, "parameters") else ""
+    found: dict[str, Any] = json.loads(text) if text else {}
+    return found
+
+
+def refuse_unknown(parameters: Mapping[str, Any], declared: Collection[str], engine: str) -> None:
+    """Raise TrtspecError for the first parameter that no model reads, with the nearest of the `declared` inputs."""
+    older = {name for name, _ in OLDER.values()}
+    for name, value in parameters.items():
+        if name in older or name in TRITON or name.startswith(TRITON_PREFIX):
+            continue
+        if name in ("length_penalty", "len_penalty") and _is_number(value):
+            continue  # with one beam it has no effect
+        if name in UNSERVED:
+            if value not in NEUTRAL.get(name, ("", False)):
+                raise TrtspecError(f"{name} {shown(value)} is not supported by {engine}", hint="leave it out")
+            continue
+        raise TrtspecError(f"unknown field {shown(name)}", hint=_hint(name, {*declared, *older}))
+
+
+def value_of(name: str, value: Any, kind: Kind) -> Any:
+    """Return a parameter's value as the array [1, 1] that an input of this name has; raises TrtspecError."""
+    if kind is np.bool_:
+        if isinstance(value, bool):
+            return np.array([[value]])
+        raise TrtspecError(f"{name} is {shown(value)}, expected true or false")
+    bounds = np.iinfo(kind)  # type: ignore[type-var]
+    whole = _is_number(value) and value == int(value)
+    if not whole or not bounds.min <= value <= bounds.max:
+        raise TrtspecError(f"{name} is {shown(value)}, expected an integer from {bounds.min} to {bounds.max}")
+    return np.array([[int(value)]], kind)
+
+
+def renamed(message: str, names: Mapping[str, str]) -> str:
+    """Return a message with names in the place of others, where they stand as words."""
+    if not names:
+        return message
+    pattern = rf"(?<![\w.\"])({'|'.join(map(re.escape, names))})(?!\w)"
+    return re.sub(pattern, lambda match: names[match[0]], message)
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a value as JSON."""
+    text = json.dumps(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 4]}..."
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    same = ELSEWHERE.get(name, name)
+    for near in (same, TOKEN_NAMES.get(same), TEXT_NAMES.get(same)):
+        if near in known and near != name:
+            return f"did you mean {near}?"
+    if name == "ignore_eos":
+        return "to go on behind the end of the text, send end_id -1"
+    close = difflib.get_close_matches(name[:MAX_SHOWN], known, 1)
+    return f"did you mean {close[0]}?" if close else "leave it out; the model's configuration lists its inputs"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server that a Python model runs in, asked from inside the model.
+
+Requests go through the server's gRPC port and not through the Python backend's own calls, `exec` and `async_exec`:
+those make numpy arrays of what comes back without holding Python's lock (infer_request.cc, InferRequest::Exec, and
+pb_stub.cc, Stub::ProcessBLSResponseDecoupled, at triton-inference-server/python_backend@f9088ff of July 2026, and
+before), so that a model with several threads dies of it sooner or later. Besides, a gRPC request can be cancelled.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+from grpc.experimental import ChannelOptions
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from trtspec.core.errors import TrtspecError
+from trtspec.serving.triton.python_models.cancellation import Watch
+from trtspec.serving.triton.python_models.errors import ModelRefusal, is_last, refusal, refusal_of
+
+TRUE = ("true", "1")
+# A response then says whether it is the last, and comes without tensors where that is all it says.
+ASKS_FOR_LAST, IS_LAST = "triton_enable_empty_final_response", "triton_final_response"
+LONGEST_TEXT_S = 3600.0  # a model whose process died never answers
+NO_LIMIT = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]  # logits are large
+OPTIONS = [
+    *NO_LIMIT,
+    (ChannelOptions.SingleThreadedUnaryStream, 1),  # a third thread a text would be one switch more a token
+]
+METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+def own_address(argv: Sequence[str]) -> str:
+    """Return where the server that was started with `argv` answers gRPC on this machine.
+
+    Raises:
+        TrtspecError: if it does not, or only to those with a certificate.
+    """
+    words = [word for argument in argv for word in argument.split("=", 1)]
+    options = dict(zip(words, [*words[1:], ""], strict=True))
+    if options.get("--allow-grpc", "true").lower() not in TRUE:
+        raise TrtspecError("the server was started with --allow-grpc=false, but its models are asked by gRPC")
+    if options.get("--grpc-use-ssl", "false").lower() in TRUE:
+        raise TrtspecError("the server was started with --grpc-use-ssl, but its models are asked without a certificate")
+    host = options.get("--grpc-address", "0.0.0.0")
+    return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('--grpc-port', '8001')}"
+
+
+class OwnServer:
+    """The server at an address, asked by many threads at once."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, OPTIONS)
+        self._open = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer
+        # a stream of one request, said to be so: nothing waits for a second
+        self._ask = self._channel.unary_stream(
+            METHOD,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
+
+    def open(self) -> Stream:
+        """Return a stream for the calls that make one text. To be closed: a server does not end before its streams."""
+        return Stream(self._open)
+
+    def ask(self, request: Any) -> Reply:
+        """Return the responses to one request, which has a stream of its own; to be closed as well."""
+        request.parameters[ASKS_FOR_LAST].bool_param = True
+        return Reply(self._ask(request, timeout=LONGEST_TEXT_S))
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Reply:
+    """The responses to one request."""
+
+    def __init__(self, responses: Any) -> None:
+        self._responses = responses
+
+    def __iter__(self) -> Iterator[tuple[Any, bool]]:
+        """Yield each response, and whether it is the last; raises ModelRefusal where the model gives another answer."""
+        ended, refused = False, None
+        try:
+            # to the stream's own end: the server may keep a request that is cancelled behind its last response
+            for response in self._responses:
+                ended = is_last(response, IS_LAST)
+                if not response.error_message:
+                    yield response.infer_response, ended
+                    continue
+                refused = refusal_of(response.error_message)
+                if not ended:
+                    break
+        except grpc.RpcError as error:
+            raise refused or refusal(error) from None
+        if refused or not ended:
+            raise refused or ModelRefusal("the server closed the stream before it had answered", "UNAVAILABLE")
+
+    def close(self) -> None:
+        """End the request, if it is not answered yet; another thread may do so."""
+        self._responses.cancel()
+
+
+class Stream:
+    """Requests one after the other, each after the last response to the one before.
+
+    To open one takes as long as all else that is done for a small request.
+    """
+
+    def __init__(self, open_stream: Callable[..., Any]) -> None:
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        requests = iter(self._requests.get, None)
+        self._responses = open_stream(requests, timeout=LONGEST_TEXT_S)
+        self._waits = False  # for the last response to a request
+
+    def ask(self, request: Any) -> Iterator[Any]:
+        """Yield the responses to a ModelInferRequest; raises ModelRefusal where the server does not give them all."""
+        request.parameters[ASKS_FOR_LAST].bool_param = True
+        self._waits = True
+        self._requests.put(request)
+        try:
+            for response in self._responses:
+                self._waits = not is_last(response, IS_LAST)
+                if response.error_message:
+                    raise refusal_of(response.error_message)
+                yield response
+                if not self._waits:
+                    return
+        except grpc.RpcError as error:
+            raise refusal(error) from None
+        raise ModelRefusal("the server closed the stream before it had answered", "UNAVAILABLE")
+
+    def close(self) -> None:
+        """End the stream: by whoever asks, since what comes is read here, by others with `cancel`.
+
+        Without an open request the server is let end it by itself: a stream that is cancelled then may stay there.
+        """
+        if self._waits:
+            self.cancel()
+            return
+        self._requests.put(None)
+        with suppress(grpc.RpcError):
+            for _ in self._responses:
+                pass
+
+    def cancel(self) -> None:
+        """End the stream whatever is open; any thread may do so."""
+        self._responses.cancel()
+        self._requests.put(None)
+
+
+class Line:
+    """What the calls that make one text go by: a stream, and another one where that broke or was given up."""
+
+    def __init__(self, server: OwnServer, watch: Callable[[Callable[[], bool], Callable[[], None]], Watch]) -> None:
+        self._server, self._watch = server, watch
+        self._stream: Stream | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def ask(self, request: Any, timeout_s: float = LONGEST_TEXT_S) -> Iterator[Any]:
+        """Yield the responses to a request; raises ModelRefusal, also where the last does not come in time."""
+        stream, deadline = self._opened(), time.monotonic() + timeout_s
+        watch = self._watch(lambda: time.monotonic() > deadline, stream.cancel) if timeout_s < LONGEST_TEXT_S else None
+        try:
+            yield from stream.ask(request)
+        except ModelRefusal:
+            self._drop(stream)
+            if watch and watch.has_left:
+                raise ModelRefusal(f"no answer in {timeout_s:g} s", "UNAVAILABLE") from None
+            raise
+        finally:
+            if watch:
+                watch.close()
+                if watch.has_left:  # the stream is cancelled, if not yet then in a moment
+                    self._drop(stream)
+
+    def close(self) -> None:
+        """End the stream, by whoever asked."""
+        with self._lock:
+            self._closed = True
+            if self._stream:
+                self._stream.close()
+
+    def cancel(self) -> None:
+        """End what is not answered yet, by any thread; nothing is asked any more."""
+        with self._lock:
+            self._closed = True
+            if self._stream:
+                self._stream.cancel()
+
+    def _opened(self) -> Stream:
+        with self._lock:
+            if self._closed:
+                raise ModelRefusal("the request has ended", "CANCELLED")
+            if self._stream is None:
+                self._stream = self._server.open()
+            return self._stream
+
+    def _drop(self, stream: Stream) -> None:
+        with self._lock:
+            if self._stream is stream:
+                self._stream = None
+        stream.close()
+
+
+def own_server() -> OwnServer:
+    """Return the server that this process is a model of."""
+    argv = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return OwnServer(own_address(argv))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a served model counts, for Triton's /metrics.
+
+A call of Triton's metrics takes 25 µs, and calls of two threads at once end tritonserver 2.51 (docs/log.md). So a text
+only keeps its last counts, and one thread of the model adds up what is new and tells Triton, twice a second at most.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from trtspec.serving.triton.python_models import metric_families as known
+from trtspec.serving.triton.python_models.metric_families import Family
+from trtspec.serving.triton.python_models.request_metrics import Text
+
+PERIOD_S = 0.5
+Occupancy = Callable[[], tuple[int, int]]
+
+
+class Metrics:
+    """The metrics of one model; `families` are those that its engine tells enough for.
+
+    `occupancy` returns how many requests run and how many wait, where the engine knows better than its texts. Where
+    Triton takes no metrics, the model serves on without them, and the log says so once.
+    """
+
+    def __init__(
+        self, pb_utils: Any, args: Mapping[str, str], families: Collection[Family], occupancy: Occupancy | None = None
+    ) -> None:
+        self._log = pb_utils.Logger
+        self._occupancy = occupancy or self._counted
+        self._sums: Counter[tuple[Family, str]] = Counter()
+        self._open: set[Text] = set()
+        self._ended: list[Text] = []
+        self._breaker_open = False
+        self._changed, self._closing, self._lock = threading.Event(), threading.Event(), threading.Lock()
+        self._exported: Exported | None = None
+        try:
+            self._exported = Exported(pb_utils, args, families)
+        except Exception as error:
+            self._give_up(error)
+            return
+        self._thread = threading.Thread(target=self._run, name="trtspec-metrics", daemon=True)
+        self._thread.start()
+
+    def text(self) -> Text:
+        """Return what follows a request that has just arrived."""
+        text = Text(self._end)
+        if self._exported:
+            with self._lock:
+                self._open.add(text)
+            self._changed.set()
+        return text
+
+    def fallback(self, reason: str) -> None:
+        """Count that the target went on without the draft."""
+        with self._lock:
+            self._sums[known.FALLBACKS, reason] += 1
+        self._changed.set()
+
+    def breaker(self, is_open: bool) -> None:
+        """Note whether the draft is left out for now."""
+        self._breaker_open = is_open
+        self._changed.set()
+
+    def close(self) -> None:
+        """Tell Triton what is left, and end."""
+        if self._exported:
+            self._closing.set()
+            self._changed.set()
+            self._thread.join(10 * PERIOD_S)
+
+    def _publish(self) -> None:
+        exported = self._exported
+        if exported is None:
+            return
+        with self._lock:
+            ended, self._ended = self._ended, []
+            sums, self._sums = self._sums, Counter()
+            texts = [*ended, *self._open]
+        for text in texts:
+            text.add_news(sums)
+            for family, seconds in text.take_times():
+                exported.observe(family, seconds)
+        for text in ended:
+            sums[known.REQUESTS, text.reason or "error"] += 1
+        for (family, value), amount in sums.items():
+            exported.increment(family, value, amount)
+        running, waiting = self._occupancy()
+        exported.set(known.RUNNING, running)
+        exported.set(known.WAITING, waiting)
+        exported.set(known.BREAKER, int(self._breaker_open))
+
+    def _counted(self) -> tuple[int, int]:
+        with self._lock:
+            running = sum(text.has_started for text in self._open)
+            return running, len(self._open) - running
+
+    def _end(self, text: Text) -> None:
+        with self._lock:
+            if text in self._open:
+                self._open.remove(text)
+                self._ended.append(text)
+        self._changed.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                # unbounded without requests: then nothing changes. With them, none tells when it comes to run
+                self._changed.wait(PERIOD_S if self._open else None)
+                self._changed.clear()
+                self._closing.wait(PERIOD_S)
+                self._publish()
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        with self._lock:
+            self._exported = None
+            self._open.clear()
+            self._ended.clear()
+        self._log.log_warn(f"this model exports no metrics: {type(error).__name__}: {error}")
+
+
+class Exported:
+    """The metrics as Triton has them; a family that this model does not export takes nothing."""
+
+    def __init__(self, pb_utils: Any, args: Mapping[str, str], families: Collection[Family]) -> None:
+        self._labels = {"model": args["model_name"], "method": method_of(args)}
+        self._metrics: dict[tuple[Family, str], Any] = {}
+        kinds, self._made = pb_utils.MetricFamily, {}
+        for family in families:
+            kind = getattr(kinds, family.kind.upper(), None)
+            if kind is None:  # histograms came with Triton 24.09
+                pb_utils.Logger.log_warn(f"{family.name} is not exported: this Triton has no {family.kind}s")
+                continue
+            self._made[family] = kinds(name=family.name, description=family.description, kind=kind)
+            for value in family.known or ("",) * (not family.label):
+                self._metric(family, value)
+
+    def increment(self, family: Family, value: str, amount: float) -> None:
+        """Raise a counter."""
+        if amount > 0 and family in self._made:
+            self._metric(family, value).increment(amount)
+
+    def observe(self, family: Family, amount: float) -> None:
+        """Put a value into a histogram."""
+        if family in self._made:
+            self._metric(family).observe(amount)
+
+    def set(self, family: Family, amount: float) -> None:
+        """Set a gauge."""
+        if family in self._made:
+            self._metric(family).set(amount)
+
+    def _metric(self, family: Family, value: str = "") -> Any:
+        if (family, value) not in self._metrics:
+            labels = self._labels | ({family.label: value} if family.label else {})
+            buckets = {"buckets": list(family.buckets)} if family.buckets else {}
+            self._metrics[family, value] = self._made[family].Metric(labels=labels, **buckets)
+        return self._metrics[family, value]
+
+
+def method_of(args: Mapping[str, str]) -> str:
+    """Return the speculation method of the artifact that a model lies in; "unknown" where it lies in none."""
+    try:
+        manifest = json.loads((Path(args["model_repository"]).parents[1] / "manifest.json").read_bytes())
+        return str(manifest["recipe"]["speculation"]["method"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return "unknown"

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token ids to text: of a whole answer, or of one piece of a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from trtspec.core.errors import TrtspecError
+from trtspec.engine.generation.text import Pieces
+from trtspec.serving.triton.python_models.tensors import (
+    Array,
+    RequestTensors,
+    Settings,
+    check_ids,
+    length_of,
+    respond_each,
+)
+
+
+class TritonPythonModel:
+    """Triton calls these by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        settings = Settings(args)
+        self.inputs = settings.inputs
+        self.pieces = Pieces(settings.tokenizer())
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return respond_each(pb_utils, requests, self.decode)
+
+    def decode(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
+        inputs.refuse_unknown(self.inputs, "this model")
+        continues = inputs.scalar("CONTINUATION", False)
+        rows, lengths = inputs.required("TOKENS_BATCH").tolist(), inputs.required("SEQUENCE_LENGTH").tolist()
+        if len(rows) != len(lengths):
+            raise TrtspecError(f"TOKENS_BATCH has {len(rows)} texts, SEQUENCE_LENGTH {len(lengths)} lengths")
+        tokens = [ids[: length_of("SEQUENCE_LENGTH", length, ids)] for ids, length in zip(rows, lengths, strict=True)]
+        texts = [self.pieces.text(check_ids("TOKENS_BATCH", ids), continues=continues).encode() for ids in tokens]
+        return [("OUTPUT", np.array(texts, dtype=object))]

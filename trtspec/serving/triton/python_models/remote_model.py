@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another model of the same server, asked from inside a Python model: calls as tensors, and tensors as answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import InferResult, service_pb2
+from tritonclient.utils import np_to_triton_dtype
+
+from trtspec.engine.generation.request import SamplingOptions
+from trtspec.serving.triton.python_models.bls import Answer, Array, Call
+from trtspec.serving.triton.python_models.errors import ModelRefusal
+from trtspec.serving.triton.python_models.grpc_client import LONGEST_TEXT_S, Line
+from trtspec.serving.triton.python_models.tensors import tensor_of_words
+
+COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens")
+LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+
+
+class ServerModel:
+    """A model with the tensors of NVIDIA's tensorrt_llm. All calls that make one text share a line."""
+
+    def __init__(self, line: Line, name: str, timeout_s: float = LONGEST_TEXT_S) -> None:
+        self._line = line
+        self._name = name
+        self._timeout_s = timeout_s
+
+    def __call__(self, call: Call) -> Iterator[Answer]:
+        """Yield what the model answers; raises ModelRefusal with its words if it refuses, or has no answer in time.
+
+        Whoever takes fewer answers has to close the line.
+        """
+        counted = (0, 0)
+        try:
+            for response in self._line.ask(self._request(call), self._timeout_s):
+                if outputs := read_outputs(response.infer_response):
+                    answer, counted = read_answer(outputs, counted)
+                    yield answer
+        except ModelRefusal as error:
+            raise ModelRefusal(error.message, error.status, where=self._name) from None
+
+    def _request(self, call: Call) -> Any:
+        wanted = ["output_ids", "sequence_length"]
+        wanted += ["generation_logits"] if call.wants_logits else []
+        wanted += COUNTS if call.wants_counts else []
+        request = service_pb2.ModelInferRequest(model_name=self._name)
+        for name, array in tensors(call):
+            request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+            request.raw_input_contents.append(array.tobytes())
+        for name in wanted:
+            request.outputs.add(name=name)
+        return request
+
+
+def read_outputs(response: Any) -> dict[str, Array]:
+    """Return the tensors of one response."""
+    result = InferResult(response)
+    return {output.name: result.as_numpy(output.name) for output in response.outputs}
+
+
+def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple[Answer, tuple[int, int]]:
+    """Return what one response says, and the counts of drafted and accepted tokens, which were `counted` before it.
+
+    A model counts from the beginning of a request, an answer from the one before.
+    """
+    length = int(outputs["sequence_length"].reshape(-1)[0])
+    logits = outputs.get("generation_logits")
+    drafted, accepted = (
+        int(outputs[name].item()) if name in outputs else before for name, before in zip(COUNTS, counted, strict=True)
+    )
+    answer = Answer(
+        outputs["output_ids"][0, 0, :length].tolist(),
+        None if logits is None else logits[0, 0],
+        drafted - counted[0],
+        accepted - counted[1],
+    )
+    return answer, (drafted, accepted)
+
+
+def tensors(call: Call) -> list[tuple[str, Array]]:
+    """Return the tensors of a call, with the batch dimension of one request."""
+    named = [
+        ("input_ids", np.array([call.text], np.int32)),
+        ("input_lengths", np.array([[len(call.text)]], np.int32)),
+        ("request_output_len", np.array([[call.new_tokens]], np.int32)),
+        ("end_id", np.array([[call.end_id]], np.int32)),
+        ("exclude_input_in_output", np.array([[True]])),
+        ("streaming", np.array([[call.streams]])),
+        ("return_generation_logits", np.array([[call.wants_logits]])),
+        ("return_perf_metrics", np.array([[call.wants_counts]])),
+        *((name, np.array([[size]], np.int32)) for name, size in zip(LOOKAHEAD_SIZES, call.lookahead, strict=False)),
+        *_sampling(call.sampling),
+        *call.passed,
+    ]
+    if call.stop_words:
+        named.append(("stop_words_list", tensor_of_words(call.stop_words)[None]))
+    if call.draft.ids:
+        named.append(("draft_input_ids", np.array([call.draft.ids], np.int32)))
+        if call.draft.logits is not None:
+            named.append(("draft_logits", call.draft.logits[None]))
+    return named
+
+
+def _sampling(sampling: SamplingOptions) -> list[tuple[str, Array]]:
+    """Return all of them always: what the executor takes for those that are missing is not what our clients mean."""
+    greedy = sampling.greedy
+    return [
+        ("temperature", np.array([[1.0 if greedy else sampling.temperature]], np.float32)),
+        ("runtime_top_k", np.array([[1 if greedy else sampling.top_k]], np.int32)),
+        ("runtime_top_p", np.array([[1.0 if greedy else sampling.top_p]], np.float32)),
+        ("seed", np.array([[sampling.seed]], np.uint64)),
+    ]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The responses of one request: sent as they come, or one kept until `execute` returns it.
+
+Many senders with separate final flags crash tritonserver 2.51: all responses of a model leave under one lock, and the
+final flag is set on the last response of a request.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from trtspec.core.errors import Overloaded
+from trtspec.serving.triton.disconnects import PARAMETER, VARIABLE, has_departed
+from trtspec.serving.triton.python_models.drain import Shutdown
+from trtspec.serving.triton.python_models.fields import parameters_of
+from trtspec.serving.triton.python_models.tensors import Array, cancelled, failure, respond, shutting_down
+
+DEPARTURES = os.environ.get(VARIABLE, "")
+REQUESTS_PER_PLACE = 2  # so that an engine does not wait for the next one
+
+
+class Places:
+    """How many requests a model of several threads has at once; others wait in the server's own queue.
+
+    That queue has the recipe's bound: the server refuses what goes beyond it with its own status.
+    """
+
+    def __init__(self, max_batch_size: int) -> None:
+        self.count = REQUESTS_PER_PLACE * max_batch_size
+        self._free = threading.Semaphore(self.count)
+
+    def hold(self, start: Callable[[], Future[Any]]) -> None:
+        """Start what answers a request, once there is a place for it, which it has until it is done.
+
+        Called by `execute`, so that the server's queue fills meanwhile.
+        """
+        self._free.acquire()
+        start().add_done_callback(lambda _: self._free.release())
+
+
+class Room:
+    """How many requests a model takes in that waits for none: beyond that it refuses them itself."""
+
+    def __init__(self, max_batch_size: int, max_queue_size: int) -> None:
+        self._max_queue_size = max_queue_size
+        self._free = threading.Semaphore(REQUESTS_PER_PLACE * max_batch_size + max_queue_size)
+
+    def __enter__(self) -> None:
+        if not self._free.acquire(blocking=False):
+            raise Overloaded(self._max_queue_size)
+
+    def __exit__(self, *_: object) -> None:
+        self._free.release()
+
+
+class Responder:
+    """Answers one request of a model; `lock` is shared by all requests of the model."""
+
+    def __init__(
+        self,
+        pb_utils: Any,
+        request: Any,
+        lock: threading.Lock,
+        *,
+        decoupled: bool,
+        shutdown: Shutdown,
+    ) -> None:
+        self._pb_utils = pb_utils
+        self._lock = lock
+        self._sender = request.get_response_sender() if decoupled else None
+        self._wanted = request.requested_output_names()
+        self._client = parameters_of(request).get(PARAMETER)
+        self._done = threading.Event()
+        self._is_cancelled: Callable[[], bool] = (self._sender or request).is_cancelled
+        self._own = threading.Lock()
+        self._is_final = False
+        self.response: Any = None
+        self._shutdown = shutdown
+        shutdown.add(self, self.send_shutdown)
+
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits for a response any more; behind the last one the server is not asked."""
+        with self._own:
+            return self._is_final or self._is_cancelled() or has_departed(DEPARTURES, self._client)
+
+    def send_tensors(self, make: Callable[[], list[tuple[str, Array]]], *, final: bool) -> None:
+        """Send those of the tensors that `make` returns which the request names."""
+        self.send(respond(self._pb_utils, make, self._wanted), final=final)
+
+    def send_failure(self, error: Exception) -> None:
+        """Send an error as the last response."""
+        self.send(failure(self._pb_utils, error), final=True)
+
+    def send_cancelled(self) -> None:
+        """Tell a client that left."""
+        self.send(cancelled(self._pb_utils), final=True)
+
+    def send_shutdown(self) -> None:
+        """Tell a client that the server ends; what its engine still says is for nobody."""
+        self.send(shutting_down(self._pb_utils), final=True)
+
+    def send_end(self) -> None:
+        """Say that the last response was the last."""
+        self.send(None, final=True)
+
+    def send(self, response: Any, *, final: bool) -> None:
+        """Send one response, none behind the last; where only one may be sent, keep it for `result`."""
+        with self._own:
+            if self._is_final:
+                return
+            self._is_final = final
+            self._send(response, final=final)
+
+    def _send(self, response: Any, *, final: bool) -> None:
+        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self.response = response or self.response
+        try:
+            if self._sender is not None:
+                with self._lock:
+                    self._sender.send(response, flags=flags)
+        finally:
+            if final:
+                self._shutdown.discard(self)
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Let `result` return, whether or not the last response was sent."""
+        self._done.set()
+
+    def result(self) -> Any:
+        """Return the response once there is one."""
+        self._done.wait()  # unbounded: who answers sends a last response or abandons it, also to a client that left
+        return self.response

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors that change logits, and those that tell log probabilities: as NVIDIA's tensorrt_llm has them, and more.
+
+`prompt_ignore_length` is TensorRT-LLM's own of 1.2; `num_top_logprobs`, `top_logprobs` and `top_logprob_ids` are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trtspec.engine.generation.logit_edits import NO_EDITS, LogitEdits
+from trtspec.engine.generation.scores import Scores
+from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, words_of_tensor
+
+
+def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> LogitEdits:
+    """Return how a request changes the target's logits.
+
+    Omitted tensors take the values of `defaults`. What has no tensor, bad words and biases of `defaults` count beside
+    those of the request.
+    """
+    words, bias = inputs.array("bad_words_list"), inputs.array("embedding_bias")
+    return LogitEdits(
+        repetition_penalty=inputs.scalar("repetition_penalty", defaults.repetition_penalty),
+        presence_penalty=inputs.scalar("presence_penalty", 0.0),
+        frequency_penalty=inputs.scalar("frequency_penalty", 0.0),
+        prompt_ignore_len=inputs.scalar("prompt_ignore_length", 0),
+        min_tokens=inputs.scalar("min_tokens", defaults.min_tokens),
+        bad_words=(*defaults.bad_words, *(() if words is None else map(tuple, words_of_tensor(words)))),
+        bias={
+            **defaults.bias,
+            **({} if bias is None else {int(token): float(bias[token]) for token in np.flatnonzero(bias)}),
+        },
+        no_repeat_ngram=defaults.no_repeat_ngram,
+        begin_suppressed=defaults.begin_suppressed,
+    )
+
+
+def read_wanted_scores(inputs: RequestTensors) -> dict[str, Any]:
+    """Return what a request wants to be told of its tokens, as keyword arguments of the engine's Request."""
+    top = inputs.scalar("num_top_logprobs", 0)
+    return {
+        "return_logits": inputs.scalar("return_generation_logits", False),
+        "return_log_probs": inputs.scalar("return_log_probs", False) or top != 0,
+        "num_top_log_probs": top,
+    }
+
+
+def score_tensors(scores: Scores, cum_log_prob: float) -> list[tuple[str, Array]]:
+    """Return the output tensors of one beam's tokens; `cum_log_prob` is the whole text's so far."""
+    found: list[tuple[str, Array]] = []
+    if scores.logits is not None:
+        found.append(("generation_logits", scores.logits[None, None]))
+    if scores.log_probs is not None and scores.top_log_probs is not None and scores.top_ids is not None:
+        found += [
+            ("output_log_probs", scores.log_probs[None, None]),
+            ("cum_log_probs", np.array([[cum_log_prob]], np.float32)),
+            ("top_logprobs", scores.top_log_probs[None]),
+            ("top_logprob_ids", scores.top_ids[None]),
+        ]
+    return found

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emit the models of a Triton repository: hand-written ones, with this recipe's values set in their fields.
+
+Paths inside are relative to each model's directory, so that an artifact can be moved:
+
+    ARTIFACT/checkpoints/{target,draft}  ARTIFACT/tokenizer  ARTIFACT/model_repository/MODEL/{config.pbtxt,1/}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import copy_tree
+from trtspec.core.paths import model_repository_dir
+from trtspec.serving.triton.nvidia_compat import MODEL, NVIDIA, PARAMETER, adapt
+from trtspec.serving.triton.warmup import FOLDER as WARMUP
+from trtspec.serving.triton.warmup import Sample, add_samples
+
+if TYPE_CHECKING:
+    from trtspec.serving.triton.config import ModelConfig
+
+Parameters: TypeAlias = Mapping[str, str | int | float | bool | None]
+
+CONFIG = "config.pbtxt"
+PYTHON = "python"
+MAX_QUEUE_SIZE = "max_queue_size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """What all models of a repository are told alike, where they have the field."""
+
+    max_batch_size: int
+    max_queue_size: int = 128
+    max_queue_delay_us: int = 100
+    streaming: bool = True
+    warmup: bool = False
+    defaults: str = "trtspec"  # or NVIDIA, or MODEL
+
+
+def emit_model(
+    out: Path,
+    model: str,
+    settings: ServingSettings,
+    parameters: Parameters,
+    *,
+    source: Path | None = None,
+    samples: Sequence[Sample] = (),
+) -> None:
+    """Write one model below `out`, made of the hand-written `source`, by default the shared one of the model's name.
+
+    Of `parameters` it gets those that the hand-written one has; one that is None is left out. With `samples` the
+    server warms it up before it is ready.
+    """
+    from trtspec.serving.triton.config import load_config, set_parameter  # protobuf: a plan does without
+
+    source = source or model_repository_dir() / model
+    if not source.is_dir():
+        raise TrtspecError("the installation lacks this model", where=str(source), hint="install trtspec again")
+    config = load_config(source / CONFIG)
+    config.name = model
+    _set_fields(config, settings)
+    for key in [*config.parameters]:
+        if (value := parameters.get(key, config.parameters[key].string_value)) is None:
+            del config.parameters[key]
+        else:
+            set_parameter(config, key, value)
+    if settings.defaults == NVIDIA:
+        adapt(config)
+    elif settings.defaults == MODEL and config.backend == PYTHON:
+        set_parameter(config, PARAMETER, MODEL)
+    add_samples(config, out / model, samples)
+    write_model(out / model, source, config)
+
+
+def write_model(model: Path, source: Path, config: ModelConfig) -> None:
+    """Write a model's directory: this configuration, and the version and warm-up data that `source` has."""
+    from trtspec.serving.triton.config import render_config
+
+    for part in ("1", WARMUP):
+        if (source / part).is_dir():
+            copy_tree(source / part, model / part, without="__pycache__")
+    (model / CONFIG).write_text(render_config(config), encoding="utf-8")
+
+
+def _set_fields(config: ModelConfig, settings: ServingSettings) -> None:
+    """Set the fields that the model of this name has."""
+    from trtspec.serving.triton.config import set_parameter
+
+    config.max_batch_size = settings.max_batch_size
+    if config.HasField("model_transaction_policy"):
+        config.model_transaction_policy.decoupled = settings.streaming
+    if config.HasField("dynamic_batching"):
+        batching = config.dynamic_batching
+        batching.max_queue_delay_microseconds = settings.max_queue_delay_us
+        # a model of Python that answers in `execute` leaves the rest to the server's queue
+        if batching.HasField("default_queue_policy") or (config.backend == PYTHON and not settings.streaming):
+            batching.default_queue_policy.max_queue_size = settings.max_queue_size
+    if MAX_QUEUE_SIZE in config.parameters:
+        set_parameter(config, MAX_QUEUE_SIZE, settings.max_queue_size)

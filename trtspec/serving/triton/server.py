@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find a tritonserver, and say how it is started here, on loopback unless asked otherwise.
+
+Searched in this order: `TRTSPEC_TRITONSERVER`, PATH, the nvidia-pytriton wheel. The wheel's server finds its Python
+backend in no fixed place, so a small directory of links in the cache stands in for an installation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from trtspec.core.doctor_check import Probe
+from trtspec.core.errors import DeployError
+from trtspec.core.interpreter import VERSION as PYTHON
+from trtspec.core.interpreter import libpython, libpython_name
+from trtspec.core.paths import cache_dir
+from trtspec.core.ports import LOOPBACK
+from trtspec.serving.triton import stub_patch
+from trtspec.serving.triton.names import SOCKETS
+
+VARIABLE = "TRTSPEC_TRITONSERVER"
+WHEEL = "nvidia-pytriton"
+STUB = "triton_python_backend_stub"
+EXIT_TIMEOUT_S = 10  # for requests in flight, where nothing else is asked for
+SHARED_MEMORY = Path("/dev/shm")
+# pip takes no wheel that asks for numpy below 2 where there is none, on Python 3.13; by itself the wheel works there
+INSTALL_WHEEL = "pip install 'trtspec[triton]'" if PYTHON < "3.13" else f"pip install --no-deps {WHEEL}==0.7.0"
+INSTALL_HINT = f"{INSTALL_WHEEL}, or set {VARIABLE} to a tritonserver"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A tritonserver and how it has to be started."""
+
+    executable: Path
+    source: str
+    backends: Path | None = None  # None: where the server looks by itself
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The ports of one server, and the address of this machine that it listens at.
+
+    With `sockets`, a directory, it listens for HTTP and metrics at Unix sockets there, and a front at the ports.
+    """
+
+    http: int
+    grpc: int
+    metrics: int
+    host: str = LOOPBACK
+    sockets: str = ""
+
+    def address(self, door: str) -> str:
+        """Return the address that a server listens at for one of SOCKETS."""
+        return f"unix:{self.sockets}/{SOCKETS[door]}" if self.sockets else self.host
+
+
+def find_server() -> Server:
+    """Return the tritonserver to use; where there is none, the error says how to get one."""
+    if named := os.environ.get(VARIABLE):
+        return Server(_executable(named), f"${VARIABLE}", environment=_environment([]))
+    if found := shutil.which("tritonserver"):
+        return Server(Path(found), "PATH", environment=_environment([]))
+    if wheel := _wheel():
+        return _server_of_wheel(*wheel)
+    raise DeployError("no tritonserver on this machine", hint=INSTALL_HINT)
+
+
+def server_command(
+    server: Server, repository: Path, ports: Ports, *, model: str, shm_prefix: str, drain_s: int = EXIT_TIMEOUT_S
+) -> list[str]:
+    """Return the argv that serves `model`, and the models it is composed of, at the ports' address.
+
+    `drain_s` are the seconds that requests in flight get when the server is told to end.
+    """
+    command = [
+        str(server.executable),
+        f"--model-repository={repository}",
+        "--model-control-mode=explicit",
+        f"--load-model={model}",
+        "--disable-auto-complete-config",
+        f"--exit-timeout-secs={drain_s}",
+        f"--http-address={ports.address('http')}",
+        f"--http-port={ports.http}",
+        f"--grpc-address={ports.host}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-address={ports.address('metrics')}",
+        f"--metrics-port={ports.metrics}",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+    ]
+    return [*command, f"--backend-directory={server.backends}"] if server.backends else command
+
+
+def close_shared_memory(shm_prefix: str) -> None:
+    """Let no other user read what a server shares with its models, prompts and texts among it.
+
+    The Python backend opens its regions to all readers whatever the umask is: boost sets their mode once more.
+    """
+    for region in SHARED_MEMORY.glob(f"{shm_prefix}*"):
+        with suppress(FileNotFoundError):
+            region.chmod(0o600)
+
+
+def remove_shared_memory(shm_prefix: str) -> None:
+    """Remove what a killed server left in shared memory."""
+    for region in SHARED_MEMORY.glob(f"{shm_prefix}*"):
+        region.unlink(missing_ok=True)
+
+
+def probe_server() -> list[Probe]:
+    """Return what a server on this machine has and lacks, for people who ask why it does not start."""
+    uses_wheel = _wheel() is not None
+    try:
+        server = find_server()
+        uses_wheel = server.backends is not None
+        found = Probe("tritonserver", True, f"{server.executable} ({server.source})")
+    except DeployError as error:
+        found = Probe("tritonserver", False, error.message, error.hint)
+    return [found, *_needs_of_wheel()] if uses_wheel else [found]
+
+
+def _executable(named: str) -> Path:
+    path = Path(named).expanduser().absolute()
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise DeployError("not an executable file", where=f"{VARIABLE}={named}", hint="point it at a tritonserver")
+    return path
+
+
+def _wheel() -> tuple[Path, str] | None:
+    """Return the tritonserver folder of the wheel and its version, without importing it."""
+    try:
+        wheel = metadata.distribution(WHEEL)
+    except metadata.PackageNotFoundError:
+        return None
+    return Path(str(wheel.locate_file("pytriton/tritonserver"))), wheel.version
+
+
+def _server_of_wheel(root: Path, version: str) -> Server:
+    for need in _needs_of_wheel():
+        if not need.ok:
+            raise DeployError(
+                f"the tritonserver of {WHEEL} cannot run Python models here: {need.name}: {need.detail}", hint=need.hint
+            )
+    backends, library = _linked_backends(root), libpython()
+    libraries = [backends / "python", _libraries(root), *([library.parent] if library else [])]
+    return Server(
+        root / "bin" / "tritonserver",
+        f"{WHEEL} {version}",
+        backends=backends,
+        environment=_environment(libraries),
+    )
+
+
+def _needs_of_wheel() -> list[Probe]:
+    return [_probe_numpy(), _probe_stub(), _probe_libpython()]
+
+
+def _environment(libraries: list[Path]) -> dict[str, str]:
+    """Return the variables by which the Python stub finds this interpreter and its libraries."""
+    environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
+    if libraries:
+        known = [os.environ["LD_LIBRARY_PATH"]] if os.environ.get("LD_LIBRARY_PATH") else []
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join([*map(str, libraries), *known])
+    return environment
+
+
+def _linked_backends(root: Path) -> Path:
+    """Return a backend directory whose Python backend is the wheel's, with the stub of this Python version beside it.
+
+    It is made beside its place and renamed into it: of two processes one wins, and both have the same directory.
+    """
+    links = _links(root)
+    content = "\n".join([f"numpy {_numpy_2()}", *(f"{name} {target}" for name, target in sorted(links.items()))])
+    place = cache_dir() / "triton" / hashlib.sha256(content.encode()).hexdigest()[:16]
+    if place.is_dir():
+        return place
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=place.parent))
+        _fill(fresh / "python", links)
+    except OSError as error:
+        raise DeployError(
+            f"cannot be written: {error.strerror}",
+            where=str(place.parent),
+            hint="point TRTSPEC_CACHE at a directory that can be written",
+        ) from None
+    try:
+        fresh.rename(place)
+    except OSError:  # another process was first
+        shutil.rmtree(fresh)
+    return place
+
+
+def _links(root: Path) -> dict[str, Path]:
+    """Return what the Python backend's folder holds: names and where they point."""
+    links = {path.name: path for path in (root / "backends" / "python").iterdir() if path.is_file()}
+    links[STUB] = _stub(root)
+    library = libpython()
+    if _numpy_2() and library:  # in the place of one that the wheel brings, which is not the one of our modules
+        links |= {path.name: library for path in _libraries(root).glob("libpython*")}
+    return links
+
+
+def _fill(folder: Path, links: Mapping[str, Path]) -> None:
+    folder.mkdir()
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    if _numpy_2():
+        stub = folder / STUB
+        content = stub_patch.for_numpy_2(stub)
+        stub.unlink()
+        stub.write_bytes(content)
+        stub.chmod(0o755)
+
+
+def _libraries(root: Path) -> Path:
+    return root.parents[1] / "nvidia_pytriton.libs"
+
+
+def _stub(root: Path) -> Path:
+    return root / "python_backend_stubs" / PYTHON / STUB
+
+
+def _numpy_2() -> bool:
+    return not metadata.version("numpy").startswith("1.")
+
+
+def _probe_stub() -> Probe:
+    wheel = _wheel()
+    if wheel and _stub(wheel[0]).is_file():
+        return Probe("python stub", True, f"for Python {PYTHON}")
+    known = sorted(path.name for path in (wheel[0] / "python_backend_stubs").glob("*")) if wheel else []
+    return Probe(
+        "python stub",
+        False,
+        f"none for Python {PYTHON}",
+        f"use a Python of {', '.join(known)}" if known else INSTALL_HINT,
+    )
+
+
+def _probe_numpy() -> Probe:
+    version, wheel = metadata.version("numpy"), _wheel()
+    if not _numpy_2():
+        return Probe("numpy", True, version)
+    if wheel and _stub(wheel[0]).is_file() and stub_patch.is_known(_stub(wheel[0])):
+        return Probe("numpy", True, f"{version}; a copy of the stub reads its tensors")
+    return Probe("numpy", False, f"{version} is not below 2", "pip install 'numpy<2': with 2 the stub garbles tensors")
+
+
+def _probe_libpython() -> Probe:
+    if found := libpython():
+        return Probe("libpython", True, str(found))
+    hint = f"install libpython{PYTHON} (Debian's name), or use a Python that was built with --enable-shared"
+    return Probe("libpython", False, f"{libpython_name()} not found", hint)

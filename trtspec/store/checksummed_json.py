@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON objects that carry the SHA-256 of themselves: the store's own documents, manifests, and this user's records.
+
+So a flipped byte or a half-written file reads as nothing instead of as something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.files import UnfitFile, read_bounded
+
+MAX_DOCUMENT_BYTES = 64 << 20
+
+
+def seal(schema: str, body: dict[str, Any]) -> bytes:
+    """Return a JSON document that holds `body`, what it is and its own digest."""
+    document = {"schema": schema, **body}
+    return json.dumps({**document, "digest": _digest(document)}, indent=1).encode()
+
+
+def load_sealed(schema: str, path: Path) -> dict[str, Any] | None:
+    """Return the body of a sealed document, or None where there is none, or not a sound one of this schema."""
+    try:
+        document = json.loads(read_bounded(path, MAX_DOCUMENT_BYTES))
+    except (FileNotFoundError, NotADirectoryError, UnfitFile, ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    digest = document.pop("digest", None)
+    if digest != _digest(document) or document.pop("schema", None) != schema:
+        return None
+    return document
+
+
+def seal_text(document: dict[str, Any]) -> bytes:
+    """Return a JSON object with one more key at its end: `digest`, the SHA-256 of the text without that key.
+
+    Unlike `seal` this covers every byte, spaces included.
+    """
+    body = json.dumps(document, indent=1).encode().removesuffix(b"\n}")
+    return body + _TAIL % _digest_of_text(body)
+
+
+def is_sealed_text(data: bytes) -> bool:
+    """Return whether a document is one of `seal_text` in which no bit has changed."""
+    body, found = data[:-_TAIL_BYTES], data[-_TAIL_BYTES:]
+    return len(data) > _TAIL_BYTES and found == _TAIL % _digest_of_text(body)
+
+
+_TAIL = b',\n "digest": "%b"\n}\n'
+_TAIL_BYTES = len(_TAIL % (b"0" * 64))
+
+
+def _digest_of_text(body: bytes) -> bytes:
+    return hashlib.sha256(body + b"\n}\n").hexdigest().encode()
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

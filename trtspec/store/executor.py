@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a plan: takes from the store what is there, builds what is not, and tells an observer.
+
+Steps run one after another, in the order of the plan. Those that ask for devices run beside the others, each on devices
+of its own, as far as there are enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Condition, Lock
+from typing import Literal, Protocol
+
+from trtspec.core.processes import sigterm_as_interrupt
+from trtspec.store.entry import Entry
+from trtspec.store.lazy_digests import Sources, files_of, unproven
+from trtspec.store.plan import Plan
+from trtspec.store.step import Inputs, Step, Stopped
+from trtspec.store.store import Store
+
+log = logging.getLogger(__name__)
+
+Status = Literal["hit", "built"]
+WAKE_S = 0.5  # a signal that came to another thread is seen when this one wakes
+
+
+class Observer(Protocol):
+    """Who wants to know how the work goes, one call at a time; drawn as bars by the command line."""
+
+    def step_started(self, step: Step, total_bytes: int) -> None:
+        """A step that is not in the store begins; `total_bytes` is 0 where its size is unknown."""
+
+    def step_advanced(self, step: Step, n: int) -> None:
+        """A begun step has moved `n` more bytes."""
+
+    def step_said(self, step: Step, text: str) -> None:
+        """A begun step says in words what it does now."""
+
+    def step_finished(self, step: Step, status: Status, seconds: float) -> None:
+        """A step's output is in the store; steps that were there to begin with come without a start."""
+
+
+class Unobserved(Observer):
+    """Nobody wants to know."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What became of a step, how long that took in this run, and the verified output."""
+
+    name: str
+    key: str
+    status: Status
+    seconds: float
+    entry: Entry
+
+
+def execute(
+    plan: Plan, store: Store, observer: Observer, devices: Sequence[str] = (), sources: Sources | None = None
+) -> list[StepResult]:
+    """Bring every step of a plan into the store; whatever a step raises ends the run and is passed on.
+
+    What finished before stays in the store, so the next run resumes there. `devices` are lent to the steps that ask
+    for some; without any, such steps run like the others. A plan with files that nobody has read needs `sources`, which
+    has their digests afterwards: the steps' keys are then those of `sources.of`.
+    """
+    run = _Run(store, observer, sources)
+    with sigterm_as_interrupt():
+        if devices and any(step.num_devices for step in plan.steps):
+            _run_beside(plan.steps, run, list(devices))
+        else:
+            for step in plan.steps:
+                run.bring(step)
+    return [run.results[run.known(step).key] for step in plan.steps]
+
+
+class _Run:
+    """One run: what is done already, and what ended it, if anything did; several threads may bring steps."""
+
+    def __init__(self, store: Store, observer: Observer, sources: Sources | None) -> None:
+        self._sources = sources
+        self.results: dict[str, StepResult] = {}
+        self.failure: BaseException | None = None
+        self._store = store
+        self._observer = observer
+        self._lock = Lock()
+        self._idle = Condition(self._lock)
+        self._working = 0
+
+    def known(self, step: Step) -> Step:
+        """Return a step with what is known of its sources by now."""
+        return self._sources.of(step) if self._sources else step
+
+    def is_ready(self, step: Step) -> bool:
+        """Return whether all that the step needs is there."""
+        return all(each.key in self.results for each in self.known(step).dependencies)
+
+    def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
+        """Take a step's output from the store, or build it."""
+        started, step = time.perf_counter(), self._looked_at(self.known(step))
+        self._store.uses.hold_too(step.key)  # which follows from sources that were read since the build began
+        lookup = self._store.get(step.key)
+        entry, built = lookup.entry, False
+        if entry is None:
+            log.info("%s: %s, so it is built as %s", step.name, lookup.why, step.key)
+            with self.observing() as observer:
+                observer.step_started(step, step.total_bytes)
+            inputs = {each.key: self.results[each.key].entry.files_dir for each in step.dependencies}
+            entry, built = self._build(step, Inputs(inputs, devices))
+        status: Status = "built" if built else "hit"
+        log.info("%s: %s in %.2f s, %s", step.name, status, time.perf_counter() - started, entry.directory)
+        result = StepResult(step.name, entry.key, status, time.perf_counter() - started, entry)
+        with self.observing() as observer:
+            observer.step_finished(step, status, result.seconds)
+        self.results[entry.key] = result
+        if next(files_of(step), None):
+            self._store.note_alike(step)
+
+    def _looked_at(self, step: Step) -> Step:
+        """Return a step with its sources read, where the store may have its output under a key that follows."""
+        if self._sources and not all(files.is_read for files in files_of(step)) and self._store.has_alike(step):
+            return self._sources.read(step)
+        return step
+
+    def _build(self, step: Step, inputs: Inputs) -> tuple[Entry, bool]:
+        meter, started = _Meter(step, self), time.perf_counter()
+        is_resumed = bool(self._store.resumable_bytes(step.key))
+        if self._sources and unproven(step):
+            entry, built = self._store.build_unread(step, inputs, meter, self._sources)
+        else:
+            entry, built = self._store.build(step, inputs, meter)
+        if built and not is_resumed:
+            self._store.rates.note(step, time.perf_counter() - started)
+        return entry, built
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Return what ended the run: this error, or the one that came before it."""
+        with self._lock:
+            self.failure = self.failure or error
+        return self.failure
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count a thread as working; raises Stopped where the run has ended already."""
+        with self._idle:
+            if self.failure:
+                raise Stopped
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._working -= 1
+                self._idle.notify_all()
+
+    def wait_until_idle(self) -> None:
+        """Return when no thread works any more."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._working)
+
+    @contextmanager
+    def observing(self) -> Iterator[Observer]:
+        """Lend the observer to one thread at a time."""
+        with self._lock:
+            yield self._observer
+
+
+class _Meter:
+    def __init__(self, step: Step, run: _Run) -> None:
+        self._step = step
+        self._run = run
+
+    def advance(self, n_bytes: int) -> None:
+        if self._run.failure:
+            raise Stopped
+        if n_bytes:
+            with self._run.observing() as observer:
+                observer.step_advanced(self._step, n_bytes)
+
+    def resume(self, n_bytes: int) -> None:
+        self.advance(n_bytes)
+
+    def say(self, text: str) -> None:
+        with self._run.observing() as observer:
+            observer.step_said(self._step, text)
+
+
+def _run_beside(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
+    """Run steps on devices in threads of their own, the others here; the first that fails stops those that run."""
+    waiting, most = list(steps), len(free)
+    lent: dict[Future[None], tuple[str, ...]] = {}
+    with ThreadPoolExecutor(most) as pool:
+        try:
+            while waiting or lent:
+                for step in [each for each in waiting if each.num_devices and run.is_ready(each)]:
+                    if (wanted := min(step.num_devices, most)) <= len(free):
+                        devices, free = tuple(free[:wanted]), free[wanted:]
+                        lent[pool.submit(_bring, run, step, devices)] = devices
+                        waiting.remove(step)
+                here = next((each for each in waiting if not each.num_devices and run.is_ready(each)), None)
+                if here:
+                    waiting.remove(here)
+                    run.bring(here)
+                # as long as there is something to do here, whoever has ended is looked for without waiting
+                for future in wait(lent, timeout=0 if here else WAKE_S, return_when=FIRST_COMPLETED).done:
+                    future.result()
+                    free += lent.pop(future)
+        except BaseException as error:
+            failure = run.fail(error)
+            # Steps end when they next tell how far they are. The pool alone does not wait for all of them: of a thread
+            # that was being started when an interrupt came it knows nothing.
+            run.wait_until_idle()
+            raise failure from None
+
+
+def _bring(run: _Run, step: Step, devices: tuple[str, ...]) -> None:
+    try:
+        with run.working():
+            run.bring(step, devices)
+    except BaseException as error:
+        run.fail(error)
+        raise

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What leaves the store: entries that are thrown away, and what processes left that ended in the middle.
+
+Which entries go is decided elsewhere (store.py, prune.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+
+from trtspec.core.failpoint import failpoint
+from trtspec.store.layout import Layout
+
+
+def evict(layout: Layout, key: str) -> bool:
+    """Throw away an entry, whose lock the caller holds; return whether there was one."""
+    layout.stamps(key).unlink(missing_ok=True)
+    aside = layout.temporary(key)
+    try:
+        os.rename(layout.entry(key), aside)  # first out of sight: a kill leaves garbage, not half an entry
+    except FileNotFoundError:
+        return False
+    failpoint("store.before-delete")
+    shutil.rmtree(aside)
+    return True
+
+
+def collect(layout: Layout, *folders: str) -> None:
+    """Delete what ended processes left: a name in these folders is in use while its key's lock is held."""
+    from filelock import Timeout
+
+    for path in [path for folder in folders for path in layout.listed(folder)]:
+        with suppress(Timeout), layout.lock(path.name.split(".")[0], timeout_s=0):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

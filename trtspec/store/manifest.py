@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The artifact's manifest, `manifest.json`: the one document by which deploy and measure know what was built.
+
+Owns its form, how it is read (as a stranger's file: size, schema and paths are checked) and the verification of the
+files it names. Knows nothing of the store that the files came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from trtspec.core.diagnostics import plain_words, written
+from trtspec.core.errors import DigestMismatch, TrtspecError, remedy_of
+from trtspec.core.file_records import FileRecord, Sha256
+from trtspec.core.files import in_threads, open_regular, read_bounded, unreadable
+from trtspec.core.hashing import file_sha256
+from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.store.artifact_contents import unlisted
+from trtspec.store.artifact_paths import MANIFEST
+from trtspec.store.checksummed_json import is_sealed_text, seal_text
+
+SCHEMA = "trtspec.manifest/2"
+MAX_BYTES = 16 << 20
+
+
+def _not_itself(record: FileRecord) -> FileRecord:
+    if record.path == MANIFEST:
+        raise ValueError("the manifest cannot name itself")
+    return record
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StepRecord(_Record):
+    """A step that went into the artifact."""
+
+    name: str
+    key: Sha256
+
+
+class DeviceMemory(_Record):
+    """What serving takes of one device ("cpu", or a GPU's number) as the plan says, in bytes."""
+
+    id: str
+    weights_bytes: int
+    kv_cache_bytes: int
+    draft_bytes: int
+    activation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Return all of it."""
+        return self.weights_bytes + self.kv_cache_bytes + self.draft_bytes + self.activation_bytes
+
+
+class BackendRecord(_Record):
+    """The engine that was chosen, and why."""
+
+    name: str
+    why: str
+
+
+class Manifest(_Record):
+    """What was built, from what, with what, for what; equal manifests describe equal artifacts.
+
+    It says neither when nor where: paths of the recipe are names alone. `memory` is empty where an earlier version
+    built it. `target_key` is equal for artifacts whose converted target is the same but for a draft head in it; empty
+    where nothing is converted.
+    """
+
+    recipe: ResolvedRecipe
+    steps: tuple[StepRecord, ...]
+    files: tuple[Annotated[FileRecord, AfterValidator(_not_itself)], ...]
+    tools: dict[str, str]
+    gpu: dict[str, Any]
+    backend: BackendRecord
+    memory: tuple[DeviceMemory, ...] = ()
+    target_key: Sha256 | Literal[""] = ""
+
+    def render(self) -> bytes:
+        """Return the document as it is written: its schema first, and last the digest of all that precedes it."""
+        return seal_text({"schema": SCHEMA, **self.model_dump(mode="json"), "recipe": self.recipe.as_dict()})
+
+
+def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
+    """Return an artifact's manifest; TrtspecError where there is none, or none that this trtspec reads.
+
+    Raises DigestMismatch where a bit of it has changed, or where it is another manifest than the one whose SHA-256 is
+    `expected`.
+    """
+    path = artifact_dir / MANIFEST
+    data = _read(path)
+    if expected:
+        _check_expected(path, data, expected)
+    document = _parse(path, data)
+    schema = document.pop("schema", None) if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise TrtspecError(
+            f"its schema is {written(schema)}; this trtspec reads {SCHEMA!r}",
+            where=str(path),
+            hint=_schema_hint(schema),
+        )
+    if not is_sealed_text(data):
+        raise DigestMismatch("the manifest is not as it was written: its digest differs", where=str(path))
+    del document["digest"]
+    try:
+        recipe = ResolvedRecipe.from_dict(document.pop("recipe", None))
+        return Manifest.model_validate({**document, "recipe": recipe})
+    except ValidationError as error:
+        raise TrtspecError(_first_of(error), where=str(path), hint="build the artifact again") from error
+
+
+def manifest_sha256(artifact_dir: Path) -> str:
+    """Return the SHA-256 of an artifact's manifest, which distinguishes it from every other; raises TrtspecError."""
+    return hashlib.sha256(_read(artifact_dir / MANIFEST)).hexdigest()
+
+
+def parse_expected(text: str, option: str = "--manifest") -> str:
+    """Return the hex digits of "sha256:HEX"; TrtspecError for anything else."""
+    match = re.fullmatch(r"sha256:([0-9a-f]{64})", text)
+    if not match:
+        hint = "`trtspec build` prints it, and so does sha256sum build/NAME/manifest.json"
+        raise TrtspecError(f"{option} {text[:100]!r}: expected sha256: and 64 hex digits", hint=hint)
+    return match[1]
+
+
+def _check_expected(path: Path, data: bytes, expected: str) -> None:
+    if (found := hashlib.sha256(data).hexdigest()) != expected:
+        raise DigestMismatch(
+            f"this is not the artifact that was asked for: its manifest is sha256:{found}, expected sha256:{expected}",
+            where=str(path),
+            hint="get the artifact again from where it was built, or check the digest",
+        )
+
+
+def _shown(schema: object) -> str:
+    return repr(schema)[:100]
+
+
+def _schema_hint(schema: object) -> str | None:
+    if schema == "trtspec.manifest/1":
+        return "an earlier trtspec built it, without a digest of the manifest; build it again: the store has its parts"
+    ours = isinstance(schema, str) and schema.startswith("trtspec.manifest/")
+    return "read it with the trtspec that wrote it, or build it again" if ours else None
+
+
+def is_ours(artifact_dir: Path) -> bool:
+    """Return whether a directory holds a manifest that a trtspec began to write, readable or not."""
+    try:
+        with open_regular(artifact_dir / MANIFEST, follow=False) as file:
+            return b'"trtspec.manifest/' in file.read(100)
+    except OSError:
+        return False
+
+
+def verify_files(artifact_dir: Path, manifest: Manifest, sha256: Callable[[Path], str] = file_sha256) -> list[str]:
+    """Hash every file that the manifest names, look for others; return what is wrong, one line a file.
+
+    `sha256` returns a file's digest; one that knows some already need not read them (read_before.py).
+    """
+    root = artifact_dir.resolve()
+    problems = in_threads(lambda record: problem_of(root, record, sha256), manifest.files)
+    differing = [f"{record.path}: {found}" for record, found in zip(manifest.files, problems, strict=True) if found]
+    others = unlisted(root, [record.path for record in manifest.files])
+    return [*differing, *(f"{path}: the manifest does not name it" for path in others)]
+
+
+def problem_of(root: Path, record: FileRecord, sha256: Callable[[Path], str] = file_sha256) -> str | None:
+    """Return how a file below the resolved directory `root` differs from its record, or None."""
+    path = root / record.path
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    except OSError as error:
+        return f"cannot be looked at: {error.strerror}"
+    if not stat.S_ISREG(status.st_mode) or path.resolve() != path:
+        return "not a regular file of the artifact"
+    if status.st_size != record.size:
+        return f"has {status.st_size} bytes, {record.size} were recorded"
+    return None if sha256(path) == record.sha256 else "sha256 differs"
+
+
+def _read(path: Path) -> bytes:
+    where, hint = str(path.parent), "trtspec build RECIPE makes one"
+    try:
+        if not path.parent.is_dir():
+            raise TrtspecError("there is no artifact: no such directory", where=where, hint=hint)
+        if not os.path.lexists(path):
+            raise TrtspecError(f"not an artifact: it has no {MANIFEST}", where=where, hint=hint)
+        return read_bounded(path, MAX_BYTES, follow=False)
+    except OSError as error:
+        raise TrtspecError(
+            unreadable(error), where=str(path), hint=remedy_of(error) or "build the artifact again"
+        ) from error
+
+
+def _parse(path: Path, data: bytes) -> Any:
+    try:
+        document = json.loads(data)
+        if b"\\ud" in data.lower():  # half a surrogate pair can neither be printed nor name a file
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
+    except UnicodeEncodeError:
+        raise TrtspecError(
+            "it holds half a surrogate pair, which is no text", where=str(path), hint="build the artifact again"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise TrtspecError(f"not valid JSON: {error}", where=str(path), hint="build the artifact again") from error
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {plain_words(first['msg'])}"

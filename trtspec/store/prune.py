@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may be thrown away of a store: what nobody used for long, and what is too much, least recently used first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from trtspec.store.entry import Entry
+from trtspec.store.store import Store
+
+
+@dataclass(frozen=True)
+class Used:
+    """An entry with the recipes whose builds used it, when the last did, and whether one that runs now holds it."""
+
+    entry: Entry
+    recipes: tuple[str, ...]
+    last_used: datetime
+    is_held: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is kept: entries used within these seconds, and no more than so many bytes; None is no limit."""
+
+    older_than_s: float | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Keys that are gone, the bytes that are free now, and those that stay where artifacts link to the files."""
+
+    keys: tuple[str, ...] = ()
+    freed_bytes: int = 0
+    linked_bytes: int = 0
+
+
+def uses_of(store: Store) -> list[Used]:
+    """Return all entries by key; one that no build noted a use of counts as used when it was made."""
+    held = store.uses.held()
+    return [_use_of(store, entry, entry.key in held) for entry in store.entries()]
+
+
+def _use_of(store: Store, entry: Entry, is_held: bool) -> Used:
+    noted = store.uses.of(entry.key)
+    times = [datetime.fromtimestamp(each, timezone.utc) for each in noted.values()]
+    return Used(entry, tuple(sorted(noted)), max([*times, datetime.fromisoformat(entry.created)]), is_held)
+
+
+def beyond(uses: Sequence[Used], limits: Limits, now: datetime) -> list[Used]:
+    """Return what the limits do not keep, least recently used first; what a build holds stays, and counts."""
+    size, found = sum(each.entry.total_bytes for each in uses), []
+    for each in sorted(uses, key=lambda each: each.last_used):
+        is_old = limits.older_than_s is not None and (now - each.last_used).total_seconds() > limits.older_than_s
+        is_too_much = limits.max_bytes is not None and size > limits.max_bytes
+        if (is_old or is_too_much) and not each.is_held:
+            found.append(each)
+            size -= each.entry.total_bytes
+    return found
+
+
+def remove(store: Store, chosen: Sequence[Used], *, dry_run: bool) -> Removed:
+    """Throw entries away, or only tell what that would do; what a build has begun to hold meanwhile stays."""
+    gone, freed, total = [], 0, 0
+    for entry in (each.entry for each in chosen):
+        own = _own_bytes(entry)
+        if dry_run or store.remove(entry.key):
+            gone.append(entry.key)
+            freed, total = freed + own, total + entry.total_bytes
+    return Removed(tuple(gone), freed, total - freed)
+
+
+def clear_rest(store: Store, removed: Removed, *, dry_run: bool) -> Removed:
+    """Throw away what lies behind the sound entries: unsound ones, and what interrupted builds left."""
+    left = store.all_resumable_bytes()
+    more = () if dry_run else tuple(store.gc(keep=set()))
+    freed = left if dry_run else left - store.all_resumable_bytes()
+    return replace(removed, keys=removed.keys + more, freed_bytes=removed.freed_bytes + freed)
+
+
+def by_recipe(uses: Sequence[Used]) -> list[tuple[str, int, int]]:
+    """Return each recipe with its number of entries and their bytes; a shared entry counts for all of its recipes."""
+    names = sorted({name for each in uses for name in each.recipes})
+    own = {name: [each.entry.total_bytes for each in uses if name in each.recipes] for name in names}
+    return [(name, len(sizes), sum(sizes)) for name, sizes in own.items()]
+
+
+def _own_bytes(entry: Entry) -> int:
+    """Return the bytes of files that have no link elsewhere."""
+    stats = (path.lstat() for record in entry.files if (path := entry.files_dir / record.path).exists())
+    return sum(stat.st_size for stat in stats if stat.st_nlink == 1)

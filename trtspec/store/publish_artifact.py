@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts an artifact at its place whole.
+
+Only what a manifest names is ever deleted, with `reports/` and the byte code that Python writes beside models.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from trtspec.core.atomic_dir import clean_up, is_free, locked, put_in_place, sibling
+from trtspec.core.errors import StepError, TrtspecError, remedy_of
+from trtspec.core.failpoint import failpoint
+from trtspec.core.files import create_file, sync, sync_directories
+from trtspec.core.hashing import copy_hashed
+from trtspec.store.artifact_contents import unlisted
+from trtspec.store.artifact_paths import MANIFEST, REPORTS
+from trtspec.store.manifest import Manifest, is_ours, load_manifest, problem_of
+
+MOST_REPORTS = 256
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+
+
+def check_place(out: Path) -> None:
+    """Raise TrtspecError where no artifact can be published at `out`, as far as that shows beforehand."""
+    out = _resolved(out)
+    nearest = next(path for path in out.parents if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise TrtspecError(
+            f"{nearest} is a file, and no directory can be below it", where=str(out), hint="choose another --out"
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise TrtspecError(
+            f"nothing may be written to {nearest}", where=str(out), hint="choose another place with --out"
+        )
+    if old := _manifest_at(out):
+        _check_nothing_foreign(out, old)
+
+
+def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -> Literal["published", "unchanged"]:
+    """Make `out` the artifact of `manifest`, each of its files linked to, or copied from, its path in `files`.
+
+    The reports of an artifact from the same steps are kept. TrtspecError where `out` is something else than an
+    artifact or holds files of somebody else; StepError where the machine refuses. Then `out` stays what it was.
+    """
+    if set(files) != {record.path for record in manifest.files}:
+        raise ValueError("the manifest names other files than those to publish")
+    out = _resolved(out)
+    with _in_words(out), locked(out):
+        old = _manifest_at(out)
+        if old == manifest and _holds(out, files, manifest):
+            return "unchanged"
+        _check_nothing_foreign(out, old or manifest)
+        _publish(out, files, manifest, keep_reports=old is not None and old.steps == manifest.steps)
+        return "published"
+
+
+def _resolved(out: Path) -> Path:
+    """Return where the artifact goes: where `out` is a link, where it points."""
+    out = Path(os.path.realpath(out))
+    if not out.name:
+        raise TrtspecError("an artifact needs a directory of its own", where=str(out), hint="name one below it")
+    return out
+
+
+def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_reports: bool) -> None:
+    temporary = sibling(out, "tmp")
+    try:
+        temporary.mkdir()
+        digests = {record.path: record.sha256 for record in manifest.files}
+        for path, source in files.items():
+            _place(source, temporary / path, sha256=digests[path])
+        if keep_reports:
+            _carry_reports(out, temporary)
+        failpoint("publish.before-manifest")
+        create_file(temporary / MANIFEST, manifest.render())
+        sync(temporary / MANIFEST)
+        sync_directories(temporary)
+        put_in_place(temporary, out)
+    finally:
+        clean_up(out)
+
+
+def _manifest_at(out: Path) -> Manifest | None:
+    """Return the manifest of the artifact at `out`; None where there is none, or none that can be read."""
+    if is_free(out):
+        return None
+    if not is_ours(out):
+        hint = "move it away, or choose another place with --out"
+        raise TrtspecError("what lies here is not an artifact, so it is not replaced", where=str(out), hint=hint)
+    try:
+        return load_manifest(out)
+    except TrtspecError:  # damaged, or of another version: an artifact still, but not the one to make
+        return None
+
+
+def _holds(out: Path, files: Mapping[str, Path], manifest: Manifest) -> bool:
+    return all(
+        _is_same_file(out / record.path, files[record.path]) or problem_of(out, record) is None
+        for record in manifest.files
+    )
+
+
+def _is_same_file(path: Path, source: Path) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), source.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _check_nothing_foreign(out: Path, manifest: Manifest) -> None:
+    if foreign := unlisted(out, [record.path for record in manifest.files]):
+        raise TrtspecError(
+            f"the artifact to replace holds files it did not come with: {', '.join(foreign[:3])}",
+            where=str(out),
+            hint="move them away; they would be lost",
+        )
+
+
+def _carry_reports(out: Path, temporary: Path) -> None:
+    """Keep the regular files among the reports; links, pipes, and what is beyond MOST_REPORTS stay behind."""
+    if (out / REPORTS).is_symlink():
+        return
+    found = (Path(directory) / name for directory, _, names in os.walk(out / REPORTS) for name in sorted(names))
+    for report in islice(found, MOST_REPORTS):
+        target = temporary / report.relative_to(out)
+        if stat.S_ISREG(report.lstat().st_mode) and not target.exists():
+            _place(report, target)
+
+
+def _place(source: Path, target: Path, *, sha256: str = "") -> None:
+    """Link to a file, or copy it where that cannot be; with `sha256` a copy is one of those bytes, or StepError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        found = copy_hashed(source, target)
+        if sha256 not in ("", found):
+            raise StepError("the file was damaged in the store", where=str(source), hint="build again") from None
+        target.chmod(source.stat().st_mode & 0o777)
+        sync(target)
+
+
+@contextmanager
+def _in_words(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StepError(
+            f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}",
+            where=str(out),
+            hint=remedy_of(error) or "what was here before is untouched; give it room or access, then build again",
+        ) from error

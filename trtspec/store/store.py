@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store: what every step wrote, by the step's key, kept so that a kill or a full disk leaves nothing half done.
+
+Owns who may do what when: what needs a key's lock, and a second look after taking it. An entry is used only after its
+files were found as recorded (lookup.py). Where things lie is in layout.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from trtspec.store.entry import Entry, UnsoundError, check_files, load_entry
+from trtspec.store.gc import collect, evict
+from trtspec.store.layout import Layout, listdir
+from trtspec.store.lazy_digests import Alongside, Sources, alike_key, unproven
+from trtspec.store.leases import Uses
+from trtspec.store.lookup import Lookup, look_up, restamp
+from trtspec.store.publish import Output, publish_output, workspace_of, write_output
+from trtspec.store.step import Inputs, Progress, Step
+from trtspec.store.throughput import Rates
+
+
+class Store:
+    """Entries by step key, below one directory; any number of processes may share it."""
+
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+        self.root = root
+        self.uses = Uses(root, clock)
+        self.rates = Rates(root / "rates.json")
+        self._layout = Layout(root)
+        self._clock = clock
+
+    def peek(self, key: str) -> Lookup:
+        """Return what `get` would, and change nothing on the disk."""
+        with self._layout.in_words("reading the store"):
+            return look_up(self._layout, key, remember=False)
+
+    def get(self, key: str) -> Lookup:
+        """Return the entry of a key, its files verified; an entry found damaged is thrown away first."""
+        with self._layout.in_words("reading the store"):
+            lookup = look_up(self._layout, key, remember=True)
+            if lookup.entry or not self._layout.entry(key).exists():
+                return lookup
+            with self._layout.lock(key):
+                return self._get_locked(key)
+
+    def build(self, step: Step, inputs: Inputs, progress: Progress) -> tuple[Entry, bool]:
+        """Return the step's entry and whether the step ran here: another process may have built it meanwhile."""
+        self._layout.make()
+        with self._layout.in_words(f"building {step.name}; nothing was published"):
+            collect(self._layout, "tmp")
+            with self._layout.lock(step.key):
+                if entry := self._get_locked(step.key).entry:
+                    return entry, False
+                with workspace_of(self._layout, step) as workspace:
+                    output = write_output(workspace, step, inputs, progress)
+                    return publish_output(self._layout, step, output, self._clock), True
+
+    def build_unread(self, step: Step, inputs: Inputs, progress: Progress, sources: Sources) -> tuple[Entry, bool]:
+        """As `build`, of a step with files that nobody has read: they are hashed meanwhile, and then it has its key.
+
+        What is written lies under the key of the unread step, which names files by identity and times, until it is
+        published under the one that follows from their bytes. `sources` learns the digests.
+        """
+        self._layout.make()
+        with self._layout.in_words(f"building {step.name}; nothing was published"):
+            collect(self._layout, "tmp")
+            with self._layout.lock(step.key):
+                if entry := self._get_locked(step.key).entry:  # it was the hub that said what its files are
+                    return entry, False
+                if not unproven(known := sources.looked_up(step)):  # whoever had the lock has read them
+                    return self.build(known, inputs, progress)
+                with workspace_of(self._layout, step) as workspace:
+                    with Alongside(step, sources.digests, progress) as alongside:
+                        output = write_output(workspace, step, inputs, alongside)
+                        sources.found |= alongside.digests()
+                    published = self._publish_as(sources.of(step), step, output)
+                alongside.remember()
+                return published
+
+    def has_alike(self, step: Step) -> bool:
+        """Return whether a step was built that differs in its sources' bytes at most: then those are read first."""
+        return self._layout.alike(alike_key(step)).exists()
+
+    def note_alike(self, step: Step) -> None:
+        """Note that a step's output is here."""
+        with suppress(OSError):  # a full disk may cost a conversion that was not needed, nothing else
+            note = self._layout.alike(alike_key(step))
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.touch()
+
+    def restamp(self, key: str) -> bool:
+        """Accept the change times of an entry's files after hard-linking them; False where more than that changed.
+
+        Only for an entry that this process got or built before it made the links.
+        """
+        with self._layout.in_words("reading the store"):
+            return restamp(self._layout, key)
+
+    def entries(self) -> list[Entry]:
+        """Return all entries with a sound document, by key; their files are not looked at."""
+        found = []
+        with self._layout.in_words("reading the store"):
+            for key in self._layout.entry_keys():
+                with suppress(UnsoundError):
+                    found.append(load_entry(self._layout.entry(key), key))
+        return found
+
+    def size(self) -> int:
+        """Return the bytes of all entries' files."""
+        return sum(entry.total_bytes for entry in self.entries())
+
+    @contextmanager
+    def holding(self, keys: Collection[str], user: str) -> Iterator[None]:
+        """Keep a build's entries from being thrown away while it runs; note in the end that `user` used them."""
+        with self.uses.holding(keys):
+            try:
+                yield
+            finally:
+                self.uses.note([key for key in keys if self._layout.entry(key).exists()], user)
+
+    def all_resumable_bytes(self) -> int:
+        """Return the bytes on the disk that interrupted builds left."""
+        return sum(self.resumable_bytes(path.name) for path in self._layout.listed("partial"))
+
+    def resumable_bytes(self, key: str) -> int:
+        """Return the bytes on the disk that an interrupted build of a key left for the next."""
+        files = self._layout.partial(key) / "files"
+        return sum(path.stat().st_blocks * 512 for path in listdir(files) if path.is_file())
+
+    def verify(self) -> list[str]:
+        """Hash every file of every entry; return what is wrong, one line an entry."""
+        problems = []
+        with self._layout.in_words("verifying the store"):
+            for key in self._layout.entry_keys():
+                try:
+                    check_files(load_entry(self._layout.entry(key), key), {})
+                except UnsoundError as problem:
+                    problems.append(f"{key}: {problem}")
+        return problems
+
+    def remove(self, key: str) -> bool:
+        """Throw away the entry of a key; return whether there was one that no running build holds."""
+        with self._layout.in_words("removing an entry"), self._layout.lock(key), self.uses.unheld(key) as may_go:
+            if may_go and evict(self._layout, key):
+                self.uses.forget(key)
+                return True
+            return False
+
+    def gc(self, keep: set[str]) -> list[str]:
+        """Throw away what is not in `keep` nor held, and what killed builds left; return the removed keys."""
+        with self._layout.in_words("cleaning the store"):
+            collect(self._layout, "tmp", "partial", "alike")
+            return [key for key in self._layout.entry_keys() if key not in keep and self.remove(key)]
+
+    def _publish_as(self, step: Step, unread: Step, output: Output) -> tuple[Entry, bool]:
+        """Publish what an unread step wrote, now that its key is known: unless it was there all along."""
+        self.uses.hold_too(step.key)
+        with nullcontext() if step.key == unread.key else self._layout.lock(step.key):
+            if not (entry := self._get_locked(step.key).entry):
+                return publish_output(self._layout, step, output, self._clock), True
+        shutil.rmtree(output.workspace)
+        return entry, False
+
+    def _get_locked(self, key: str) -> Lookup:
+        lookup = look_up(self._layout, key, remember=True)
+        if not lookup.entry and evict(self._layout, key):
+            return Lookup(None, f"{lookup.why}, evicted")
+        return lookup

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what another project's trainer needs: a directory that goes to a GPU machine.
+
+The directory has:
+
+    rows.jsonl            token ids and masks of the training split alone
+    run.yaml              the trainer's configuration
+    run.sh, README.md     what to run there
+    draft/                the recipe's draft in the trainer's dialect
+    trtspec_job.json      which prompts judge what comes back
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from trtspec.backends.context import PlanContext
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.checkpoints.writer import check_new, new_directory
+from trtspec.core.diagnostics import plain_words
+from trtspec.core.errors import TrtspecError
+from trtspec.methods.draft_formats.convert import Rendered, render_draft
+from trtspec.methods.eagle3 import default_aux_layers
+from trtspec.planning.pipeline import Build
+from trtspec.training.external.base import CONFIG, DRAFT, Job, Trainer, find_trainer
+from trtspec.training.external.job_record import JOB, JobRecord
+from trtspec.training.external.rows import ROWS, held_out_digest, row_of, taught, write_lines
+from trtspec.training.plan import Asked, answers_of, load_with_draft, target_of
+from trtspec.training.progress import Watching, outputs_of, plan_of
+from trtspec.training.texts import TEXTS, Text, read_texts
+from trtspec.training.train_draft import check_judges
+
+
+def write_job(asked: Asked, name: str, watching: Watching) -> tuple[Path, JobRecord]:
+    """Have the target answer, and write what the trainer of that name needs; return where it is.
+
+    Raises TrtspecError for what cannot be done, before anything is written.
+    """
+    trainer = find_trainer(name)
+    loaded = load_with_draft(asked, trainer.kinds)
+    out = asked.out or Path("drafts") / f"{loaded.recipe.name}-{name}"
+    check_new(out)
+    build = plan_of(loaded, watching)
+    draft = _draft(trainer, build)
+    job = _job(asked, build, trainer, draft)
+    _rendered(trainer, job)  # its mistakes are told before the target answers
+    (answered,) = outputs_of([answers_of(asked, build)], build, watching)
+    texts = read_texts(answered / TEXTS)
+    check_judges(texts)
+    with new_directory(out) as root:
+        draft.write(root / DRAFT)
+        return out, _write(root, name, trainer, job, build, texts)
+
+
+def _draft(trainer: Trainer, build: Build) -> Rendered:
+    """Return the recipe's draft in the trainer's dialect."""
+    recipe, sources = build.recipe, build.context.sources
+    dialect = trainer.kinds[recipe.speculation.method].dialect
+    target = str(sources["target"].root)
+    return render_draft(sources["draft"].root, dialect, target, named=recipe.target.model)
+
+
+def _write(root: Path, name: str, trainer: Trainer, job: Job, build: Build, texts: list[Text]) -> JobRecord:
+    rows, recipe = taught(texts), build.recipe
+    job = replace(job, longest=max(len(text.tokens) for text in rows))
+    (root / CONFIG).write_text(_rendered(trainer, job))
+    write_lines(root / ROWS, map(row_of, rows))
+    record = JobRecord(
+        name=recipe.name,
+        method=recipe.speculation.method,
+        trainer=name,
+        version=trainer.version,
+        rows=len(rows),
+        tokens=sum(len(text.answer) for text in rows),
+        left_out=trainer.further(job, root, rows, Tokenizer(build.context.sources["target"].root)),
+        held_out=held_out_digest(texts),
+        warnings=_warnings(trainer, build.context),
+    )
+    _write_guide(root, trainer, job, record)
+    (root / JOB).write_text(record.model_dump_json(indent=2) + "\n")
+    return record
+
+
+def _job(asked: Asked, build: Build, trainer: Trainer, draft: Rendered) -> Job:
+    """Return the job, whose longest row is not known yet."""
+    target, facts = target_of(build.context), draft.draft.facts
+    captured = facts.get("hidden_layers") or facts.get("aux_layers") or default_aux_layers(target.config.num_layers)
+    return Job(
+        trainer.kinds[draft.draft.kind],
+        build.recipe.target.model,
+        target.config.num_layers,
+        captured,
+        draft.config,
+        build.context.draft_shape.max_depth,
+        1,
+        facts["draft_vocab_size"] < target.config.vocab_size,
+        asked.settings,
+    )
+
+
+def _rendered(trainer: Trainer, job: Job) -> str:
+    try:
+        config = trainer.config(job)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        message = (
+            f"{trainer.title}, {'.'.join(map(str, wrong['loc']))}: {plain_words(wrong['msg'])}, got {wrong['input']!r}"
+        )
+        raise TrtspecError(message, hint="change the option that says so") from None
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
+
+
+def _warnings(trainer: Trainer, context: PlanContext) -> list[str]:
+    family = target_of(context).family
+    if family in trainer.families:
+        return []
+    return [f"{trainer.title} has published no draft for {family} targets: {', '.join(sorted(trainer.families))}"]
+
+
+RUN = """\
+#!/bin/sh
+# Trains the draft; run on the GPU machine. TARGET is the target's directory or hub id there.
+set -eu
+cd "$(dirname "$0")"
+TARGET=${{TARGET:-{target}}}
+{commands}"""
+
+README = """\
+# {record.method} of {record.name}, trained by {trainer.title} {trainer.version}
+
+There have to be: {trainer.needs} ({trainer.source}).
+
+    TARGET={target} sh run.sh
+
+The {record.rows} rows of rows.jsonl ({record.tokens} tokens of answers) are the training split alone;
+{record.left_out} could not be written for this trainer. What is trained, and how long, is in run.yaml.
+The trained draft is then in {trainer.result}; with this directory back where the recipe is:
+
+    trtspec train RECIPE --prompts FILE --result DIRECTORY
+
+with the options that wrote it. It is read, converted, and measured on the prompts that were held out.
+"""
+
+
+def _write_guide(root: Path, trainer: Trainer, job: Job, record: JobRecord) -> None:
+    target = shlex.quote(job.target)
+    (root / "run.sh").write_text(RUN.format(target=target, commands=trainer.commands(job)))
+    (root / "README.md").write_text(README.format(target=target, record=record, trainer=trainer))

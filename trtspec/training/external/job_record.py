@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job's directory says of itself: who trains what, and which prompts judge what comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from trtspec.core.diagnostics import plain_words
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import read_bounded
+from trtspec.recipe.schema import StrictModel
+
+JOB = "trtspec_job.json"
+MOST_BYTES = 1 << 16
+Word = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class JobRecord(StrictModel):
+    """The document of `train --trainer --json`; `held_out` is the digest of the prompts that judge.
+
+    `rows` and `tokens` are what is trained on, `left_out` rows that the trainer cannot be given, `warnings` for people.
+    """
+
+    format_version: Literal[1] = 1
+    name: Word
+    method: Word
+    trainer: Word
+    version: Word
+    rows: int
+    tokens: int
+    left_out: int
+    held_out: Annotated[str, Field(pattern="[0-9a-f]{64}")]
+    warnings: list[str]
+
+
+def read_job(result: Path) -> tuple[Path, JobRecord]:
+    """Return the job's directory that `result` is or lies in, and what it says; raises TrtspecError without one."""
+    path = result.absolute()
+    root = next((each for each in (path, *path.parents) if (each / JOB).is_file()), None)
+    if root is None:
+        hint = "put the draft into the directory that `trtspec train --trainer` wrote"
+        raise TrtspecError(f"no {JOB} here or above: who judges it is not known", where=str(result), hint=hint)
+    try:
+        return root, JobRecord.model_validate_json(read_bounded(root / JOB, MOST_BYTES))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        message = f"not what trtspec wrote: {'.'.join(map(str, wrong['loc']))}: {plain_words(wrong['msg'])}"
+        raise TrtspecError(message, where=str(root / JOB), hint="copy it again, or write the job again") from None

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows as messages, for trainers that take text and tokenize it themselves.
+
+A row's text is in two pieces, and the chat template puts them together again. A row whose text has other tokens than
+the row, as a sampled one can, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trtspec.checkpoints.tokenizer import Tokenizer
+from trtspec.core.errors import TrtspecError
+from trtspec.training.external.rows import write_lines
+from trtspec.training.texts import Text
+
+AS_THEY_ARE = (
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'assistant' -%}{%- generation -%}{{- message['content'] -}}{%- endgeneration -%}"
+    "{%- else -%}{{- message['content'] -}}{%- endif -%}"
+    "{%- endfor -%}"
+)
+
+
+def write_messages(path: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
+    """Write texts as messages, and return how many; raises TrtspecError where that is none."""
+    found = [pair for text in texts if (pair := pieces(text, tokenizer))]
+    if not found:
+        message = "no row's text has the tokens of the row again, and this trainer takes text"
+        raise TrtspecError(message, hint="choose another trainer")
+    write_lines(path, ({"messages": _said(*pair)} for pair in found))
+    return len(found)
+
+
+def pieces(text: Text, tokenizer: Tokenizer) -> tuple[str, str] | None:
+    """Return prompt and answer as text; None where the text has other tokens, or none of its own for each."""
+    whole, prompt = (tokenizer.decode_whole(ids) for ids in (text.tokens, text.prompt))
+    if not whole.startswith(prompt) or tuple(tokenizer.encode(whole, add_special_tokens=False)) != text.tokens:
+        return None
+    return prompt, whole[len(prompt) :]
+
+
+def _said(prompt: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes a draft back that another project's trainer has trained, and has it judged as any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtspec.checkpoints.source import Source, load_source
+from trtspec.core.errors import TrtspecError
+from trtspec.methods.draft_formats.draft import read_draft
+from trtspec.planning.pipeline import Build
+from trtspec.training.answer_prompts import AnswerPrompts
+from trtspec.training.external.base import Trainer, find_trainer
+from trtspec.training.external.job_record import JobRecord, read_job
+from trtspec.training.external.take_draft import TakeDraft
+from trtspec.training.plan import Asked, files_of, load_with_draft, target_of
+from trtspec.training.progress import Watching
+from trtspec.training.result import Result
+from trtspec.training.run import judge
+
+
+def take_result(asked: Asked, result: Path, watching: Watching) -> Result:
+    """Judge what a trainer left in a job's directory, and publish it where it is better.
+
+    `result` is that directory, or one of drafts in it. Raises TrtspecError for a draft that does not add up.
+    """
+    root, record = read_job(result)
+    trainer = find_trainer(record.trainer)
+
+    def taking(_: Asked, build: Build, answers: AnswerPrompts) -> TakeDraft:
+        trained = load_source(_trained(result, root, trainer))
+        return _take(trained, record, build, answers)
+
+    return judge(asked, load_with_draft(asked, [record.method]), watching, taking)
+
+
+def _take(trained: Source, record: JobRecord, build: Build, answers: AnswerPrompts) -> TakeDraft:
+    target, sources = target_of(build.context), build.context.sources
+    if (found := read_draft(trained, target)).kind != record.method:
+        raise found.refuse(f"is a {found.kind} draft; the recipe's method is {record.method}")
+    own = read_draft(sources["draft"], target)
+    name = f"{record.trainer} {record.version}"
+    return TakeDraft(files_of(trained), files_of(sources["target"]), answers, own.dialect, record.held_out, name)
+
+
+def _trained(result: Path, root: Path, trainer: Trainer) -> Path:
+    """Return where the trained draft lies: `result` unless that is the job, whose place for it is the trainer's."""
+    path = (root / trainer.result if result.absolute() == root else result.absolute()).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise TrtspecError("a link leads out of the job's directory", where=str(path), hint="copy the draft there")
+    if not (path / "config.json").is_file():
+        hint = f"{trainer.title} leaves it in {trainer.result}; name another one of its drafts with --result"
+        raise TrtspecError("no trained draft lies here", where=str(path), hint=hint)
+    return path

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""speculators, the vLLM project's: vllm-project/speculators:src/speculators/train/config/schema.py@v0.9.0.
+
+Rows pass `prepare-data` as they are, hidden states come from a vLLM server while it trains, and are deleted once read
+(vllm-project/speculators:scripts/launch_vllm.py@v0.9.0). It starts from the draft, vocabulary and layers included, so
+that no option may shape one. Families are those of the README's table.
+"""
+
+from __future__ import annotations
+
+import json
+
+from trtspec.training.external.base import DRAFT, EPOCHS, Config, Count, Job, Kind, Name, OneOfOurs, Rate, Trainer
+
+PACKED = 2048  # tokens that rows are packed to, more where one row has more
+SAVED = "checkpoints"
+DIALECT = "speculators"
+
+
+class Verifier(Config):
+    """`train.verifier`."""
+
+    verifier_name_or_path: Name
+
+
+class Draft(Config):
+    """`train.draft`."""
+
+    from_pretrained: Name
+
+
+class Data(Config):
+    """`train.data`."""
+
+    data_path: Name
+    total_seq_len: Count
+
+
+class Loss(Config):
+    """`train.loss`."""
+
+    ttt_steps: Count
+
+
+class Optimizer(Config):
+    """`train.optimizer`."""
+
+    lr: Rate
+
+
+class Trained(Config):
+    """`train.trainer`."""
+
+    epochs: Count
+    save_best: bool
+    save_path: Name
+    max_steps: Count | None
+
+
+class PEagle(Config):
+    """`train.peagle`."""
+
+    num_depths: Count
+
+
+class Train(Config):
+    """What `train` has."""
+
+    speculator_type: OneOfOurs
+    seed: int
+    verifier: Verifier
+    draft: Draft
+    data: Data
+    loss: Loss | None
+    optimizer: Optimizer
+    trainer: Trained
+    peagle: PEagle | None
+
+
+class Run(Config):
+    """The file of `speculators train --config`."""
+
+    train: Train
+
+
+def config(job: Job) -> Run:
+    """Return the configuration of a job."""
+    name = job.kind.name
+    return Run(
+        train=Train(
+            speculator_type=name,
+            seed=job.settings.seed,
+            verifier=Verifier(verifier_name_or_path=job.target),
+            draft=Draft(from_pretrained=DRAFT),
+            data=Data(data_path="data", total_seq_len=_packed(job)),
+            loss=Loss(ttt_steps=job.draft_len) if name == "eagle3" else None,
+            optimizer=Optimizer(lr=job.learning_rate),
+            trainer=Trained(epochs=EPOCHS, save_best=True, save_path=SAVED, max_steps=job.steps),
+            peagle=PEagle(num_depths=job.draft_len) if name == "peagle" else None,
+        )
+    )
+
+
+def _packed(job: Job) -> int:
+    return max(PACKED, job.longest)
+
+
+def commands(job: Job) -> str:
+    """Return the commands; the server gets the layers whose hidden states the draft reads, and the last."""
+    layers = [*job.captured, *({job.layers} - {*job.captured})]
+    draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}}
+    speculative = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": draft}
+    return f"""\
+speculators prepare-data --model "$TARGET" --data rows.jsonl --output data --seq-length {_packed(job)}
+connector='{{"kv_connector": "ExampleHiddenStatesConnector", "kv_role": "kv_producer",
+  "kv_connector_extra_config": {{"shared_storage_path": "'"$PWD"'/hidden_states"}}}}'
+CUDA_VISIBLE_DEVICES=${{SERVER_GPU:-0}} vllm serve "$TARGET" --host 127.0.0.1 --port 8000 \\
+  --speculative_config '{json.dumps(speculative)}' \\
+  --kv_transfer_config "$connector" > vllm.log 2>&1 &
+server=$!
+trap 'kill "$server"' EXIT
+tries=0
+until curl -sf http://127.0.0.1:8000/health; do
+  tries=$((tries + 1))
+  if [ "$tries" -gt 900 ] || ! kill -0 "$server"; then echo "vLLM did not start: see vllm.log" >&2; exit 1; fi
+  sleep 2
+done
+CUDA_VISIBLE_DEVICES=${{TRAINER_GPU:-1}} speculators train --config run.yaml --verifier-name-or-path "$TARGET"
+"""
+
+
+TRAINER = Trainer(
+    title="speculators",
+    version="0.9.0",
+    source="https://github.com/vllm-project/speculators",
+    kinds={
+        "eagle3": Kind("eagle3", DIALECT),
+        "p_eagle": Kind("peagle", DIALECT),
+        "dflash": Kind("dflash", DIALECT),
+        "dspark": Kind("dspark", DIALECT),
+    },
+    families=frozenset({"llama", "qwen3"}),
+    needs="two GPUs, and in one environment `pip install speculators==0.9.0 vllm`",
+    result=f"{SAVED}/checkpoint_best",
+    config=config,
+    commands=commands,
+)

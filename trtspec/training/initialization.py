@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft before its first step of training: what it takes over of its target, and what is random of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoints.model_config import ModelConfig
+from trtspec.checkpoints.rope import ORIGINAL, PARAMETERS, SCALING, SHARE
+from trtspec.checkpoints.rules import Rule
+from trtspec.checkpoints.source_model import SourceModel
+from trtspec.checkpoints.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD
+from trtspec.core.errors import TrtspecError
+from trtspec.core.registry import find
+from trtspec.methods.eagle3 import default_aux_layers
+from trtspec.training.settings import Sizes
+from trtspec.training.tensors import SourceTensors
+from trtspec.training.texts import Text
+from trtspec.training.vocab_pruning.vocabulary import most_frequent
+
+PACKAGE, ATTRIBUTE, PART = "trtspec.methods", "MAKER", "initial"
+LARGE_VOCAB, USUAL_VOCAB = 64_000, 32_000  # a head of a larger vocabulary drafts what published ones do
+MOST_LAYERS, LEAST_READ = 5, 3  # as DFlash's and DSpark's published nets; EAGLE-3 reads three
+DEEP = 8  # layers of a target from which on the published choices of layers are all different ones
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A draft as it is written: config.json and tensors, in a file of that name."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    file: str = "model.safetensors"
+    has_tokenizer: bool = False
+
+
+class Origin:
+    """What a draft is made of: its target, the texts that it will be trained on, and how much it drafts in a row."""
+
+    def __init__(self, model: SourceModel, texts: Sequence[Text], draft_len: int, sizes: Sizes, seed: int) -> None:
+        self.config, self.texts, self.draft_len, self.sizes = model.config, texts, draft_len, sizes
+        self.document = model.source.config
+        own = [rule for rule in model.rules if rule.target in (EMBEDDING, FINAL_NORM, LM_HEAD)]
+        self._view = SourceTensors(model.source, own, lambda rule: False, 0, seed, torch.device("cpu")).view()
+        self._draw = torch.Generator().manual_seed(seed)
+
+    @property
+    def embedding(self) -> Tensor:
+        """Return the target's embedding [vocab, hidden]."""
+        return self._view[EMBEDDING]
+
+    @property
+    def embedding_size(self) -> float:
+        """Return the size of an entry of the target's embedding, by which what reads it is larger: they are small."""
+        return float(self.embedding.pow(2).mean().sqrt())
+
+    @property
+    def lm_head(self) -> Tensor:
+        """Return the target's LM head [vocab, hidden]."""
+        return self._view[LM_HEAD]
+
+    @property
+    def last_norm(self) -> Tensor:
+        """Return the weight [hidden] of the target's last norm, which its LM head reads through."""
+        return self._view[FINAL_NORM]
+
+    @property
+    def num_layers(self) -> int:
+        """Return how many layers a net gets unless somebody says."""
+        return self.sizes.layers or min(MOST_LAYERS, max(1, self.config.num_layers // 3))
+
+    @cached_property
+    def drafted(self) -> Tensor:
+        """Return the target's ids of the tokens that are drafted, ascending: the most frequent of the answers."""
+        vocab = self.config.vocab_size
+        count = self.sizes.draft_vocab or (USUAL_VOCAB if vocab > LARGE_VOCAB else vocab)
+        if count > vocab:
+            raise TrtspecError(f"--draft-vocab {count} is more than the target's {vocab} vocabulary entries")
+        return torch.tensor(most_frequent(count, self.texts, range(vocab)))
+
+    @property
+    def unused_token(self) -> int:
+        """Return the last id that no text has, which stands for tokens to be drafted in parallel."""
+        used = {token for text in self.texts for token in text.tokens}
+        return next((each for each in reversed(range(self.config.vocab_size)) if each not in used), 0)
+
+    def outputs_read(self, count: int) -> tuple[int, ...]:
+        """Return up to `count` layers whose outputs are read, from 0, spread as z-lab spreads them.
+
+        z-lab/dflash:dflash/model.py@44947fb, build_target_layer_ids; in targets of few layers to the last but one.
+        """
+        layers = self.config.num_layers
+        first = min(1, layers - 1)
+        last = max(first, layers - (3 if layers >= DEEP else 2))
+        return tuple(sorted({round(first + n * (last - first) / max(1, count - 1)) for n in range(count)}))
+
+    def eagle_layers(self) -> tuple[int, ...]:
+        """Return the layers whose outputs an EAGLE-3 head reads, from 0: its own choice where that is three."""
+        if self.config.num_layers < DEEP:
+            return self.outputs_read(LEAST_READ)
+        return tuple(number - 1 for number in default_aux_layers(self.config.num_layers))
+
+    def random(self, *shape: int) -> Tensor:
+        """Return a random tensor; as a matrix it keeps the size of what it reads on average."""
+        return torch.randn(shape, generator=self._draw) / sqrt(shape[-1])
+
+    def fill(self, rules: Iterable[Rule], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the sources' tensors of rules: the `given` ones, biases of zeros, norms of ones, and random matrices.
+
+        What layers add to what they read is a small part of it at first.
+        """
+        found = {}
+        for tensor in (each for rule in rules for each in rule.sources):
+            name, shape = tensor.name, tensor.shape
+            if name in given:
+                found[name] = given[name].reshape(shape)
+            elif "norm" in name or name.endswith("bias"):
+                found[name] = torch.full(shape, float("norm" in name))
+            else:
+                gain = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+                found[name] = self.random(*shape) * gain
+        return found
+
+    def layer_config(self, config: ModelConfig, architecture: str, layers: int) -> dict[str, Any]:
+        """Return config.json of a draft of so many layers, each as `config` describes one."""
+        sections = {key: self.document[key] for key in (PARAMETERS, SCALING) if self.document.get(key)}
+        # a layer of Llama's rotates whole heads
+        rope: dict[str, Any] = {
+            key: {name: value for name, value in section.items() if name != SHARE} for key, section in sections.items()
+        }
+        if self.document.get(ORIGINAL):
+            rope[ORIGINAL] = self.document[ORIGINAL]
+        if self.config.local_rotary_base:  # they have two of each kind
+            rope = {}
+        return {
+            "architectures": [architecture],
+            "model_type": "llama",
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": layers,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads,
+            "head_dim": config.head_size,
+            "hidden_act": "silu",
+            "rms_norm_eps": config.norm_epsilon,
+            "vocab_size": config.vocab_size,
+            "max_position_embeddings": config.max_positions,
+            "rope_theta": config.rotary_base,
+            **rope,
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+            "bos_token_id": self.document.get("bos_token_id"),
+            "eos_token_id": self.document.get("eos_token_id"),
+            "torch_dtype": config.dtype,
+        }
+
+
+def plain_layer(config: ModelConfig) -> ModelConfig:
+    """Return a layer of the sizes of a target's, as Llama's are: dense, without biases, windows or inner norms."""
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        dtype=config.dtype,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=1,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        intermediate_size=config.intermediate_size * max(1, config.experts_per_token),
+        hidden_act="silu",
+        norm_epsilon=config.norm_epsilon,
+        max_positions=config.max_positions,
+        rotary_base=config.rotary_base,
+        rope_scaling=None,
+        attn_bias=False,
+        mlp_bias=False,
+        tied_embeddings=False,
+    )
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A method whose draft can be made from nothing; `methods/NAME/initial.py` defines it as `MAKER`.
+
+    `takes` are the sizes that it may be told, others than 0.
+    """
+
+    make: Callable[[Origin], Blank]
+    takes: tuple[str, ...] = ()
+
+
+def find_maker(method: str, sizes: Sizes) -> Maker:
+    """Return how a method's draft is made; raises TrtspecError for a method without, and sizes that it has none of."""
+    found: Maker = find(PACKAGE, ATTRIBUTE, method, "draft to make, of method", PART)
+    for name, value in vars(sizes).items():
+        if value and name not in found.takes:
+            able = ", ".join(f"--{each.replace('_', '-')}" for each in found.takes) or "none"
+            message = f"a draft of {method} has no --{name.replace('_', '-')} of its own; sizes that it has: {able}"
+            raise TrtspecError(message, hint="leave it out")
+    return found

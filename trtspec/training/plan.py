@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a training was asked for to its steps: the recipe, its prompts and answers, and what measures a draft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trtspec.backends.choose import in_process
+from trtspec.backends.context import PlanContext
+from trtspec.backends.steps.convert import ConvertCheckpoint
+from trtspec.checkpoints.source import Source
+from trtspec.checkpoints.source_model import SourceModel
+from trtspec.core.errors import TrtspecError
+from trtspec.core.paths import cache_dir
+from trtspec.engine.prompts.load import read_prompts
+from trtspec.engine.settings import EngineSettings
+from trtspec.planning.init.recipe_text import relative_model
+from trtspec.planning.pipeline import Build, plan_build
+from trtspec.recipe.load import LoadedRecipe, load_recipe
+from trtspec.recipe.resolve import ResolvedEngine
+from trtspec.store.artifact_paths import checkpoint
+from trtspec.store.digest import DigestCache
+from trtspec.store.files import FileReader, Files
+from trtspec.training.answer_prompts import AnswerPrompts
+from trtspec.training.measure_draft import MeasureDraft
+from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
+from trtspec.training.split_prompts import SplitPrompts
+from trtspec.training.train_draft import TrainDraft
+
+NO_PLACE = ("revision", "allow_pickle", "sha256")  # of a recipe's draft: what says where it came from
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command was asked for; `out` is where a draft that has become better goes.
+
+    `sizes` are those of a draft that is made where the recipe names none.
+    """
+
+    recipe: Path
+    overrides: list[str]
+    prompts: Path
+    keep: Path | None
+    held_out: Path | None
+    out: Path | None
+    max_tokens: int
+    sampled: int
+    settings: TrainSettings
+    sizes: Sizes = NO_SIZES
+
+
+def load_asked(asked: Asked, *overrides: str) -> LoadedRecipe:
+    """Return the recipe, for the engine in this process whatever its own is."""
+    return load_recipe(asked.recipe, [*asked.overrides, f"engine.backend={in_process()[0]}", *overrides])
+
+
+def load_for_training(asked: Asked, able: Collection[str]) -> LoadedRecipe:
+    """Return the recipe as `load_asked` does; raises TrtspecError where its method is none of those that are `able`."""
+    loaded = load_asked(asked)
+    speculation = loaded.recipe.speculation
+    if speculation.method not in able:
+        message = f"method {speculation.method} has no draft that can be trained; those of {', '.join(able)} can"
+        raise TrtspecError(message, where=str(asked.recipe), hint="name a recipe with one, or --set speculation.method")
+    return loaded
+
+
+def load_with_draft(asked: Asked, able: Collection[str]) -> LoadedRecipe:
+    """Return the recipe as `load_for_training` does; raises TrtspecError also where it names no draft."""
+    loaded = load_for_training(asked, able)
+    if loaded.recipe.speculation.draft is None:
+        message = "names no draft, and another project's trainer begins with one"
+        raise TrtspecError(message, where=str(asked.recipe), hint="trtspec train makes one; --write puts it here")
+    check_no_sizes(asked)
+    return loaded
+
+
+def check_no_sizes(asked: Asked) -> None:
+    """Raise TrtspecError where sizes are said of a draft that is there."""
+    if any(vars(asked.sizes).values()):
+        message, hint = "the recipe names a draft, whose sizes are what they are", "leave the sizes out, or the draft"
+        raise TrtspecError(message, where=str(asked.recipe), hint=hint)
+
+
+def section_with(asked: Asked, draft: Path) -> dict[str, Any]:
+    """Return the recipe's `speculation` with a draft in a directory, as a recipe beside it writes the path."""
+    speculation = load_recipe(asked.recipe, asked.overrides).recipe.speculation
+    section = speculation.model_dump(exclude_defaults=True, mode="json")
+    model = relative_model(str(draft.absolute()), asked.recipe.absolute().parent)
+    return section | {"draft": _drafting(section.get("draft", {}), model)}
+
+
+def _drafting(section: dict[str, Any], model: str) -> dict[str, Any]:
+    return {"model": model} | {key: value for key, value in section.items() if key not in ("model", *NO_PLACE)}
+
+
+def build_with(asked: Asked, draft: Path) -> Build:
+    """Return the recipe's build with the draft in a directory, read and checked as any draft of a recipe is."""
+    section = load_recipe(asked.recipe, asked.overrides).recipe.speculation.draft
+    own = section.model_dump(exclude_defaults=True, mode="json") if section else {}
+    written = f"speculation.draft={json.dumps(_drafting(own, str(draft)))}"
+    return plan_build(load_asked(asked, written), read_all=True)
+
+
+def answers_of(asked: Asked, build: Build) -> AnswerPrompts:
+    """Return the step that has a build's target answer the prompts, with what splits them."""
+    reader, home = file_reader(), build.context.sources["target"]
+    tokenizer = reader.read(home.root, home.tokenizer_files)
+    target, engine = _converted(build)[0], build.recipe.engine
+    prompts = SplitPrompts(
+        tokenizer,
+        _file(reader, asked.prompts),
+        tuple(_file(reader, path) for path in (asked.keep,) if path),
+        tuple(_file(reader, path) for path in (asked.held_out,) if path),
+        _longest_prompt(asked, engine),
+        asked.settings.seed,
+    )
+    settings = _alone(engine).as_json()
+    return AnswerPrompts(target, target.bare_key, tokenizer, prompts, settings, asked.max_tokens, asked.sampled)
+
+
+def _alone(engine: ResolvedEngine) -> EngineSettings:
+    """Return the settings that change what a target says alone: nothing of what drafts, or of who waits."""
+    most_tokens = min(engine.max_num_tokens, EngineSettings.max_num_tokens)  # more are of steps that draft
+    return EngineSettings(
+        max_batch_size=engine.max_batch_size, max_seq_len=engine.max_seq_len, max_num_tokens=most_tokens
+    )
+
+
+def _longest_prompt(asked: Asked, engine: ResolvedEngine) -> int:
+    most = min(engine.max_input_len, engine.max_seq_len - asked.max_tokens)
+    if most < 1:
+        message = f"--max-tokens {asked.max_tokens} leaves no room for a prompt in {engine.max_seq_len} tokens"
+        raise TrtspecError(message, hint="engine.max_seq_len bounds prompt and answer together")
+    return most
+
+
+def measure_draft(when: str, build: Build, answers: AnswerPrompts) -> MeasureDraft:
+    """Return the measurement of a build's draft on the held-out ones of the answers."""
+    target, *draft = _converted(build)
+    settings = replace(EngineSettings.from_recipe(build.recipe), schedule=())
+    return MeasureDraft(when, target, tuple(draft), answers, settings.as_json())
+
+
+def train_here(asked: Asked, build: Build, answers: AnswerPrompts) -> TrainDraft:
+    """Return the step that trains a build's draft on this machine; whose answers they are teaches it."""
+    files, method = files_of(build.context.sources["draft"]), build.recipe.speculation.method
+    return TrainDraft(answers.target, files, answers, method, build.context.draft_shape.max_depth, asked.settings)
+
+
+def _converted(build: Build) -> list[ConvertCheckpoint]:
+    steps = [build.artifact.steps.get(checkpoint(role)) for role in ("target", "draft")]
+    return [step for step in steps if isinstance(step, ConvertCheckpoint)]
+
+
+def file_reader() -> FileReader:
+    """Return a reader that remembers the digests of files."""
+    return FileReader(DigestCache(cache_dir() / "digests.json"))
+
+
+def files_of(source: Source) -> Files:
+    """Return a source's files as a step's input."""
+    return file_reader().read(source.root, source.files)
+
+
+def _file(reader: FileReader, path: Path) -> Files:
+    found = read_prompts(path).path  # which also finds the sets that come with trtspec
+    return reader.read(found.absolute().parent, [found.absolute()])
+
+
+def target_of(context: PlanContext) -> SourceModel:
+    """Return the target that a draft is trained for."""
+    if context.target is None:
+        raise ValueError("the engine of this process runs targets of known families only")
+    return context.target
