@@ -37,7 +37,7 @@ RECIPES_OF = dict.fromkeys(("draft_target", "pard", "p_eagle", "dflash"), "quick
 NETS = ("pard", "p_eagle", "dflash")
 SURE = {f"{method}, by confidence": method for method in ("p_eagle", "dflash", "dspark")}  # ends where it is not sure
 FORGETTING = {"suffix": {"options.max_cached_requests": 0}}  # else it has each answer: prompts are asked again
-CONFIDENCE = 0.1  # from 0.2 on ending a draft costs more than it saves at batch 1 (docs/log.md)
+CONFIDENCE = 0.1  # from 0.2 on ending a draft costs more than it saves at batch 1 (benchmarks/experiments/log.md)
 METHODS = (
     "draft_target",
     "ngram",

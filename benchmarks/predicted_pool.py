@@ -4,7 +4,7 @@ prediction beside their mean.
 
     python benchmarks/predicted_pool.py RUN.json RUN.json ... --out FILE.json
 
-Two servers that were started with the same arguments differ by more than rounds of one of them tell (docs/log.md), so
+Two servers that were started with the same arguments differ by more than rounds of one of them tell (benchmarks/experiments/log.md), so
 that the mean of several starts is what a prediction is held against. All of every run counts.
 """
 

@@ -2,7 +2,7 @@
 """Processes that run by turns of half a second: a machine whose speed drifts slows all of them alike.
 
 Runs of some seconds, one after the other, put equal engines up to 13 % apart; by turns it is up to 3, or 8 where short
-steps meet a machine that halves its speed meanwhile (docs/log.md, 2026-11-25).
+steps meet a machine that halves its speed meanwhile (benchmarks/experiments/log.md, 2026-11-25).
 """
 
 from __future__ import annotations

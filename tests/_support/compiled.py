@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trtspec.kernels import build
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtspec-tests"
 KEPT = CACHE / "compiled"
 KEPT_S = 30 * 24 * 3600  # after its last use

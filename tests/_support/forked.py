@@ -155,7 +155,7 @@ def started_server(modules: tuple[str, ...], python: str = sys.executable) -> Pa
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(
         [python, "-m", __name__, folder, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        cwd=Path(__file__).parents[1], env=environment,
+        cwd=Path(__file__).parents[2], env=environment,
     )  # fmt: skip
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"

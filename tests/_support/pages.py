@@ -27,7 +27,7 @@ from trtspec.cli.app import make_command
 from trtspec.cli.deploy import ROOT as AS_ROOT
 from trtspec.recipe.files import find_recipe
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))), "recipes/README.md")
 SHELLS = ("sh", "bash", "console")
 BLOCK = re.compile(

@@ -9,7 +9,7 @@ import pytest
 
 from tests._support import order
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LISTED = ("tests/a/", "tests/test_b.py")
 NODEIDS = ["tests/a/test_1.py::x", "tests/a/test_2.py::x", "tests/test_b.py::x[a::b]", "tests/test_c.py::x"]
 

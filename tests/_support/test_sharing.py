@@ -18,7 +18,7 @@ import pytest
 from tests._support import sharing
 from tests._support.sharing import Turns
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LONG_S = 20.0
 SHORT_S = 0.3
 

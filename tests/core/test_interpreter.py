@@ -48,7 +48,7 @@ def test_its_words_come_before_anything_is_installed(tmp_path: Path) -> None:
     python.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} -I -c "{script}" "$@"\n')
     python.chmod(0o755)
     command = ["make", "setup", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
-    root = Path(interpreter.__file__).parents[1]
+    root = Path(interpreter.__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "can be used on this machine\n  use another Python: make setup PYTHON=python3.12\n" in done.stderr

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the bytes of a conversion get into its files: through the page cache, or past it in whole blocks.
 
-What is small goes through the page cache, where whoever loads it next finds it. What is large would pay for that: each
-page is found, copied to and written back later, 1.5 s of the processor for 1 GB where 0.1 s do without (docs/log.md,
-2026-11-25). So it is gathered in blocks and written with O_DIRECT, and hashed out of the blocks while it is in memory.
+Small outputs go through the page cache, so that the next reader finds them there. Large outputs are gathered in blocks,
+hashed in memory and written with O_DIRECT: the page cache costs 1.5 s of processor time per GB, O_DIRECT 0.1 s
+(benchmarks/experiments/log.md, 2026-11-25).
 
 A file is hashed from its beginning, and there are few blocks: so one task writes at a time, in the order of what they
 write, while others read ahead to their first write. What cannot be hashed in its turn is read back once it is final.

@@ -10,5 +10,5 @@ import os
 
 # How long OpenMP's workers spin between operations before they sleep; read when torch is loaded. With the default, some
 # milliseconds, a step takes 15 times as long beside one other busy process on two cores. With a shorter time than this,
-# workers sleep between the operations of a step, which slows every step (docs/log.md).
+# workers sleep between the operations of a step, which slows every step (benchmarks/experiments/log.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -32,5 +32,5 @@ def compute_dtype(wanted: str, device: torch.device, checkpoint: Checkpoint) -> 
     # Rounding to FP8 amplifies a difference of one float32 ulp, as between one row and six, to a step of e4m3. In
     # float64 the text with and without speculation is the same again.
     quantized = checkpoint.quantization.algo or checkpoint.quantization.kv_cache_algo
-    # at batch 1 float32 is faster than bf16 on the CPUs measured (docs/log.md), and exact to 1e-6
+    # at batch 1 float32 is faster than bf16 on the CPUs measured (benchmarks/experiments/log.md), and exact to 1e-6
     return torch.float64 if quantized else torch.float32

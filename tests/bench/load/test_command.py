@@ -94,7 +94,7 @@ def test_the_page_has_every_field(trtspec: Run, workplace: Path) -> None:
 
 
 def docs_dir() -> Path:
-    return Path(__file__).resolve().parents[2] / "docs"
+    return Path(__file__).resolve().parents[3] / "docs"
 
 
 def fields_of(value: Any) -> set[str]:

@@ -15,10 +15,9 @@ from tests._support.tiny import convert, make_model, make_tokenizer, reference_m
 from tests.checkpoints.quant.compressed import compress, compressed_tensors
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import CheckpointError
-from trtspec.engine.model.decoder import Decoder
+from trtspec.engine.model.decoder import Decoder, Sublayers
 from trtspec.methods.layer_pruning import prune_checkpoint
 from trtspec.methods.layer_skips import Skip
-from trtspec.methods.swift.drafter import sublayers
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +40,8 @@ def test_its_logits_are_the_drafters(shape: dict[str, Any], tmp_path: Path) -> N
     decoder = Decoder.load(convert(source, tmp_path / "target"), 1, 16, torch.device("cpu"), torch.float32)
     tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
     with torch.inference_mode():
-        ours = decoder.forward_with_features(tokens, decoder.windows.chain([0], 8), (), skipped=sublayers(SKIP))[0]
+        skipped = Sublayers(frozenset(SKIP.attention), frozenset(SKIP.mlp))
+        ours = decoder.forward_with_features(tokens, decoder.windows.chain([0], 8), (), skipped=skipped)[0]
         theirs = reference_model(tmp_path / "pruned")(tokens).logits[0]
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
     config = json.loads((tmp_path / "pruned" / "config.json").read_text())

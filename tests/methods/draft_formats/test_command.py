@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Run
 from tests.methods.draft_formats.nets import config_of, contents
 
-MODELS = Path(__file__).parents[2] / "recipes" / "models"
+MODELS = Path(__file__).parents[3] / "recipes" / "models"
 HEAD, TARGET = MODELS / "quickstart-eagle3", MODELS / "quickstart-target"
 MEDUSA, MEDUSA_FILE = MODELS / "quickstart-medusa", "medusa_lm_head.safetensors"
 

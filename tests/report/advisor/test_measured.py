@@ -120,7 +120,7 @@ def test_each_reading_is_of_a_question_and_of_one_kind() -> None:
 
 
 def test_names_of_ours_are_those_that_are_exported() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     names = {
         name
         for entries in readings().values()

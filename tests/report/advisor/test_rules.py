@@ -245,5 +245,5 @@ def test_what_is_asked_for_is_not_there_yet(others: dict[str, Any]) -> None:
 
 
 def test_the_page_has_the_rules() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "advise.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "advise.md").read_text(encoding="utf-8")
     assert table() in page, "python -m tests.report.advisor.table prints what is to stand there"

@@ -20,7 +20,7 @@ import pytest
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import die_with_parent
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 START_S = 20.0
 
 

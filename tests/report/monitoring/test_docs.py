@@ -16,7 +16,7 @@ from trtspec.report.monitoring.rules import rules
 from trtspec.serving.triton.python_models import metric_families as known
 from trtspec.serving.triton.python_models.metric_families import FAMILIES, Family
 
-PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| `trtspec_")
 ]

@@ -320,7 +320,7 @@ def test_a_way_back(artifact: Path, trtspec: Run) -> None:
 
 
 def test_the_page_has_the_rows() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "checklist.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "checklist.md").read_text(encoding="utf-8")
     named = [
         name for line in page.splitlines() if line.startswith("| ") for name in line.split("|")[1].strip().split(", ")
     ]

@@ -19,10 +19,10 @@ from trtspec.serving.triton.config import load_config
 
 # Where each model's code is, below trtspec.
 CODE = {
-    "preprocessing": "triton.python_models.preprocessing",
-    "postprocessing": "triton.python_models.postprocessing",
-    "ensemble": "triton.python_models.ensemble_model",
-    "tensorrt_llm_bls": "triton.python_models.bls_model",
+    "preprocessing": "serving.triton.python_models.preprocessing",
+    "postprocessing": "serving.triton.python_models.postprocessing",
+    "ensemble": "serving.triton.python_models.ensemble_model",
+    "tensorrt_llm_bls": "serving.triton.python_models.bls_model",
     "tensorrt_llm": "backends.embedded.served_model",
     "tensorrt_llm_llmapi": "backends.llmapi.served_model",
     "sampling_parameters": "backends.vllm.sampling_parameters",

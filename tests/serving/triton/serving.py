@@ -28,7 +28,7 @@ from trtspec.serving.triton.server import (
     server_command,
 )
 
-DOUBLES = Path(__file__).parents[1] / "doubles"
+DOUBLES = Path(__file__).parents[2] / "doubles"
 LOADING_S = 120.0
 
 

@@ -15,9 +15,9 @@ from trtspec.bench.profile.measured import Measured, Speedup
 PAYS = 1.02  # times as fast: less is within what a machine's noise makes of two equal runs
 LOSES = 1.0  # times as fast, of loads that have to draft for the sake of others: less than that
 # Times as fast, for more requests than the fewest: what was expected of one token for many was up to 9 % too much
-# (docs/log.md), and drafting in vain makes a server slower than its target alone.
+# (benchmarks/experiments/log.md), and drafting in vain makes a server slower than its target alone.
 GOES_ON = 1.05
-CHANGES = 1.04  # times as fast as the length before: expectations were seen to err by 5 % (docs/log.md)
+CHANGES = 1.04  # speed-up over the previous length; predictions err by up to 5 % (benchmarks/experiments/log.md)
 
 
 @dataclass(frozen=True)

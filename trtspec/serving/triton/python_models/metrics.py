@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a served model counts, for Triton's /metrics.
 
-A call of Triton's metrics takes 25 µs, and calls of two threads at once end tritonserver 2.51 (docs/log.md). So a text
-only keeps its last counts, and one thread of the model adds up what is new and tells Triton, twice a second at most.
+A call of Triton's metrics API takes 25 µs, and concurrent calls from two threads crash tritonserver 2.51
+(benchmarks/experiments/log.md). Each text therefore keeps only its last counts, and one thread of the model adds the
+differences and reports them to Triton at most twice a second.
 """
 
 from __future__ import annotations
