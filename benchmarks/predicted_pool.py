@@ -4,8 +4,8 @@ prediction beside their mean.
 
     python benchmarks/predicted_pool.py RUN.json RUN.json ... --out FILE.json
 
-Two servers that were started with the same arguments differ by more than rounds of one of them tell (benchmarks/experiments/log.md), so
-that the mean of several starts is what a prediction is held against. All of every run counts.
+Two servers with the same arguments differ by more than their own rounds show (benchmarks/experiments/log.md), so
+the mean of several starts is what a prediction is held against. All of every run counts.
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ import pytest
 
 from tests._support.shapes import Shape, make_checkpoints, shapes
 from tests.conftest import Run
-from tests.deploy import accepted
-from tests.deploy.manifests import IMAGE, manifest_of, repository_of
+from tests.deployment import accepted
+from tests.deployment.manifests import IMAGE, manifest_of, repository_of
 from trtspec.backends.serving import ServingHooks
 from trtspec.checkpoints import source as sources
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.core.errors import DeployError
 from trtspec.core.paths import recipes_dir
-from trtspec.deploy.base import find_target
-from trtspec.deploy.containers import workload_of
+from trtspec.deployment.base import find_target
+from trtspec.deployment.containers import workload_of
 from trtspec.planning.pipeline import plan_build
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import is_directory

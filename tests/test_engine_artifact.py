@@ -23,7 +23,7 @@ from trtspec.backends.tensorrt_llm.serve import check_machine as check_built_for
 from trtspec.bench.verify import ensure_gates
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
-from trtspec.deploy.staging import stage_repository, stand_in_for
+from trtspec.deployment.staging import stage_repository, stand_in_for
 from trtspec.planning import pipeline
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.server import Ports, Server

@@ -18,10 +18,10 @@ PACKAGE = Path(trtspec.__file__).parent
 # Each package may import those before it.
 ORDER = (
     *("core", "recipe", "store", "kernels", "checkpoints", "families", "methods", "engine", "serving", "backends"),
-    *("planning", "bench", "deploy", "training", "report", "cli", "__main__"),
+    *("planning", "bench", "deployment", "training", "report", "cli", "__main__"),
 )
 # Folders that are scanned for extensions. Packages before them use extensions through the registry alone.
-EXTENSIONS = ("families", "methods", "backends", "deploy/targets")
+EXTENSIONS = ("families", "methods", "backends", "deployment/targets")
 # Heads with a reduced vocabulary, which only EAGLE-3 and P-EAGLE have, are pruned and exported by their tensor names.
 NAME_EAGLE3 = {"training/external/job.py", "training/initialization.py", "training/vocab_pruning/reduced_net.py"}
 BACKENDS = sorted(

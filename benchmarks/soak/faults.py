@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtspec.core.processes import session_of
-from trtspec.deploy.health.probe import model_of
-from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.revision import place_of
-from trtspec.deploy.rollout.state import read_rollout
+from trtspec.deployment.health.probe import model_of
+from trtspec.deployment.journal import DeploymentJournal
+from trtspec.deployment.revision import place_of
+from trtspec.deployment.rollout.state import read_rollout
 from trtspec.serving.triton.names import DRAFT, TARGET
 
 STAGING = "staging"  # before the revision is known: the command reads and copies

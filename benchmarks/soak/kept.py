@@ -15,13 +15,13 @@ from pathlib import Path
 from tests.serving.triton.serving import Served
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import start_time, wait_until
-from trtspec.deploy.health.policy import STOPPED_S, Judge, Look
-from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.process_specs import Child, write_children
-from trtspec.deploy.revision import place_of
-from trtspec.deploy.server_process import LOOK_EVERY_S, Keeper, Over
-from trtspec.deploy.supervisor import Supervisor
-from trtspec.deploy.token import new_token
+from trtspec.deployment.health.policy import STOPPED_S, Judge, Look
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.process_specs import Child, write_children
+from trtspec.deployment.revision import place_of
+from trtspec.deployment.server_process import LOOK_EVERY_S, Keeper, Over
+from trtspec.deployment.supervisor import Supervisor
+from trtspec.deployment.token import new_token
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import Ports, find_server, server_command
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 from trtspec.core.processes import session_of, start_time
-from trtspec.deploy.health.probe import model_of
+from trtspec.deployment.health.probe import model_of
 
 TICKS = os.sysconf("SC_CLK_TCK")
 WINDOWS = 10  # of a run: of ten minutes, one minute each

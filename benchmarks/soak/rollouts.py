@@ -28,8 +28,8 @@ from benchmarks.soak.parts import Options, Report
 from benchmarks.soak.progress import Progress, say
 from benchmarks.soak.streams import NAME, trtspec
 from trtspec.core.processes import wait_until
-from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.rollout.state import read_rollout
+from trtspec.deployment.journal import DeploymentJournal
+from trtspec.deployment.rollout.state import read_rollout
 
 DISK = "full disk"  # the one kind that needs a permission: to mount
 KINDS = (

@@ -56,7 +56,7 @@ ENGINE = (
     "trtspec.bench.verify",
     "trtspec.bench.bench",
     "trtspec.bench.generate",
-    "trtspec.deploy.base",
+    "trtspec.deployment.base",
     "trtspec.engine.engine",
 )
 START_S = 120

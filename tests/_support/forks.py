@@ -34,7 +34,7 @@ WARM = (
     "trtspec.bench.bench",
     "trtspec.bench.generate",
     "trtspec.bench.layer_search.sublayers",
-    "trtspec.deploy.base",
+    "trtspec.deployment.base",
     "trtspec.engine.engine",
     "trtspec.kernels.build",
     "trtspec.cli.app",

@@ -15,7 +15,7 @@ from trtspec.backends.base import backends, find_backend
 from trtspec.backends.code_policy import ALLOW, check_code, unknown_code
 from trtspec.core.errors import DigestMismatch, UnknownCode
 from trtspec.core.hashing import file_sha256
-from trtspec.deploy.staging import stage_repository
+from trtspec.deployment.staging import stage_repository
 from trtspec.store.artifact_paths import REPOSITORY
 from trtspec.store.manifest import load_manifest
 

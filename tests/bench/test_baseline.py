@@ -19,7 +19,7 @@ from trtspec.bench.saved_documents import prompts_sha256
 from trtspec.bench.target_fingerprint import target_sha256
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import start_time
-from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, Record
 from trtspec.serving.triton.client import Client
 from trtspec.store.manifest import load_manifest, manifest_sha256
 

@@ -22,9 +22,9 @@ from benchmarks.soak.rollouts import KINDS, Rolled, phases_of, tell
 from tests.serving.triton.artifact import make_artifact
 from trtspec.backends.code_policy import unknown_code
 from trtspec.core.hashing import file_sha256
-from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.journal import Record as Deployed
-from trtspec.deploy.rollout.state import Rollout, write_rollout
+from trtspec.deployment.journal import DeploymentJournal
+from trtspec.deployment.journal import Record as Deployed
+from trtspec.deployment.rollout.state import Rollout, write_rollout
 from trtspec.serving.gateway.command import same_text
 from trtspec.store.manifest import load_manifest, verify_files
 

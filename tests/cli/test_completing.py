@@ -113,7 +113,7 @@ def test_what_is_broken_offers_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch
     def denied(*_: object) -> None:
         raise PermissionError(13, "denied")
 
-    monkeypatch.setattr("trtspec.deploy.journal.deployment_names", denied)
+    monkeypatch.setattr("trtspec.deployment.journal.deployment_names", denied)
     assert ask("status", "o") == []
 
 

@@ -13,7 +13,7 @@ import yaml
 from tests.conftest import Run
 from tests.report.monitoring.prometheus import promtool
 from trtspec.core.processes import start_time
-from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, Record
 from trtspec.report.monitoring.dashboard import dashboard
 from trtspec.report.monitoring.rules import RULES, rules
 

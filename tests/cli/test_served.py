@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from trtspec.deploy.options import DeployOptions
+from trtspec.deployment.options import DeployOptions
 
 ENDPOINTS = {"http": "http://127.0.0.1:1", "grpc": "127.0.0.1:2", "metrics": "http://127.0.0.1:3/metrics"}
 LIVE = {"format_version": 1, "name": "tiny", "state": "live", "endpoints": ENDPOINTS, "pid": 7}
@@ -48,8 +48,8 @@ class Target:
 def use(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Target:
     monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda: 1000)
     target = Target(LIVE | changes)
-    monkeypatch.setattr("trtspec.deploy.base.find_target", lambda name: target)
-    monkeypatch.setattr("trtspec.deploy.base.target_of", lambda name: target)
+    monkeypatch.setattr("trtspec.deployment.base.find_target", lambda name: target)
+    monkeypatch.setattr("trtspec.deployment.base.target_of", lambda name: target)
     return target
 
 
@@ -62,7 +62,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         asked.append(artifact)
         return True
 
-    monkeypatch.setattr("trtspec.deploy.base.ensure_gates", hold)
+    monkeypatch.setattr("trtspec.deployment.base.ensure_gates", hold)
     return asked
 
 

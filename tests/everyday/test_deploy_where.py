@@ -16,11 +16,11 @@ from tests.serving.triton.artifact import make_echo_artifact
 from trtspec.backends.serving import Launch
 from trtspec.core.errors import DeployError
 from trtspec.core.ports import port_in_use
-from trtspec.deploy.base import deployments, stop
-from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.options import DeployOptions
-from trtspec.deploy.ports import choose_ports
-from trtspec.deploy.targets import local
+from trtspec.deployment.base import deployments, stop
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.ports import choose_ports
+from trtspec.deployment.targets import local
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import Ports, Server, find_server
 
@@ -52,8 +52,8 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
     """A place to deploy to whatever gates there are."""
     found = Target()
     monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda: 1000)
-    monkeypatch.setattr("trtspec.deploy.base.find_target", lambda name: found)
-    monkeypatch.setattr("trtspec.deploy.base.ensure_gates", lambda *_, **__: True)
+    monkeypatch.setattr("trtspec.deployment.base.find_target", lambda name: found)
+    monkeypatch.setattr("trtspec.deployment.base.ensure_gates", lambda *_, **__: True)
     return found
 
 

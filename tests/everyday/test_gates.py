@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import Run
 from trtspec.bench.verify import ensure_gates
 from trtspec.core.errors import GateNotMet
-from trtspec.deploy.options import DeployOptions
+from trtspec.deployment.options import DeployOptions
 from trtspec.store.manifest import manifest_sha256
 
 FEW = ("--runs", 1, "--max-tokens", 6)
@@ -111,8 +111,8 @@ def serve(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def serve(artifact: Path) -> Target:
         target = Target(server, artifact)
-        monkeypatch.setattr("trtspec.deploy.base.find_target", lambda name: target)
-        monkeypatch.setattr("trtspec.deploy.base.target_of", lambda name: target)
+        monkeypatch.setattr("trtspec.deployment.base.find_target", lambda name: target)
+        monkeypatch.setattr("trtspec.deployment.base.target_of", lambda name: target)
         return target
 
     return serve

@@ -33,8 +33,8 @@ from trtspec.bench.verification_report import (
     write_report,
 )
 from trtspec.core.errors import TrtspecError
-from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.rollout.state import FILE, Rollout, keep_rollout, read_rollout
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.rollout.state import FILE, Rollout, keep_rollout, read_rollout
 from trtspec.planning.compare.documents import load_document
 from trtspec.report.documents import gather
 from trtspec.store.manifest import load_manifest, manifest_sha256

@@ -16,8 +16,8 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.core.processes import start_time
-from trtspec.deploy import log
-from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deployment import log
+from trtspec.deployment.journal import DeploymentJournal, Record
 
 pytestmark = pytest.mark.slow  # starts interpreters
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.core.processes import start_time
-from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, Record
 
 HTTP = "http://127.0.0.1:18000"
 ADDRESSES = f"{HTTP}; 127.0.0.1:18001; http://127.0.0.1:18002/metrics"
@@ -42,7 +42,7 @@ def recorded(name: str, state: str, *, runs: bool = True) -> Record:
 def deployed(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One deployment of each kind, all of them since a known moment."""
     monkeypatch.setenv("TZ", "UTC")
-    monkeypatch.setattr("trtspec.deploy.journal.time.time", lambda: 1_700_000_000.0)
+    monkeypatch.setattr("trtspec.deployment.journal.time.time", lambda: 1_700_000_000.0)
     recorded("running", "live")
     recorded("loading", "loaded")
     recorded("killed", "live", runs=False)

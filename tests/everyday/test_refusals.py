@@ -15,7 +15,7 @@ from tests._support.confined import as_anybody
 from tests.conftest import Run
 from trtspec.cli.app import REFUSED_HINT
 from trtspec.core.errors import TrtspecError, refusal
-from trtspec.deploy.journal import Record
+from trtspec.deployment.journal import Record
 from trtspec.store.publish_artifact import check_place
 
 
@@ -74,7 +74,7 @@ def test_a_full_disk_below_the_deployments(trtspec: Run, workplace: Path, monkey
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("trtspec.deploy.journal.replace_file", full)
+    monkeypatch.setattr("trtspec.deployment.journal.replace_file", full)
     ended = trtspec("stop", "tiny")
     assert (ended.code, ended.err.splitlines()) == (
         1,

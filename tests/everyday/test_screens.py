@@ -33,7 +33,7 @@ from tests._support.terminal import ESCAPE, WIDTHS, Commands, Shown, Terminals, 
 from trtspec.cli.app import command_name
 from trtspec.core.processes import start_time
 from trtspec.core.registry import discover
-from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, Record
 
 pytestmark = [
     pytest.mark.slow,
@@ -173,7 +173,7 @@ def place(pair_master: Path) -> Iterator[Place]:
     scratch = Path(tempfile.mkdtemp(prefix="screens-", dir="/tmp"))
     with terminals(scratch) as shown, commands(root, environment) as forks, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_STATE", str(root / "state"))
-        patch.setattr("trtspec.deploy.journal.time.time", lambda: 1_700_000_000.0)
+        patch.setattr("trtspec.deployment.journal.time.time", lambda: 1_700_000_000.0)
         record_deployments()
         assert piped(forks, scratch, ["build", "recipe.yaml"]).code == 0
         yield Place(root, forks, shown, scratch)

@@ -13,7 +13,7 @@ from tests.conftest import Run
 from trtspec.checkpoints import hub
 from trtspec.cli.verbose import verbose
 from trtspec.core.errors import CheckpointError, DeployError
-from trtspec.deploy.journal import DeploymentJournal
+from trtspec.deployment.journal import DeploymentJournal
 from trtspec.kernels.toolchain import _output
 
 TOKEN = "hf_" + "a1B2" * 8

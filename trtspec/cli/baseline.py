@@ -71,7 +71,7 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
 def _served(name: str) -> tuple[Any, Path]:
     """Return a deployment's client and artifact; raises DeployError where that was built again since."""
     from trtspec.core.errors import DeployError
-    from trtspec.deploy.base import address_of
+    from trtspec.deployment.base import address_of
     from trtspec.serving.triton.client import Client
     from trtspec.store.manifest import manifest_sha256
 

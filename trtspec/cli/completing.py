@@ -45,7 +45,7 @@ def recipes(incomplete: str) -> Offers:
 @_quietly
 def deployments(incomplete: str) -> Offers:
     """Return the names of deployments."""
-    from trtspec.deploy.journal import deployment_names
+    from trtspec.deployment.journal import deployment_names
 
     return [(name, "") for name in deployment_names()]
 

@@ -95,9 +95,9 @@ def deploy(
     from trtspec.cli.render import note, print_json
     from trtspec.cli.verify import left_out_lines
     from trtspec.core.errors import DeployError
-    from trtspec.deploy.base import deploy as serve
-    from trtspec.deploy.base import render as write
-    from trtspec.deploy.options import DeployOptions
+    from trtspec.deployment.base import deploy as serve
+    from trtspec.deployment.base import render as write
+    from trtspec.deployment.options import DeployOptions
     from trtspec.store.manifest import parse_expected
 
     settings = settings_of(option or (), image)
@@ -184,7 +184,7 @@ def deploy(
 
 def exposures(host: str, openai_host: str) -> list[str]:
     """Return what a server and its entry for OpenAI's clients expose at their addresses; DeployError for no address."""
-    from trtspec.deploy.network import exposure, gateway_exposure
+    from trtspec.deployment.network import exposure, gateway_exposure
 
     has_keys = bool(os.environ.get(KEYS))
     found = [exposure(host)]
@@ -214,7 +214,7 @@ def is_first_time(note: str) -> bool:
 def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Sequence[str], *, json: bool) -> None:
     """Print a systemd unit; nothing is checked of the artifact before the unit is started."""
     from trtspec.cli.render import note, print_json
-    from trtspec.deploy.systemd import render_unit, unit_warnings
+    from trtspec.deployment.systemd import render_unit, unit_warnings
 
     warnings = unit_warnings(artifact, os.environ)
     for line in warnings:

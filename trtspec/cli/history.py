@@ -14,7 +14,7 @@ def history(name: Name, json: Json = False) -> None:
     Example: trtspec history quickstart
     """
     from trtspec.cli.render import print_json, show_table
-    from trtspec.deploy.base import history as read
+    from trtspec.deployment.base import history as read
 
     entries = read(name)
     if json:

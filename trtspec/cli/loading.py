@@ -113,7 +113,7 @@ def server_of(what: str, api: str | None, model: str, key_env: str | None) -> tu
     """Return the server that an address or a deployment's name leads to, and the deployment's status."""
     from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON
     from trtspec.bench.load.runner import Server
-    from trtspec.deploy.base import address_of
+    from trtspec.deployment.base import address_of
 
     if "://" not in what and (Path(what).exists() or "/" in what):
         raise TrtspecError("a load is for a server, and this is an artifact", where=what, hint=f"trtspec deploy {what}")

@@ -24,7 +24,7 @@ def logs(
     """
     from trtspec.cli.render import note, print_json, show_foreign
     from trtspec.core.errors import TrtspecError
-    from trtspec.deploy.log import follow_log, last_lines, log_of, read_log
+    from trtspec.deployment.log import follow_log, last_lines, log_of, read_log
 
     if json and follow:
         raise TrtspecError("--json is one document, and --follow has no end", hint="leave one of them out")

@@ -65,7 +65,7 @@ def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
     from trtspec.cli.render import print_json
     from trtspec.core.errors import TrtspecError
     from trtspec.core.prometheus_text import parse_metrics
-    from trtspec.deploy.journal import DeploymentJournal, deployment_names
+    from trtspec.deployment.journal import DeploymentJournal, deployment_names
     from trtspec.report.monitoring.fetch import fetch
 
     known = [each.value for each in What]
@@ -105,8 +105,8 @@ def _document(what: What, name: str | None) -> dict[str, Any]:
 def _endpoints(name: str | None) -> dict[str, str]:
     """Return where the metrics of a deployment are, or of all that run."""
     from trtspec.core.errors import TrtspecError
-    from trtspec.deploy.base import deployments
-    from trtspec.deploy.journal import DeploymentJournal
+    from trtspec.deployment.base import deployments
+    from trtspec.deployment.journal import DeploymentJournal
 
     if name is not None:
         return {name: DeploymentJournal(name).known().endpoints["metrics"]}

@@ -76,7 +76,7 @@ def _find(what: str) -> tuple[str, dict[str, Any]]:
     """Return the address of a server and its status, which only a name leads to; of an artifact neither."""
     if "://" not in what and (Path(what).exists() or "/" in what):
         return "", {}
-    from trtspec.deploy.base import address_of
+    from trtspec.deployment.base import address_of
 
     return address_of(what)
 

@@ -12,7 +12,7 @@ def promote(name: Name, json: Json = False) -> None:
     Example: trtspec promote quickstart
     """
     from trtspec.cli.render import print_json, say
-    from trtspec.deploy.base import promote as decide
+    from trtspec.deployment.base import promote as decide
 
     document = decide(name)
     if json:

@@ -14,7 +14,7 @@ def ps(json: Json = False) -> None:
     Example: trtspec ps
     """
     from trtspec.cli.render import print_json
-    from trtspec.deploy.base import deployments
+    from trtspec.deployment.base import deployments
 
     found = deployments()
     if json:

@@ -33,7 +33,7 @@ def rm(
     """
     from trtspec.cli.render import note, print_json, say
     from trtspec.core.errors import DeployError
-    from trtspec.deploy.base import deployments, remove
+    from trtspec.deployment.base import deployments, remove
 
     if bool(names) == all_stopped:
         hint = "trtspec rm NAME..., or trtspec rm --all-stopped; `trtspec ps` lists the deployments"

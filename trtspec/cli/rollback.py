@@ -12,7 +12,7 @@ def rollback(name: Name, json: Json = False) -> None:
     Example: trtspec rollback quickstart
     """
     from trtspec.cli.render import note, print_json, say
-    from trtspec.deploy.base import rollback as decide
+    from trtspec.deployment.base import rollback as decide
 
     document = decide(name, lambda state, what: note(f"  {state:<7} {what}"))
     if json:

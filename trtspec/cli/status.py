@@ -27,7 +27,7 @@ def status(
     from trtspec.cli.ps import ps
     from trtspec.cli.render import print_json
     from trtspec.core.errors import DeployError
-    from trtspec.deploy.base import status as ask
+    from trtspec.deployment.base import status as ask
 
     if name is None:
         if watch:
@@ -50,7 +50,7 @@ def follow(name: str, as_json: bool) -> None:
     from datetime import datetime
 
     from trtspec.cli.render import say
-    from trtspec.deploy.base import status as ask
+    from trtspec.deployment.base import status as ask
 
     told = ""
     while True:  # unbounded: until whoever watches has seen enough
@@ -99,7 +99,7 @@ def show_end_of_log(document: dict[str, Any]) -> None:
     """Show the last lines of a log that report problems; a shutdown that follows a death reports none."""
     from trtspec.cli.render import say
     from trtspec.core.diagnostics import printable
-    from trtspec.deploy.exit_cause import telling_lines
+    from trtspec.deployment.exit_cause import telling_lines
 
     whole = "" if document.get("cause") else document["log"]
     if lines := (telling_lines(document["log"]) or whole).splitlines():

@@ -12,7 +12,7 @@ def stop(name: Name, json: Json = False) -> None:
     Example: trtspec stop quickstart
     """
     from trtspec.cli.render import print_json, say
-    from trtspec.deploy.base import stop as end
+    from trtspec.deployment.base import stop as end
 
     document = end(name)
     if json:

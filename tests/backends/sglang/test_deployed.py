@@ -15,8 +15,8 @@ from tests.serving.triton.serving import DOUBLES
 from trtspec.backends.sglang.repository import ENGINE_JSON
 from trtspec.bench.run_gates import DEPLOY_PROMPTS
 from trtspec.checkpoints.tokenizer import Tokenizer
-from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.revision import place_of
+from trtspec.deployment.journal import DeploymentJournal
+from trtspec.deployment.revision import place_of
 from trtspec.engine.prompts.load import load_prompts
 
 ANSWER = "answer: é and more"

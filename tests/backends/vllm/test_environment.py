@@ -20,7 +20,7 @@ from trtspec.backends.vllm.environment import VARIABLE, find_vllm, probe_vllm
 from trtspec.backends.vllm.repository import SERVING, answer_counts
 from trtspec.backends.vllm.worker import Worker
 from trtspec.core.errors import DeployError
-from trtspec.deploy.staging import put_in_place, stand_in_for
+from trtspec.deployment.staging import put_in_place, stand_in_for
 from trtspec.serving.triton.config import load_config
 from trtspec.serving.triton.python_models.metrics import Metrics
 from trtspec.serving.triton.server import Server

@@ -34,9 +34,9 @@ from trtspec.backends.vllm.environment import VARIABLE
 from trtspec.bench.artifact import engine_settings, load_manifest, open_artifact
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import session_of, wait_until
-from trtspec.deploy.journal import Record
-from trtspec.deploy.options import DeployOptions
-from trtspec.deploy.targets.local import deploy_local
+from trtspec.deployment.journal import Record
+from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.targets.local import deploy_local
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import Request, Stats, Update
 from trtspec.engine.prompts.load import load_prompts

@@ -18,7 +18,7 @@ from trtspec.bench.saved_documents import KINDS
 from trtspec.bench.target_fingerprint import target_sha256
 from trtspec.bench.verification_report import Check, keep_verification, verification_of, write_report
 from trtspec.core.processes import start_time
-from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deployment.journal import DeploymentJournal, Record
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.report.monitoring.rules import rules
 from trtspec.report.readiness import artifact_checks as built

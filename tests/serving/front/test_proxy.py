@@ -18,7 +18,7 @@ import pytest
 
 from trtspec.core.ports import free_ports
 from trtspec.core.processes import wait_until
-from trtspec.deploy.sidecar import responds
+from trtspec.deployment.sidecar import responds
 from trtspec.serving.front.command import FRONT_SOCKET, PORT_IN_USE, front_command
 from trtspec.serving.triton.client import UNIX, UnixConnection
 from trtspec.serving.triton.names import DEPARTURES, SOCKETS

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft model whose process is killed, stopped or slowed on a real tritonserver: every text is whole all the same.
 
-A process that ends or is stopped while it holds a lock of the memory that it shares with its server takes the server
-along (tests/deploy/test_supervisor.py, on purpose): no moment can be chosen when it holds none, so it is tried again.
+A process that ends or is stopped while it holds a lock in the memory shared with its server crashes the server
+(tests/deployment/test_supervisor.py does this deliberately). The test cannot choose a moment without a lock, so it retries.
 """
 
 from __future__ import annotations

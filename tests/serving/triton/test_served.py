@@ -27,9 +27,9 @@ from tests.serving.triton.artifact import ENGINE, SERVING, VOCAB, emit_repositor
 from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.errors import DeployError
 from trtspec.core.processes import wait_until
-from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.options import DeployOptions
-from trtspec.deploy.targets.local import deploy_local, stop
+from trtspec.deployment.journal import DeploymentJournal
+from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.targets.local import deploy_local, stop
 from trtspec.engine.engine import Engine
 from trtspec.engine.generation.request import Request
 from trtspec.engine.settings import EngineSettings

@@ -16,7 +16,7 @@ from trtspec.bench.saved_documents import Saved, kept_documents, prompts_sha256,
 from trtspec.bench.target_fingerprint import target_sha256
 from trtspec.bench.verification_report import Verification, kept_verification, read_copy
 from trtspec.core.errors import TrtspecError
-from trtspec.deploy.journal import DeploymentJournal, Record, deployment_names
+from trtspec.deployment.journal import DeploymentJournal, Record, deployment_names
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.report.monitoring.prometheus import Prometheus
 from trtspec.store.artifact_paths import MANIFEST

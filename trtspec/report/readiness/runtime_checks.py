@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from trtspec.core.errors import DeployError
-from trtspec.deploy.journal import DeploymentJournal, Record
-from trtspec.deploy.rollout.commands import before_of
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.rollout.commands import before_of
 from trtspec.report.monitoring.rules import rules
 from trtspec.report.readiness.facts import Facts
 from trtspec.report.readiness.row import Row, done, missing

@@ -42,7 +42,7 @@ def asked_text(request: Mapping[str, Any]) -> Mapping[str, Any]:
 class Client:
     """One server's HTTP endpoint; `timeout_s` bounds every whole request, streams included.
 
-    `token` is the deployment's, which its control APIs ask for (`trtspec.deploy.token`). `path` is that of a Unix
+    `token` is the deployment's, which its control APIs ask for (`trtspec.deployment.token`). `path` is that of a Unix
     socket, "" for a server that is reached by host and port.
     """
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `deploy` says before it measures the gates of an artifact that was not verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.bench.gates import GATES
+from trtspec.deployment.options import DeployOptions
+
+
+class Target:
+    """Serves nothing."""
+
+    render = None
+
+    def deploy(self, artifact: Path, options: DeployOptions) -> Target:
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"format_version": 1, "name": "tiny", "state": "live", "endpoints": {}, "pid": 7}
+
+
+@pytest.mark.slow
+def test_first_deploy_says_what_it_measures_why_how_long_and_how_to_skip_it(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtspec.deployment.base.find_target", lambda name: Target())
+    assert trtspec("build", recipe).code == 0
+    artifact = recipe.parent / "build" / "tiny"
+    first = trtspec("deploy", artifact, "--detach")
+    said = f"  gates   no report of {artifact} settles its gates, so they are measured now, for about "
+    assert said in first.err
+    assert " s: lossless" in first.err
+    assert (
+        f"          measure them before: trtspec verify {artifact}; or leave one out: --skip-gate lossless" in first.err
+    )
+    assert first.err.index(said) < first.err.index("run 1 of 1") if "run 1 of 1" in first.err else first.code == 0
+    skipped = trtspec("deploy", artifact, "--detach", *(word for gate in GATES for word in ("--skip-gate", gate)))
+    assert (skipped.code, "settles its gates" in skipped.err) == (0, False)

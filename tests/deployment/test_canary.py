@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is held against a new revision, by what was seen; nothing runs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trtspec.deployment.rollout.analysis import Pair, Seen, may_go_on, objection, ratio_of
+from trtspec.deployment.rollout.mirroring import summary
+from trtspec.deployment.rollout.state import Limits
+from trtspec.serving.gateway.routing_state import EntryConfig, Observed, Route, Shadowed, next_of
+
+LIMITS = Limits(hold_s=5, min_requests=20, max_latency_ratio=1.5, min_acceptance=0.5)
+
+
+def pairs(ratio: float, count: int = 20, text: str = "same") -> list[Pair]:
+    """Return pairs of which the new one takes `ratio` times as long, with noise of a tenth."""
+    noise = random.Random(0)
+    return [Pair(noise.gauss(1, 0.1), ratio * noise.gauss(1, 0.1), "same", text) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (Seen(9), ""),
+        (Seen(9, pairs=pairs(1.0)), ""),
+        (Seen(9, pairs=pairs(1.5)), ""),  # it may be, or not
+        (Seen(9, pairs=pairs(9.0, 19)), ""),  # too few to say
+        (Seen(9, pairs=pairs(2.0)), "a request of our own takes "),
+        (Seen(9, new=Observed(requests=7, failed=1, said="broken")), "1 of 7 requests failed, the last with: broken"),
+        (Seen(9, pairs=pairs(1.0, text="other")), ""),
+        (Seen(9, pairs=pairs(1.0, text="other"), comparable=True), "20 of 20 texts are not those of the revision"),
+        (Seen(9, new=Observed(drafted=199)), ""),
+        (Seen(9, new=Observed(drafted=200, accepted=99)), "acceptance rate 0.495, at least 0.5 is wanted"),
+        (Seen(9, new=Observed(drafted=200, accepted=100)), ""),
+        (Seen(9, Observed(first_token=(1.0,) * 20), Observed(first_token=(2.0,) * 20)), "the first token takes 2.00"),
+        (Seen(9, Observed(per_token=(1.0,) * 20), Observed(per_token=(2.0,) * 20)), "a token takes 2.00 times"),
+        (Seen(9, Observed(per_token=(1.0,) * 19), Observed(per_token=(2.0,) * 20)), ""),
+        (Seen(9, shadow=Shadowed(sent=9, failed=1, said="no")), "1 of 9 shadowed requests failed, the last with: no"),
+        (Seen(9, shadow=Shadowed(compared=9, different=1)), ""),
+        (Seen(9, shadow=Shadowed(compared=9, different=1), comparable=True), "1 of 9 shadowed texts are not those"),
+        (Seen(9, shadow=Shadowed(new_drafted=200, new_accepted=99)), "acceptance rate 0.495, at least 0.5 is wanted"),
+        (Seen(9, shadow=Shadowed(old_s=(1.0,) * 20, new_s=(2.0,) * 20)), "a shadowed request takes 2.00 times"),
+    ],
+)
+def test_an_objection_is_sure_or_none(seen: Seen, said: str) -> None:
+    found = objection(LIMITS, seen)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
+def test_a_slow_tail_is_seen_where_there_are_enough_samples() -> None:
+    old, new = (1.0,) * 200, (1.0,) * 160 + (9.0,) * 40
+    assert "percentile 95" in objection(LIMITS, Seen(9, Observed(per_token=old), Observed(per_token=new)))
+    assert not objection(LIMITS, Seen(9, Observed(per_token=old[:50]), Observed(per_token=new[80:])))
+
+
+def test_it_goes_on_when_enough_is_known() -> None:
+    assert may_go_on(LIMITS, Seen(5, pairs=pairs(1.0)))
+    assert not may_go_on(LIMITS, Seen(4.9, pairs=pairs(1.0)))
+    assert not may_go_on(LIMITS, Seen(50, pairs=pairs(1.0, 19)))
+
+
+@pytest.mark.slow
+def test_the_interval_of_a_ratio_holds_it() -> None:
+    """Of 200 equal pairs of samples, about 2.5 % may be called slower."""
+    wrong = 0
+    for seed in range(200):
+        noise = random.Random(seed)
+        old, new = ([noise.expovariate(1.0) for _ in range(30)] for _ in range(2))
+        wrong += ratio_of(old, new, 50)[0] > 1
+    assert wrong <= 12
+
+
+@pytest.mark.parametrize("share", [1, 5, 25, 50, 99, 100])
+def test_a_share_is_kept_at_every_moment(share: int) -> None:
+    config = EntryConfig("", 0, "m", "t", "", 1, 1)
+    routes, served = (Route(1, 100 - share, config), Route(2, share, config)), {1: 0, 2: 0}
+    for asked in range(1, 1001):
+        served[next_of(routes, served).revision] += 1
+        assert abs(served[2] - asked * share / 100) <= 1
+    assert served[2] == 10 * share
+
+
+def test_what_shadows_came_to_is_said_in_numbers_and_in_a_sentence() -> None:
+    """Of nothing there is no rate."""
+    assert summary(Shadowed(), 50) == {
+        "share": 50,
+        **dict.fromkeys(("sent", "failed", "compared", "different", "dropped"), 0),
+        **dict.fromkeys(("latency_ratio", "acceptance_rate", "acceptance_rate_before")),
+        "verdict": "0 requests, 0 failed, 0 of 0 greedy texts are others, 0 not sent for load",
+    }
+    tokens = {"drafted": 10, "accepted": 6, "new_drafted": 10, "new_accepted": 7}
+    found = summary(Shadowed(4, 1, 3, 2, 5, (1.0, 2.0, 1.0), (1.0, 4.0, 3.0), **tokens), 50)
+    assert (found["latency_ratio"], found["acceptance_rate"], found["acceptance_rate_before"]) == (2.0, 0.7, 0.6)
+    assert found["verdict"] == (
+        "4 requests, 1 failed, 2 of 3 greedy texts are others, 2.00 times as long, "
+        "acceptance rate 0.700 (0.600 before), 5 not sent for load"
+    )

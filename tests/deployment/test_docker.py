@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target docker: what its compose file says, and what docker is told (a stand-in, which verifies nothing)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import Run
+from tests.deployment.manifests import IMAGE, manifest
+from tests.doubles.fixtures import Installation
+from trtspec.core.errors import DeployError
+from trtspec.deployment.base import find_target
+from trtspec.deployment.containers import PORTS, dockerfile, label_of, workload_of
+
+
+def rendered(host: str = "127.0.0.1", ports: dict[str, int] | None = None, **recipe: Any) -> dict[str, str]:
+    render = find_target("docker").render
+    assert render
+    return render(workload_of(manifest(**recipe)), Path(), host, ports or {}, {"image": IMAGE})
+
+
+def service(**options: Any) -> dict[str, Any]:
+    return yaml.safe_load(rendered(**options)["compose.yaml"])["services"]["server"]
+
+
+@pytest.fixture
+def artifact(workplace: Path) -> Path:
+    folder = workplace / "build" / "tiny"
+    (folder / "model_repository").mkdir(parents=True)
+    (folder / "manifest.json").write_bytes(manifest().render())
+    return folder
+
+
+@pytest.fixture
+def docker(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a stand-in for docker that is on PATH."""
+    root = tmp_path_factory.mktemp("docker")
+    Installation(root).add_program("docker", DOCKER_DOUBLE=str(root))
+    monkeypatch.setenv("PATH", str(root / "bin"), prepend=":")
+    return root
+
+
+def test_it_may_do_nothing_that_it_need_not() -> None:
+    found = service()
+    assert found["image"] == IMAGE
+    assert (found["user"], found["read_only"], found["cap_drop"]) == ("1000:1000", True, ["ALL"])
+    assert found["security_opt"] == ["no-new-privileges:true"]
+    assert [volume["read_only"] for volume in found["volumes"]] == [True]
+    assert not {"privileged", "network_mode", "pid", "devices", "cap_add"} & found.keys()
+    assert all(place.split(":")[0] in ("/state", "/tmp") for place in found["tmpfs"])
+
+
+def test_it_listens_on_loopback_unless_told_otherwise() -> None:
+    assert service()["ports"] == [f"127.0.0.1:{port}:{port}" for port in PORTS.values()]
+    wide = rendered(host="0.0.0.0", ports={"http": 1234})["compose.yaml"]
+    assert "0.0.0.0:1234:8000" in wide
+    assert "at 0.0.0.0: http 1234" in wide
+    assert "without authentication" in wide
+
+
+def test_health_is_a_text_within_a_deadline() -> None:
+    found = service()["healthcheck"]
+    assert found["test"][:4] == ["CMD", "python3", "-m", "trtspec.deployment.health.request"]
+    assert int(found["timeout"][:-1]) > int(found["test"][-1].partition("=")[2])
+
+
+def test_a_stop_waits_for_the_longest_stream() -> None:
+    found = service(engine={"max_seq_len": 8192})
+    assert int(found["stop_grace_period"][:-1]) > 8192 // 20
+
+
+def test_gpus_are_those_up_to_the_last_of_the_placement() -> None:
+    """A container counts its GPUs from 0, and the models name them by number."""
+    parallel, placement = {"model": "./t", "parallel": {"tensor": 2}}, {"placement": {"target": [1, 2]}}
+    found = service(backend="llmapi", target=parallel, serving=placement)
+    device = found["deploy"]["resources"]["reservations"]["devices"][0]
+    assert device == {"driver": "nvidia", "device_ids": ["0", "1", "2"], "capabilities": ["gpu"]}
+    assert "deploy" not in service()
+
+
+def test_sizes_are_the_plans() -> None:
+    small, large = service(), service(backend="llmapi", weights=100 << 30)
+    assert small["mem_limit"] > 1.25 * (1 << 30)
+    assert large["mem_limit"] > 100 << 30
+    assert large["stop_grace_period"] == small["stop_grace_period"]
+    assert int(large["healthcheck"]["start_period"][:-1]) > int(small["healthcheck"]["start_period"][:-1])
+
+
+def test_neither_secret_nor_place_is_in_it_and_it_is_the_same_every_time(tmp_path: Path) -> None:
+    first = rendered()
+    assert first == rendered()
+    assert first["compose.yaml"].count("TRTSPEC_ARTIFACT") == 3
+    assert "token" not in {key.lower() for key in service()["environment"]}
+
+
+def test_the_command_is_one_that_deploy_takes(trtspec: Run) -> None:
+    words = service()["command"]
+    assert words[:3] == ["trtspec", "deploy", "/artifact"]
+    told = trtspec("deploy", "--help").out
+    assert all(word.partition("=")[0] in told for word in words[3:])
+
+
+def test_the_dockerfile_names_tags_and_wants_a_digest() -> None:
+    text = dockerfile(workload_of(manifest(backend="llmapi", engine={"gpu": "h200"})))
+    assert "\nARG BASE\nFROM ${BASE}\n" in text
+    assert "sha256:..." in text
+    assert "USER 1000:1000" in text
+    assert "trtspec-" in text
+    assert "[embedded]" in dockerfile(workload_of(manifest()))
+
+
+@pytest.mark.parametrize("name", ["a", "llama-3.1-8b", "UPPER_case", "...", "x" * 63, "-a-"])
+def test_names_become_labels_that_differ(name: str) -> None:
+    from tests.deployment.accepted import LABEL
+
+    label = label_of(name)
+    assert LABEL.fullmatch(f"{label}-epp")
+    assert label_of(name + "b") != label
+
+
+def test_files_are_rendered_without_docker(artifact: Path, trtspec: Run, workplace: Path) -> None:
+    done = trtspec("deploy", artifact, "--target", "docker", "--render", "out", "--image", IMAGE, "--json")
+    assert done.document == {
+        "format_version": 1,
+        "target": "docker",
+        "rendered": "out",
+        "files": ["Dockerfile", "compose.yaml"],
+    }
+    assert (workplace / "out" / "compose.yaml").is_file()
+    again = trtspec("deploy", artifact, "--target", "docker", "--render", "out", "--image", IMAGE)
+    assert (again.code, again.out) == (0, "out/Dockerfile\nout/compose.yaml\n")
+
+
+def test_without_an_image_there_is_its_dockerfile(artifact: Path, trtspec: Run) -> None:
+    done = trtspec("deploy", artifact, "--target", "docker", "--render", "out")
+    assert (done.code, done.out) == (0, "out/Dockerfile\n")
+
+
+def test_a_file_of_somebody_elses_stays(artifact: Path, trtspec: Run, workplace: Path) -> None:
+    (workplace / "compose.yaml").write_text("services: {}\n")
+    done = trtspec("deploy", artifact, "--target", "docker", "--render", ".", "--image", IMAGE)
+    assert done.code == 1
+    assert "compose.yaml: lies in the way: trtspec did not write it" in done.err
+    assert (workplace / "compose.yaml").read_text() == "services: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--image", "name:tag"], "'name:tag' is no image by digest"),
+        (["--option", "colour=red"], "unknown option 'colour'; known: image"),
+        (["--option", "image"], "--option is KEY=VALUE, each key once"),
+        (["--image", IMAGE, "--option", f"image={IMAGE}"], "--option is KEY=VALUE, each key once"),
+        (["--host", "nowhere", "--image", IMAGE], "'nowhere' is no address to listen at"),
+        (["--name", "a/b", "--image", IMAGE], "'a/b' is no name of a deployment"),
+    ],
+)
+def test_what_cannot_be_rendered_is_said(words: list[str], said: str, artifact: Path, trtspec: Run) -> None:
+    done = trtspec("deploy", artifact, "--target", "docker", "--render", "out", *words)
+    assert done.code == 1
+    assert said in done.err
+
+
+def test_local_renders_nothing_and_takes_no_settings(artifact: Path, trtspec: Run) -> None:
+    assert "nothing is rendered for local" in trtspec("deploy", artifact, "--render", "out").err
+    assert "local takes no image" in trtspec("deploy", artifact, "--image", IMAGE).err
+
+
+def test_where_docker_is_not_its_files_can_be_had(artifact: Path, trtspec: Run, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE)
+    assert done.code == 1
+    assert "docker is not on PATH" in done.err
+    assert "--render DIR" in done.err
+
+
+@pytest.mark.slow
+def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, docker: Path) -> None:
+    started = trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE, "--detach", "--json")
+    assert started.code == 0, started.err
+    assert started.document["state"] == "live"
+    assert trtspec("status", "tiny", "--json").document["state"] == "live"
+    listed = trtspec("ps", "--json").document["deployments"]
+    assert [(each["name"], each["target"], each["state"]) for each in listed] == [("tiny", "docker", "live")]
+    assert "the server said this" in trtspec("logs", "tiny").out
+    assert "already deployed" in trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE).err
+    assert "already deployed on docker" in trtspec("deploy", artifact).err
+    assert trtspec("stop", "tiny", "--json").document["was_running"]
+    assert trtspec("status", "tiny", "--json").document["state"] == "stopped"
+    verbs = [json.loads(line)[3] for line in (docker / "calls").read_text().splitlines()]
+    assert verbs[0] == "up"
+    assert verbs[-1] == "down"
+
+
+@pytest.mark.slow
+def test_a_container_that_never_becomes_healthy_is_removed(artifact: Path, trtspec: Run, docker: Path) -> None:
+    (docker / "fails").touch()
+    done = trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE, "--detach")
+    assert done.code == 1
+    assert "container is unhealthy" in done.err
+    assert not (docker / "state").exists()
+    assert trtspec("status", "tiny").code == 1
+
+
+def test_a_container_that_ended_is_dead(artifact: Path, trtspec: Run, docker: Path) -> None:
+    assert trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE, "--detach").code == 0
+    (docker / "state").write_text("exited")
+    assert trtspec("status", "tiny", "--json").document["state"] == "dead"
+
+
+def test_gates_that_are_left_out_are_left_out_inside(
+    artifact: Path, trtspec: Run, docker: Path, workplace: Path
+) -> None:
+    words = ["--target", "docker", "--image", IMAGE, "--detach", "--skip-gate", "min_speedup"]
+    assert trtspec("deploy", artifact, *words).code == 0
+    file = next((workplace / "state").rglob("compose.yaml"))
+    assert "--skip-gate=min_speedup" in yaml.safe_load(file.read_text())["services"]["server"]["command"]
+    refused = trtspec("deploy", artifact, *words, "--name", "b", "--baseline", "http://127.0.0.1:1")
+    assert "measures no --baseline" in refused.err
+
+
+def test_every_extension_is_a_file_that_is_found() -> None:
+    from trtspec.core.registry import discover
+
+    assert sorted(discover("trtspec.deployment.targets", "TARGET")) == ["docker", "kubernetes", "local"]
+    with pytest.raises(Exception, match="unknown deploy target 'dokcer'"):
+        find_target("dokcer")
+    assert issubclass(DeployError, Exception)

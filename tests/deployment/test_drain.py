@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real deployment is stopped while texts are made that outlast its drain: every client is told, and in time."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import requests
+
+from tests._support.manifests import resolved
+from tests.serving.triton.artifact import ENGINE, make_artifact, vouch
+from tests.serving.triton.exposed import exported
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.processes import wait_until
+from trtspec.deployment.journal import Record
+from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.targets.local import deploy_local, stop
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.config import load_config, render_config, set_parameter
+from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
+from trtspec.serving.triton.server import find_server
+from trtspec.store.manifest import load_manifest
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+DRAIN_S = 4
+MARGIN_S = 15.0  # on a machine with other work
+PLACES = 4  # as many as ask
+LONGEST = 20_000  # tokens, which no machine makes within the drain
+ENDLESS = {"text_input": "abc", "max_tokens": LONGEST - 100, "end_id": -1}
+ASKED = {"model": "tiny", "prompt": "abc", "max_tokens": LONGEST - 100, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what each client heard, by its name, and how many seconds the end took."""
+    root = tmp_path_factory.mktemp("drain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_STATE", str(root / "state"))
+        try:
+            find_server()
+        except DeployError as error:
+            pytest.skip(str(error))
+        server = deploy_local(make_long_artifact(root / "tiny"), DeployOptions(timeout_s=120, drain_s=DRAIN_S))
+        return drained(server.record)
+
+
+def make_long_artifact(root: Path) -> Path:
+    """Lay out an artifact whose texts may be longer than anybody waits."""
+    artifact = make_artifact(root)
+    path = artifact / "model_repository" / "tensorrt_llm" / "config.pbtxt"
+    config = load_config(path)
+    settings = replace(ENGINE, method="none", draft_len=0, max_seq_len=LONGEST, max_batch_size=PLACES)
+    set_parameter(config, "engine_settings", settings.as_json())
+    set_parameter(config, "draft_model_path", "")
+    path.write_text(render_config(config))
+    model = artifact / "checkpoints" / "target" / "config.json"
+    model.write_text(json.dumps(json.loads(model.read_text()) | {"max_position_embeddings": LONGEST}))
+    recipe = resolved("tiny", serving={"openai": True}, engine={"max_seq_len": LONGEST, "max_input_len": 64})
+    manifest = load_manifest(artifact).model_copy(update={"recipe": recipe})
+    (artifact / "manifest.json").write_bytes(manifest.render())
+    vouch(artifact)
+    return artifact
+
+
+def drained(record: Record) -> dict[str, Any]:
+    begun: Queue[str] = Queue()
+    asks = {
+        "stream": lambda: triton_stream(record, begun),
+        "whole": lambda: triton_whole(record, begun),
+        "greedy": lambda: openai_stream(record, begun, temperature=0),
+        "sampled": lambda: openai_stream(record, begun, temperature=1),
+    }
+    with ThreadPoolExecutor(len(asks)) as threads:
+        asked = {name: threads.submit(ask) for name, ask in asks.items()}
+        try:
+            for _ in asks:
+                begun.get(timeout=60)
+            assert wait_until(lambda: is_full(record), 60)
+        finally:
+            began = time.monotonic()
+            stop(record.name)
+            took = time.monotonic() - began
+        return {name: each.result(MARGIN_S) for name, each in asked.items()} | {"took": took}
+
+
+def is_full(record: Record) -> bool:
+    """Return whether each place has a text, the whole one's too: what the supervisor asks has to wait."""
+    now = exported(SimpleNamespace(metrics=record.metrics), "tensorrt_llm")
+    return now["trtspec_requests_running"] == PLACES and now["trtspec_requests_waiting"] > 0
+
+
+def triton_stream(record: Record, begun: Queue[str]) -> tuple[int, str]:
+    """Return how many pieces came, and the error behind them."""
+    pieces = 0
+    try:
+        for _ in Client.at(record.endpoints["http"], 120).generate_stream(ENDLESS):
+            if not pieces:
+                begun.put("stream")
+            pieces += 1
+    except TrtspecError as error:
+        return pieces, error.message
+    return pieces, ""
+
+
+def triton_whole(record: Record, begun: Queue[str]) -> str:
+    begun.put("whole")
+    try:
+        Client.at(record.endpoints["http"], 120).generate(ENDLESS)
+    except TrtspecError as error:
+        return error.message
+    return ""
+
+
+def openai_stream(record: Record, begun: Queue[str], **asked: Any) -> list[str]:
+    """Return the data of all events; raises where the connection ends in the midst of the response."""
+    url = f"{record.endpoints['openai']}/completions"
+    said: list[str] = []
+    with requests.post(url, json=ASKED | asked, stream=True, timeout=120) as answer:
+        for line in filter(None, answer.iter_lines()):
+            if not said:
+                begun.put("openai")
+            said.append(line.decode().removeprefix("data: "))
+    return said
+
+
+def test_it_ends_in_time(ended: dict[str, Any]) -> None:
+    assert DRAIN_S - 2.5 < ended["took"] < DRAIN_S + MARGIN_S
+
+
+def test_a_stream_of_triton_ends_with_an_error(ended: dict[str, Any]) -> None:
+    pieces, error = ended["stream"]
+    assert pieces > 1
+    assert SHUTTING_DOWN in error
+
+
+def test_a_whole_answer_of_triton_is_an_error(ended: dict[str, Any]) -> None:
+    assert SHUTTING_DOWN in ended["whole"]
+
+
+@pytest.mark.parametrize("how", ["greedy", "sampled"])
+def test_a_stream_of_openai_ends_with_an_error_and_not_as_if_it_were_whole(ended: dict[str, Any], how: str) -> None:
+    events = ended[how]
+    assert len(events) > 1
+    assert "[DONE]" not in events, events[-2:]
+    assert json.loads(events[-1])["error"] == {
+        "message": SHUTTING_DOWN,
+        "type": "server_error",
+        "param": None,
+        "code": "shutting_down",
+    }

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a server by what was seen of it, and when it is started again; the clock is the test's."""
+
+from __future__ import annotations
+
+import pytest
+
+from trtspec.deployment.health.policy import BUSY_S, SILENT_S, STOPPED_S, Judge, Look, Restarts, Waiting
+
+STEP = 0.25
+
+
+def verdicts(seconds: float, **seen: object) -> list[tuple[float, str]]:
+    """Return what is said, and after how long, of looks that all see the same."""
+    judge = Judge()
+    times = [100 + STEP * number for number in range(int(seconds / STEP) + 1)]
+    return [(time - 100, fault) for time in times if (fault := judge.fault(Look(time, **seen)))]
+
+
+def test_a_server_that_answers_is_well() -> None:
+    assert verdicts(60, computes=True) == verdicts(60) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "after", "words"),
+    [
+        ({"ended": -9}, 0, "the server ended by itself with status -9"),
+        ({"died": ["tensorrt_llm"]}, 0, "the process of tensorrt_llm died"),
+        ({"stopped": ["tensorrt_llm"]}, STOPPED_S, "the process of tensorrt_llm is stopped"),
+        ({"stopped": ["tritonserver"], "waits_since": 100.0}, STOPPED_S, "the process of tritonserver is stopped"),
+        ({"waits_since": 100.0}, SILENT_S, "a request for one token has no answer since 3 s, and nothing runs"),
+        ({"refusals": 3, "said": "no"}, 0, "a request for one token was refused 3 times: no"),
+    ],
+)
+def test_a_fault_is_seen_in_time_and_named(seen: dict[str, object], after: float, words: str) -> None:
+    first, said = verdicts(5, **seen)[0]
+    assert (first, said) == (after, words)
+
+
+def test_a_server_with_much_to_do_may_answer_late_but_not_never() -> None:
+    assert verdicts(60, waits_since=100.0, computes=True) == []
+    [first, *_] = verdicts(BUSY_S + 1, waits_since=100.0, computes=True)
+    assert first == (BUSY_S, "a request for one token has no answer since 600 s")
+
+
+def full_since(progress: list[int | None]) -> list[float | None]:
+    """Return since when nothing is answered after each question of a second, all refused as too many."""
+    waiting, found = Waiting(), []
+    for second, done in enumerate(progress):
+        waiting.asked(100.0 + second)
+        waiting.refused_as_full(100.5 + second, done)
+        found.append(waiting.since)
+    return found
+
+
+def test_word_that_it_is_full_is_no_answer() -> None:
+    assert full_since([7, 7, 7, 7]) == [100.0] * 4
+    assert full_since([None, None, 7, None, 7]) == [100.0] * 5, "it says nothing that would be for it"
+
+
+def test_a_full_server_that_gets_on_is_waited_for_anew() -> None:
+    assert full_since([7, 8, 8, None, 9, 9]) == [100.0, 101.5, 101.5, 101.5, 104.5, 104.5]
+
+
+@pytest.mark.parametrize(("computes", "after"), [(False, SILENT_S), (True, BUSY_S)])
+def test_a_full_server_that_does_nothing_hangs(computes: bool, after: float) -> None:
+    judge, waiting = Judge(), Waiting()
+    found = []
+    for number in range(int((BUSY_S + 10) / STEP)):
+        now = 100 + number * STEP
+        if number % 4 == 0:
+            waiting.asked(now)
+            waiting.refused_as_full(now, 7)
+        found.append((now - 100, judge.fault(Look(now, None, (), (), waiting.since, computes, is_full=True))))
+    first, said = next(each for each in found if each[1])
+    assert first == after
+    assert said == (
+        f"a request for one token is refused as one too many, and no other gets on, since {after:.0f} s"
+        + ("" if computes else ", and nothing runs")
+    )
+
+
+def test_an_answer_ends_the_waiting() -> None:
+    waiting = Waiting()
+    waiting.asked(1.0)
+    waiting.refused_as_full(1.0, 7)
+    assert waiting.is_full
+    waiting.answered()
+    assert (waiting.since, waiting.is_full) == (None, False)
+    waiting.asked(5.0)
+    waiting.refused_as_full(5.5, 9)
+    assert waiting.since == 5.0, "what it did before the answer says nothing"
+
+
+def test_a_process_that_was_only_looked_at_by_a_debugger_goes_on() -> None:
+    judge = Judge()
+    for number in range(40):
+        assert not judge.fault(Look(number * STEP, stopped=["tensorrt_llm"] if number % 4 else []))
+
+
+def test_one_that_nobody_depends_on_may_be_stopped_for_less() -> None:
+    judge = Judge(stopped_s=1.0)
+    looks = [judge.fault(Look(number * STEP, stopped=["tensorrt_llm"])) for number in range(5)]
+    assert looks == ["", "", "", "", "the process of tensorrt_llm is stopped"]
+
+
+def test_two_refusals_are_no_fault() -> None:
+    assert verdicts(60, refusals=2, said="no") == []
+
+
+def test_a_server_is_started_again_later_each_time_and_in_the_end_no_more() -> None:
+    restarts = Restarts()
+    assert [restarts.delay(now) for now in range(7)] == [0.0, 1.0, 2.0, 4.0, 8.0, None, None]
+
+
+def test_restarts_after_a_successful_start_never_end() -> None:
+    restarts = Restarts(came_up=True)
+    delays = [restarts.delay(now) for now in range(2000)]
+    assert delays[:8] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert set(delays[8:]) == {30.0}
+
+
+def test_what_failed_long_ago_is_forgotten() -> None:
+    restarts = Restarts(within_s=100)
+    assert [restarts.delay(now) for now in range(0, 2000, 200)] == [0.0] * 10
+    assert [restarts.delay(3000.0 + now) for now in range(3)] == [0.0, 1.0, 2.0]
+
+
+def test_no_delay_is_longer_than_the_longest() -> None:
+    restarts = Restarts(at_most=9, longest_s=5)
+    assert [restarts.delay(now) for now in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]

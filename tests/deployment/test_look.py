@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is seen of a server's processes while it starts, and of its answers; processes and answers are the test's."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from trtspec.core.processes import wait_until
+from trtspec.deployment.health import probe
+from trtspec.deployment.health.policy import Judge
+from trtspec.deployment.health.probe import Prober, StartLook, progress_of
+
+TARGET, DRAFT = {(2, 20): "target"}, {(3, 30): "draft"}
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> probe.Stubs:
+    """Return the processes that run models, to be changed."""
+    found: probe.Stubs = {}
+    monkeypatch.setattr(probe, "group_of", lambda pid: [pid, *(pid for pid, _ in found)])
+    monkeypatch.setattr(probe, "stubs_of", lambda pids: {**found})
+    monkeypatch.setattr(probe, "process_state", lambda pid: "S")
+    monkeypatch.setattr(probe, "dead_of_group", lambda pid, program: [])
+    return found
+
+
+def test_a_model_whose_process_went_while_others_were_loaded_is_missed_once_the_server_is_ready(
+    running: probe.Stubs,
+) -> None:
+    eyes = StartLook(1)
+    running |= DRAFT
+    assert not eyes.look(is_ready=False).died
+    del running[3, 30]
+    running |= TARGET
+    assert not eyes.look(is_ready=False).died
+    assert Judge().fault(eyes.look(is_ready=True)) == "the process of draft died"
+
+
+def test_a_model_that_nobody_loads_any_more_died(running: probe.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server says nothing of one that was killed while it loaded."""
+    judge, eyes = Judge(), StartLook(1)
+    running |= TARGET | DRAFT
+    assert not judge.fault(eyes.look(is_ready=False))
+    del running[3, 30]
+    assert not judge.fault(eyes.look(is_ready=False)), "another one may come"
+    monkeypatch.setattr(probe, "GONE_S", 0.0)
+    assert judge.fault(eyes.look(is_ready=False)) == "the process of draft died"
+
+
+def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: probe.Stubs) -> None:
+    eyes = StartLook(1)
+    running |= {(9, 90): "draft"}
+    eyes.look(is_ready=False)
+    del running[9, 90]
+    running |= DRAFT | TARGET
+    assert not eyes.look(is_ready=True).died
+    assert eyes.stubs == DRAFT | TARGET, "who looks from now on misses nothing that is gone rightly"
+
+
+def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_for_it(
+    running: probe.Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge, eyes = Judge(), StartLook(1)
+    running |= TARGET
+    dead = [2, 3]  # the target's is known
+    monkeypatch.setattr(probe, "dead_of_group", lambda pid, program: dead)
+    eyes.look(is_ready=False)
+    assert not judge.fault(eyes.look(is_ready=False)), "the server may wait for it yet"
+    monkeypatch.setattr(probe, "GONE_S", 0.0)
+    assert judge.fault(eyes.look(is_ready=False)) == "the process of a model died"
+    dead.remove(3)
+    assert not judge.fault(eyes.look(is_ready=False))
+
+
+def test_what_is_stopped_while_it_starts_is_seen(running: probe.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    running |= TARGET
+    monkeypatch.setattr(probe, "process_state", lambda pid: "T")
+    monkeypatch.setattr(probe, "model_of", lambda pid: "target" if pid == 2 else "")
+    judge, eyes = Judge(stopped_s=0.0), StartLook(1)
+    assert judge.fault(eyes.look(is_ready=False)) == "the process of target, tritonserver is stopped"
+
+
+class Full(BaseHTTPRequestHandler):
+    """A server that is full, and says how much it has done."""
+
+    status, done, questions = 503, 0, 0
+
+    def do_POST(self) -> None:
+        type(self).questions += 1
+        self._say(self.status, {"text_output": "x"} if self.status == 200 else {"error": "Exceeds maximum queue size"})
+
+    def do_GET(self) -> None:
+        assert self.path == "/v2/models/stats"
+        self._say(200, statistics(self.done))
+
+    def _say(self, status: int, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def statistics(done: int) -> dict[str, Any]:
+    """Return a part of Triton's document, of a model that answered so many."""
+    stats = {"success": {"count": done, "ns": 5}, "fail": {"count": 9, "ns": 5}}
+    return {"model_stats": [{"name": "m", "inference_count": 1, "execution_count": 2, "inference_stats": stats}]}
+
+
+@pytest.fixture
+def full() -> Iterator[tuple[type[Full], str]]:
+    class Handler(Full):
+        pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Handler, f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_full_server_is_waited_for_until_it_gets_on_or_answers(
+    full: tuple[type[Full], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "ASK_EVERY_S", 0.01)
+    server, url = full
+    prober = Prober(url)
+    try:
+        assert wait_until(lambda: server.questions > 2, 20)
+        since = prober.waiting.since
+        asked = server.questions
+        assert wait_until(lambda: server.questions > asked + 5, 20)
+        assert since is not None
+        assert (prober.waiting.since, prober.waiting.is_full, prober.refusals) == (since, True, 0)
+        server.done += 1
+        assert wait_until(lambda: (prober.waiting.since or 0) > since, 20)
+        server.status = 200
+        assert wait_until(lambda: not prober.waiting.is_full, 20)
+    finally:
+        prober.close()
+
+
+def test_progress_is_what_was_taken_up_and_answered() -> None:
+    assert progress_of(statistics(5)) == 7
+    document = statistics(5)
+    sent = {"success": {"count": 4, "ns": 1}, "fail": {"count": 3, "ns": 1}}
+    document["model_stats"][0]["response_stats"] = {"0": sent, "1": sent}
+    assert progress_of(document) == 15
+    for wrong in ({}, {"model_stats": None}, {"model_stats": [1]}, {"model_stats": [{"execution_count": "x"}]}):
+        assert progress_of(wrong) is None

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a deployment are its user's: the token, and the logs of this server and of those before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtspec.core.errors import DeployError
+from trtspec.core.files import private_directory, private_file
+from trtspec.deployment.log import FORMER, rotate
+from trtspec.deployment.token import new_token, read_token
+
+
+def test_a_token_is_new_each_time_and_read_again(tmp_path: Path) -> None:
+    first = new_token(tmp_path)
+    assert read_token(tmp_path) == first
+    assert new_token(tmp_path) != first
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "token").unlink()
+    with pytest.raises(DeployError, match="the deployment's token cannot be read") as caught:
+        read_token(tmp_path)
+    assert caught.value.hint == "deploy it again"
+
+
+def test_no_file_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("kept")
+    (tmp_path / "log").symlink_to(tmp_path / "other")
+    with private_file(tmp_path / "log") as file:
+        file.write(b"new")
+    assert (tmp_path / "other").read_text() == "kept"
+    assert (tmp_path / "log").read_text() == "new"
+
+
+def test_a_directory_of_a_version_before_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o755)
+    for path in (tmp_path / "a", tmp_path / "b" / "c"):
+        assert private_directory(path).stat().st_mode & 0o777 == 0o700
+
+
+def test_so_many_former_logs_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    rotate(log)
+    for number in range(FORMER + 3):
+        log.write_text(str(number))
+        rotate(log)
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {f"server.log.{place}": str(FORMER + 3 - place) for place in range(1, FORMER + 1)}

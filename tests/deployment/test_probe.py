@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The probe of containers: a live server's text counts, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from trtspec.deployment.health import request
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.serving.front.command import DOWN
+
+ANSWERS = {
+    "text": (200, {"text_output": "x"}),
+    "full": (503, {"error": "the queue is full"}),
+    "broken": (500, {"error": "the stub is dead"}),
+    "odd": (200, {"other": "x"}),
+    "down": (503, {"error": DOWN}),
+}
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    class Handler(BaseHTTPRequestHandler):
+        says = "text"
+        wait = threading.Event()
+
+        def do_POST(self) -> None:
+            if self.says == "late":
+                self.wait.wait(5)
+            status, document = ANSWERS.get(self.says, ANSWERS["text"])
+            body = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
+        found.handle_error = lambda *of: None  # whoever did not wait has gone
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        yield found
+        Handler.wait.set()
+        found.shutdown()
+
+
+def note(server: ThreadingHTTPServer, state: str = "live") -> None:
+    journal = DeploymentJournal("tiny")
+    journal.root.mkdir(parents=True, exist_ok=True)
+    port = server.server_address[1]
+    journal.write(Record("tiny", state, "", 0, None, port, port, port, "", detached=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("says", "code", "said"),
+    [
+        ("text", 0, ""),
+        ("full", 0, ""),
+        ("broken", 1, "the stub is dead"),
+        ("odd", 1, "no text_output"),
+        ("down", 1, "does not take requests now"),
+        ("late", 1, "no answer within"),
+    ],
+)
+def test_a_text_counts(says: str, code: int, said: str, server, workplace: Path, capsys) -> None:
+    note(server)
+    server.RequestHandlerClass.says = says
+    assert request.main(["tiny", "--within=0.5"]) == code
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_live_yet_is_not_asked(server, workplace: Path, capsys) -> None:
+    note(server, "smoke")
+    assert request.main(["tiny"]) == 1
+    assert "tiny is smoke, not live" in capsys.readouterr().err
+
+
+def test_a_name_that_was_never_deployed(workplace: Path, capsys) -> None:
+    assert request.main(["tiny"]) == 1
+    assert "no deployment 'tiny'" in capsys.readouterr().err
+
+
+def test_it_is_started_without_what_is_heavy(workplace: Path) -> None:
+    heavy = "any(n in sys.modules for n in ('torch', 'numpy', 'typer'))"
+    program = f"import sys, trtspec.deployment.health.request; sys.exit(int({heavy}))"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

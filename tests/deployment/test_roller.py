@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back of a rollout, without servers: what it waits for, and what it does once."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests._support.manifests import resolved
+from trtspec.core.errors import DeployError
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.process_group import Running
+from trtspec.deployment.process_specs import Child
+from trtspec.deployment.rollout import controller as roller_module
+from trtspec.deployment.rollout.controller import Roller, Stopped
+from trtspec.deployment.rollout.state import ROLLBACK, Rollout, ask
+
+RECORD = Record("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, revision=1)
+
+
+class Asked:
+    """Pairs whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.answered = threading.Event()
+        self.error: Exception | None = None
+
+    def ask(self) -> None:
+        assert self.answered.wait(20)
+        if self.error:
+            raise self.error
+
+
+class Shares:
+    """Notes what the entry is asked for, and fails as often as it is to."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.given: list[Any] = []
+        self.fails = fails
+
+    def give(self, share: int, **how: Any) -> None:
+        self.given.append((share, how))
+        if len(self.given) <= self.fails:
+            raise DeployError("the entry did not take that up")
+
+
+@pytest.fixture
+def roller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Roller:
+    monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path))
+    said: list[str] = []
+    return Roller(DeploymentJournal("n"), RECORD, Rollout(RECORD), lambda *_: None, threading.Event(), said.append)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.slow
+def test_a_fault_does_not_wait_for_the_answers_of_a_busy_server(roller: Roller) -> None:
+    pairs = Asked()
+    threading.Timer(0.2, lambda: setattr(roller, "_fault", "its server died")).start()
+    began = time.monotonic()
+    with pytest.raises(Stopped, match="its server died"):
+        roller._beside(pairs.ask)
+    assert time.monotonic() - began < 5
+    pairs.answered.set()
+
+
+@pytest.mark.slow
+def test_gates_do_not_keep_who_asks_for_a_rollback_waiting(roller: Roller) -> None:
+    gates = Asked()
+    threading.Timer(0.2, lambda: setattr(roller, "_wanted", ROLLBACK)).start()
+    began = time.monotonic()
+    with pytest.raises(Stopped, match="somebody asked for it"):
+        roller._beside(gates.ask)
+    assert time.monotonic() - began < 5
+    gates.answered.set()
+
+
+@pytest.mark.slow
+def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: Roller) -> None:
+    pairs = Asked()
+    threading.Timer(0.2, pairs.answered.set).start()
+    roller._beside(pairs.ask)
+    pairs.error = DeployError("a request of our own failed")
+    with pytest.raises(DeployError, match="of our own failed"):
+        roller._beside(pairs.ask)
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_requests_are_withdrawn_once_whoever_does_it(roller: Roller, fails: int) -> None:
+    """Where the entry did not take it up, who comes next tries again."""
+    roller._shares = shares = Shares(fails)  # type: ignore[assignment]
+    for _ in range(3):
+        roller._withdraw()
+    assert shares.given == [(0, {"alone": True})] * (1 + fails)
+
+
+@pytest.mark.parametrize(("seen", "reason"), [("its model is stopped", "its model is stopped"), ("", "refused")])
+def test_what_is_wrong_with_its_processes_is_the_reason_why_a_request_failed(
+    roller: Roller, seen: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one is often seen a moment after the other."""
+    ended: list[str] = []
+
+    def carry_out() -> None:
+        threading.Timer(0.1, lambda: setattr(roller, "_fault", seen)).start()
+        raise DeployError("refused")
+
+    roller.journal.root.mkdir(parents=True)
+    roller._shares = Shares()  # type: ignore[assignment]
+    monkeypatch.setattr(roller, "_carry_out", carry_out)
+    monkeypatch.setattr(roller, "_roll_back", ended.append)
+    roller.run()
+    assert ended == [reason]
+
+
+@pytest.mark.parametrize(
+    ("fault", "within_s"),
+    [
+        ("", roller_module.ENDED_S),
+        ("the process of tensorrt_llm_draft died", roller_module.ALONE_S),
+        ("the process of tensorrt_llm_draft is stopped", roller_module.ALONE_S),
+        ("the process of tensorrt_llm died", None),
+        ("the process of tensorrt_llm, tensorrt_llm_draft died", None),
+    ],
+)
+def test_what_can_still_be_answered_is_waited_for(roller: Roller, fault: str, within_s: float | None) -> None:
+    """A target that has lost its draft goes on alone; without the target's process others go on at once."""
+    drained: list[float] = []
+    roller._shares = SimpleNamespace(drain=lambda record, within_s: drained.append(within_s))  # type: ignore[assignment]
+    roller._fault = fault
+    roller._let_end()
+    assert drained == ([] if within_s is None else [within_s])
+
+
+def test_an_end_is_noted_once_however_often_its_state_cannot_be_kept(
+    roller: Roller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that has room for a line but not for a file."""
+    left = [OSError(28, "No space left on device")] * 2
+
+    def keep(*_: object) -> None:
+        if left:
+            raise left.pop()
+
+    monkeypatch.setattr(roller_module, "keep_rollout", keep)
+    monkeypatch.setattr(roller_module, "NOTE_EVERY_S", 0.01)
+    roller.journal.root.mkdir(parents=True)
+    roller.rollout = Rollout(RECORD, state="rolled-back", reason="it died")
+    roller._note_end()
+    assert [(entry["state"], entry["detail"]) for entry in roller.journal.entries()] == [("rolled-back", "it died")]
+    assert not left
+
+
+def test_a_reason_is_what_the_machine_refuses_or_a_bug_that_the_log_has(roller: Roller) -> None:
+    said: list[str] = []
+    roller._say = said.append
+    assert roller._reason(OSError(28, "No space left on device", "/x/state.json")) == "no space left on /x/state.json"
+    assert roller._reason(OSError(28, "No space left on device")) == f"no space left on {roller.journal.root}"
+    assert said == []
+    assert roller._reason(ValueError("of ours")) == "ValueError: of ours; the log says where"
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("gates", "skip", "measures"),
+    [
+        ({"min_acceptance": 0.5}, (), True),
+        ({"min_acceptance": 0.5}, ("lossless",), True),
+        ({"min_acceptance": 0.5}, ("lossless", "min_acceptance"), False),
+        ({"min_speedup": 1.2}, ("lossless",), False),  # beside the server of before it would measure that one's work
+        ({"lossless": False}, (), False),
+    ],
+)
+def test_nothing_is_measured_where_no_gate_is_to_be_judged(
+    gates: dict[str, Any], skip: tuple[str, ...], measures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
+    measured: list[object] = []
+    manifest = SimpleNamespace(recipe=resolved(gates=gates, speculation={"method": "ngram"}))
+    monkeypatch.setattr(roller_module, "load_manifest", lambda root: manifest)
+    monkeypatch.setattr(roller_module, "deploy_load", lambda *asked: measured.append(asked))
+    rollout = Rollout(RECORD, skip_gates=skip)
+    judging = Roller(DeploymentJournal("n"), RECORD, rollout, lambda *_: None, threading.Event(), print)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(judging, "_keeper", SimpleNamespace(server=SimpleNamespace(url="http://127.0.0.1:1")))
+    monkeypatch.setattr(judging, "_beside", lambda measure: None)
+    judging._judge_gates()
+    assert bool(measured) == measures
+
+
+def test_a_server_that_cannot_be_ended_takes_no_promotion_back(roller: Roller, monkeypatch: pytest.MonkeyPatch) -> None:
+    thrown: list[set[int]] = []
+
+    class Before:
+        def end(self, drain_s: float) -> None:
+            raise subprocess.TimeoutExpired("tritonserver", drain_s)
+
+    roller.journal.root.mkdir(parents=True)
+    nothing = lambda *_, **__: None  # noqa: E731
+    roller._shares = SimpleNamespace(give=nothing, drain=nothing, settle=nothing)  # type: ignore[assignment]
+    roller._replace = lambda *_: Before()  # type: ignore[assignment,return-value]
+    monkeypatch.setattr(roller_module, "throw_away", lambda journal, revision, kept: thrown.append(kept))
+    monkeypatch.setattr(roller, "_carry_out", roller._promote)
+    roller.run()
+    assert roller.rollout.state == "promoted"
+    assert thrown == [{RECORD.revision}]
+
+
+def test_what_is_asked_before_it_begins_is_heard(roller: Roller, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    roller.journal.root.mkdir(parents=True)
+    ask(roller.journal, ROLLBACK)
+    monkeypatch.setattr(roller, "_carry_out", roller._check)
+    monkeypatch.setattr(roller, "_roll_back", ended.append)
+    roller.run()
+    assert ended == ["somebody asked for it"]
+
+
+def test_a_process_that_the_kernel_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck:
+        pid, returncode = 1 << 30, None
+
+        def poll(self) -> None:
+            return None
+
+        def wait(self, timeout_s: float) -> None:
+            raise subprocess.TimeoutExpired("tritonserver", timeout_s)
+
+    Running(Child("server", (), ""), Stuck()).end(0.0)  # type: ignore[arg-type]

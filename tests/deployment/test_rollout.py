@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A new artifact over a live one: promoted or rolled back; a real tritonserver whose models echo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests._support.processes import words_of
+from tests.serving.triton.artifact import make_echo_artifact
+from trtspec.core.errors import DeployError, RolledBack
+from trtspec.core.processes import session_of, wait_until
+from trtspec.deployment.base import history
+from trtspec.deployment.health.probe import model_of
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.revision import place_of
+from trtspec.deployment.rollout import commands
+from trtspec.deployment.rollout.state import ROLLBACK, Limits, ask, read_rollout, under_way
+from trtspec.deployment.targets.local import deploy_local, status, stop
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.python_models.metrics import method_of
+from trtspec.serving.triton.server import find_server
+from trtspec.store.manifest import load_manifest
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+STARTS_S = 60.0
+BACK_S = 20.0  # from a fault to the end of a rollout: some 3 s on a machine without other work
+# An echo takes some milliseconds, beside other work now and then many; one that sleeps takes a hundred times as long.
+LIMITS = Limits((100,), 0.5, 6, max_latency_ratio=20.0)
+
+
+class Live:
+    """A deployment under the name "echo", whose artifacts differ by a line of their model."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.made = root, 0
+        self.journal = DeploymentJournal("echo")
+
+    def make(self, before: str = "pass", first: str = "pass") -> Path:
+        self.made += 1
+        own = f"number = {self.made}" if first == "pass" else first
+        return make_echo_artifact(self.root / str(self.made), before=before, first=own)
+
+    def deploy(self, artifact: Path, *shares: int, **options: Any) -> dict[str, Any]:
+        wanted = {"detach": True, "timeout_s": STARTS_S, "shares": shares, **options}
+        return deploy_local(artifact, DeployOptions(**wanted)).as_dict()
+
+    @property
+    def record(self) -> Record:
+        return self.journal.known()
+
+    def answers(self) -> bool:
+        answer = Client.at(self.record.endpoints["http"], 10).generate({"text_input": "hé", "max_tokens": 1})
+        return answer["text_output"] == "hé"
+
+    def states(self, revision: int) -> list[str]:
+        return [entry["state"] for entry in history("echo") if entry["revision"] == revision]
+
+    def processes(self, revision: int) -> list[int]:
+        """Return those of a revision: its server, and what runs its model."""
+        place = f"{place_of(self.journal, revision)}/"
+        pids = session_of(self.record.pid, self.record.started)
+        return [pid for pid in pids if place in words_of(pid)]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    root = tmp_path_factory.mktemp("rollout")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_STATE", str(root / "state"))
+        try:
+            find_server()
+        except DeployError as error:
+            pytest.skip(str(error))
+        patch.setattr(commands, "limits_of", lambda recipe, shares: replace(LIMITS, shares=tuple(shares) or (100,)))
+        live = Live(root)
+        live.deploy(live.make())
+        yield live
+        stop("echo", timeout_s=0)
+
+
+def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) -> None:
+    before, artifact = live.record, live.make()
+    told: list[str] = []
+    document = live.deploy(artifact, on_event=lambda state, what: told.append(state))
+    assert told[-1] == "promoted"
+    revision = document["revision"]
+    assert revision == before.revision + 1
+    assert document["rollout"]["state"] == "promoted"
+    assert live.states(revision) == ["staged", "starting", "loaded", "smoke", "canary", "promoted", "live"]
+    record = live.record
+    assert (record.artifact, record.pid, record.state_now) == (str(artifact), before.pid, "live")
+    assert record.endpoints["http"] != before.endpoints["http"]
+    repository = place_of(live.journal, revision) / "served" / "model_repository"
+    assert any(f"--model-repository={repository}" in words_of(pid) for pid in live.processes(revision))
+    method = load_manifest(artifact).recipe.speculation.method
+    assert method_of({"model_repository": str(repository / "ensemble")}) == method, "as its metrics are labelled"
+    assert live.answers()
+    assert wait_until(lambda: not live.processes(before.revision), 30), "the one before has ended"
+    assert not Client.at(before.endpoints["http"], 2).is_ready(), "its ports are gone with it"
+    assert live.deploy(artifact)["revision"] == revision, "what serves already is left as it is"
+    found = commands.rollback("echo", lambda state, what: None)
+    assert (live.record.artifact, live.record.manifest) == (before.artifact, before.manifest)
+    assert (found["revision"], found["files_of"]) == (revision + 1, before.revision)
+    staged = next(entry["detail"] for entry in history("echo") if entry["revision"] == revision + 1)
+    assert staged == f"its files are staged, those of revision {before.revision}"
+    assert live.answers()
+
+
+def test_what_was_asked_of_a_rollout_before_is_not_asked_of_the_next(live: Live) -> None:
+    ask(live.journal, ROLLBACK)
+    assert live.deploy(live.make())["rollout"]["state"] == "promoted"
+
+
+@pytest.mark.parametrize(
+    ("what", "lines", "reason"),
+    [
+        ("it does not load", {"before": "raise ValueError('no such weights')"}, "ended with status 1 while it started"),
+        ("it refuses", {"first": "raise ValueError('never')"}, "a request of our own failed|never"),
+        ("it is slow", {"first": "import time; time.sleep(1)"}, "takes .* times as long as before"),
+    ],
+)
+def test_a_bad_one_is_rolled_back_and_the_other_never_stops(live: Live, what: str, lines: dict, reason: str) -> None:
+    before = live.record
+    with ThreadPoolExecutor(1) as threads:
+        over: list[bool] = []
+        asked = threads.submit(lambda: [live.answers() for _ in iter(lambda: bool(over), True) if not time.sleep(0.05)])
+        try:
+            with pytest.raises(RolledBack, match=reason) as caught:
+                # who refuses is asked again for as long as a server may take to start
+                live.deploy(live.make(**lines), timeout_s=10.0 if "refuses" in what else STARTS_S)
+        finally:
+            over.append(True)
+        assert caught.value.exit_code == 113
+        assert all(asked.result(30))
+        assert asked.result()
+    assert live.record == before
+    rollout = read_rollout(live.journal)
+    assert rollout is not None, what
+    assert rollout.state == "rolled-back"
+    assert not live.processes(rollout.record.revision)
+    assert not place_of(live.journal, rollout.record.revision).exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGSTOP, "the process of ensemble is stopped"),
+        (signal.SIGKILL, "the process of ensemble died|ended with status 1 while it started"),
+    ],
+)
+def test_one_that_stops_or_dies_while_it_loads_is_rolled_back_soon(live: Live, number: int, reason: str) -> None:
+    before, began = live.record, time.monotonic()
+    with pytest.raises(RolledBack, match=reason):
+        live.deploy(live.make(before=f"import time; time.sleep(0.6); os.kill(os.getpid(), {int(number)})"))
+    assert time.monotonic() - began < BACK_S
+    assert live.record == before
+    assert live.answers()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("which", ["server", "model"])
+def test_one_that_dies_or_stops_while_it_has_requests_is_rolled_back(live: Live, number: int, which: str) -> None:
+    before = live.record
+    document = live.deploy(live.make(), 50)
+    assert (document["rollout"]["state"], document["rollout"]["share"]) == ("holding", 0)
+    assert live.record == before, "nothing is decided"
+    revision = document["rollout"]["revision"]
+    (pid,) = [pid for pid in live.processes(revision) if bool(model_of(pid)) == (which == "model")]
+    os.kill(pid, number)
+    assert wait_until(lambda: not under_way(live.journal, live.record), BACK_S)
+    rollout = read_rollout(live.journal)
+    assert rollout is not None
+    assert rollout.state == "rolled-back"
+    assert "died" in rollout.reason or "stopped" in rollout.reason or "ended by itself" in rollout.reason
+    assert live.record == before
+    assert live.answers()
+    assert not live.processes(revision)
+
+
+def test_somebody_promotes_or_rolls_back_what_is_held(live: Live) -> None:
+    before, artifact = live.record, live.make()
+    held = live.deploy(artifact, 50)["rollout"]
+    with pytest.raises(DeployError, match="one rollout at a time"):
+        live.deploy(live.make())
+    assert status("echo")["rollout"]["state"] == "holding"
+    assert commands.rollback("echo", lambda state, what: None)["rollout"]["reason"] == "somebody asked for it"
+    assert live.record == before
+    with pytest.raises(DeployError, match="no rollout of 'echo' is under way"):
+        commands.promote("echo")
+    live.deploy(artifact, 50)
+    assert commands.promote("echo")["revision"] == held["revision"] + 1
+    assert live.answers()
+
+
+DEPLOYER = """
+import sys
+from pathlib import Path
+from trtspec.store.manifest import load_manifest
+from trtspec.deployment import rolling
+from trtspec.deployment.targets.local import deploy_local
+from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.rollout.state import Limits
+rolling.limits_of = lambda recipe, shares: Limits((100,), 0.5, 6, max_latency_ratio=20.0)
+print(deploy_local(Path(sys.argv[1]), DeployOptions(detach=True, on_event=lambda *_: print("x", flush=True))).as_dict())
+"""
+
+
+def test_a_rollout_goes_on_without_the_command_and_is_found_again(live: Live) -> None:
+    artifact, revision = live.make(), live.record.revision + 1
+    command = [sys.executable, "-c", DEPLOYER, str(artifact)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "x\n"  # it is staged
+        owner.kill()
+    found = live.deploy(artifact)
+    assert (found["revision"], found["rollout"]["state"]) == (revision, "promoted")
+    assert live.states(revision).count("staged") == 1
+
+
+def test_a_deployment_that_is_stopped_ends_the_rollout_and_leaves_nothing(live: Live) -> None:
+    live.deploy(live.make(), 50)
+    record = live.record
+    stop("echo", timeout_s=20)
+    assert not session_of(record.pid, record.started)
+    rollout = read_rollout(live.journal)
+    assert rollout is not None
+    assert (rollout.state, rollout.reason) == ("rolled-back", "the deployment was stopped")
+    with pytest.raises(DeployError, match="'echo' is stopped"):
+        commands.promote("echo")
+    assert live.deploy(live.make())["revision"] == record.revision + 2
+    assert live.answers()

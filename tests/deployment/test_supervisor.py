@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live deployment whose processes die, stop and hang, on a real tritonserver with a model that only echoes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests._support.processes import words_of
+from tests.serving.triton.artifact import make_echo_artifact
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.ports import free_ports
+from trtspec.core.processes import group_of, process_state, session_of, start_time, wait_until
+from trtspec.deployment.health.probe import model_of, progress_of
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.process_specs import Child, read_children, write_children
+from trtspec.deployment.revision import place_of
+from trtspec.deployment.server_process import Keeper
+from trtspec.deployment.supervisor import Supervisor
+from trtspec.deployment.targets.local import deploy_local, status, stop
+from trtspec.deployment.token import new_token
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.server import find_server
+
+SEEN_S = 5.0  # from a fault to the note of it
+SLACK_S = 15.0  # of a machine with other work
+BACK_S = 60.0
+# A request that asks for it blocks the model for ever; a slow one takes a while. The log tells when it does.
+FIRST = """
+            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().item().decode()
+            import time
+            print(f"asked: {text!a}", flush=True)
+            time.sleep({"hang": 3600, "slow": 60, "brief": 2}.get(text, 0))
+"""
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory) -> Iterator[Callable[[], Record]]:
+    """Return the record of a deployment, which every test leaves live."""
+    root = tmp_path_factory.mktemp("supervised")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_STATE", str(root / "state"))
+        try:
+            find_server()
+        except DeployError as error:
+            pytest.skip(str(error))
+        deploy_local(make_echo_artifact(root / "echo", first=FIRST.strip()), DeployOptions(detach=True, timeout_s=60))
+        yield DeploymentJournal("echo").known
+        stop("echo", timeout_s=0)
+
+
+def of(record: Record, wanted: str) -> int:
+    """Return the process of the server or of a model."""
+    pids = session_of(record.pid, record.started)
+    named = {model_of(pid) or words_of(pid).split("\0")[0].rpartition("/")[2]: pid for pid in pids}
+    return named[wanted]
+
+
+def log_of(name: str) -> str:
+    return DeploymentJournal(name).log.read_text()
+
+
+def slow_ones(name: str) -> int:
+    """Return how many slow requests were ever begun to be answered."""
+    return log_of(name).count("asked: 'slow'\n")
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "fault", "reason"),
+    [
+        ("a dead stub", ("ensemble", signal.SIGKILL), "the process of ensemble died|.* is not healthy.*"),
+        ("a stopped stub", ("ensemble", signal.SIGSTOP), "the process of ensemble is stopped"),
+        ("a hanging stub", None, "a request for one token has no answer since .* s, and nothing runs"),
+        ("a stopped server", ("tritonserver", signal.SIGSTOP), "the process of tritonserver is stopped"),
+        ("a dead server", ("tritonserver", signal.SIGKILL), "the server ended by itself with status -9"),
+    ],
+)
+def test_a_fault_is_seen_ends_the_open_requests_and_heals(live, what: str, fault, reason: str) -> None:
+    record = live()
+    before, client = record.restarts, Client.at(record.endpoints["http"], timeout_s=BACK_S)
+    with ThreadPoolExecutor(2) as threads:
+        if fault:
+            asked = slow_ones("echo")
+            open_request = threads.submit(client.generate, {"text_input": "slow", "max_tokens": 1})
+            assert wait_until(lambda: slow_ones("echo") > asked, BACK_S)
+            os.kill(of(record, fault[0]), fault[1])
+        else:
+            open_request = threads.submit(client.generate, {"text_input": "hang", "max_tokens": 1})
+        begun = time.monotonic()
+        assert wait_until(lambda: live().restarts == before + 1, SEEN_S + SLACK_S)
+        with pytest.raises(TrtspecError, match=r"does not take requests now|is not healthy"):
+            open_request.result(SLACK_S)
+        seen_s = time.monotonic() - begun
+    assert seen_s < SEEN_S + SLACK_S
+    assert re.fullmatch(reason, live().reason), what
+    found = status("echo")
+    assert (found["restarts"], found["reason"]) == (before + 1, live().reason)
+    assert found["state"] in {"restarting", "live"}
+    assert wait_until(lambda: live().state == "live", BACK_S)
+    assert client.generate({"text_input": "hé", "max_tokens": 1})["text_output"] == "hé"
+    entries = DeploymentJournal("echo").entries()[-2:]
+    assert [entry["state"] for entry in entries] == ["restarting", "live"]
+    assert entries[0]["detail"] == live().reason
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_started_again(live, tmp_path: Path) -> None:
+    """Triton's own: who asks next, server or model, gets boost's lock_exception, which nobody catches.
+
+    `live` is asked for a tritonserver only; another one too often is given up.
+    """
+    deploy_local(make_echo_artifact(tmp_path / "locked", "locked"), DeployOptions(detach=True, timeout_s=BACK_S))
+    known = DeploymentJournal("locked").known
+    record = known()
+    command = [sys.executable, "-m", "tests.serving.triton.orphaned", record.shm_prefix]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BACK_S, check=True)
+    assert int(done.stdout) > 0
+    assert wait_until(lambda: known().restarts == 1, SEEN_S + SLACK_S)
+    assert known().reason in {"the process of ensemble died", "the server ended by itself with status -6"}
+    assert "boost::interprocess::lock_exception" in log_of("locked")
+    assert wait_until(lambda: known().state == "live", BACK_S)
+    client = Client.at(record.endpoints["http"], timeout_s=BACK_S)
+    assert client.generate({"text_input": "x", "max_tokens": 1})["text_output"] == "x"
+    stop("locked", timeout_s=0)
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_front_that_ends_or_is_stopped_is_started_again_beside_the_same_server(live, fault: signal.Signals) -> None:
+    record = live()
+    server, pids = of(record, "tritonserver"), session_of(record.pid, record.started)
+    [front] = [pid for pid in pids if "trtspec.serving.front" in words_of(pid)]
+    os.kill(front, fault)
+    client = Client.at(record.endpoints["http"], timeout_s=2.0)
+    assert wait_until(lambda: process_state(front) in {"", "Z"}, SEEN_S + SLACK_S)
+    assert wait_until(client.is_ready, BACK_S)
+    assert of(record, "tritonserver") == server
+    assert live().restarts == record.restarts
+    assert live().beside.startswith("HTTP front ")
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_server_says_what_it_has_done(live) -> None:
+    client = Client.at(live().endpoints["http"], timeout_s=BACK_S)
+    before = progress_of(client.statistics())
+    client.generate({"text_input": "x", "max_tokens": 1})
+    assert before is not None
+    assert wait_until(lambda: (progress_of(client.statistics()) or 0) > before, SLACK_S)
+
+
+def is_refused(client: Client) -> bool:
+    try:
+        client.generate({"text_input": "x", "max_tokens": 1})
+    except DeployError as error:
+        return "cannot be reached" in error.message or "does not take requests now" in error.message
+    return False
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "drain_s", "ends"), [("brief", 30, "brief"), ("slow", 1, "does not take requests now")]
+)
+def test_open_requests_get_the_time_they_are_given_and_new_ones_none(
+    live, tmp_path: Path, text: str, drain_s: int, ends: str
+) -> None:
+    """`live` is asked for a tritonserver only."""
+    deploy_local(
+        make_echo_artifact(tmp_path / "drained", "drained", first=FIRST.strip()),
+        DeployOptions(detach=True, drain_s=drain_s),
+    )
+    record = DeploymentJournal("drained").known()
+    client = Client.at(record.endpoints["http"], timeout_s=30)
+
+    def ask() -> str:
+        try:
+            return str(client.generate({"text_input": text, "max_tokens": 1})["text_output"])
+        except DeployError as error:
+            return error.message
+
+    with ThreadPoolExecutor(2) as threads:
+        asked = threads.submit(ask)
+        assert wait_until(lambda: f"asked: {text!a}\n" in log_of("drained"), BACK_S)
+        begun = time.monotonic()
+        stopping = threads.submit(stop, "drained")
+        assert wait_until(lambda: is_refused(client), 20)
+        assert ends in asked.result(20)
+        assert stopping.result(30)["state"] == "stopped"
+    assert time.monotonic() - begun < 45
+    assert not session_of(record.pid, record.started)
+
+
+FAKE = """
+import sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.end_headers()
+    def do_POST(self): self.send_response(200); self.end_headers(); self.wfile.write(b'{"text_output": "x"}')
+    def log_message(self, *_): pass
+if len(sys.argv) > 2: sys.exit(int(sys.argv[2]))
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch) -> DeploymentJournal:
+    monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
+    journal = DeploymentJournal("fake")
+    place_of(journal, 1).mkdir(parents=True)
+    journal.log.touch()
+    new_token(journal.root)
+    journal.write(Record("fake", "live", "x", os.getpid(), None, 1, 2, 3, "trtspec_none_", True, drain_s=1))
+    return journal
+
+
+def fake(name: str = "server", *more: str) -> Child:
+    [port] = free_ports(1)
+    return Child(name, (sys.executable, "-c", FAKE, str(port), *more), f"http://127.0.0.1:{port}", start_s=20)
+
+
+def kept(journal: DeploymentJournal, server: Child) -> Keeper:
+    write_children(place_of(journal, 1) / "server.json", [server])
+    return Keeper(journal.root, place_of(journal, 1), "trtspec_none_")
+
+
+@pytest.mark.slow
+def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal: DeploymentJournal) -> None:
+    supervisor = Supervisor(journal, kept(journal, fake("server", "7")))
+    supervisor.restarts.at_most, supervisor.restarts.first_s = 2, 0.1
+    supervisor.keeper.start()
+    assert supervisor._watch() == 1
+    record = journal.known()
+    assert (record.state, record.restarts) == ("failed", 2)
+    assert record.reason == "the server ended with status 7 while it started; it was started again 2 times before"
+    assert [entry["state"] for entry in journal.entries()] == ["live", "restarting", "restarting", "failed"]
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_with_a_full_queue_is_noticed(journal: DeploymentJournal, monkeypatch) -> None:
+    full = FAKE.replace("do_POST(self): self.send_response(200)", "do_POST(self): self.send_response(503)")
+    monkeypatch.setattr(sys.modules[__name__], "FAKE", full)
+    keeper, deadline = kept(journal, fake()), time.monotonic() + BACK_S
+    keeper.start()
+    try:
+        assert not keeper.until_ready(lambda: False)
+        fault = keeper.fault(lambda: time.monotonic() > deadline)
+    finally:
+        keeper.end(0.0)
+    assert re.fullmatch("a request for one token is refused as one too many, .* since 3 s, and nothing runs", fault)
+
+
+@pytest.mark.slow
+def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJournal) -> None:
+    supervisor = Supervisor(journal, kept(journal, fake()), [fake("entry")])
+    since = journal.known().since
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(supervisor.run)
+        assert wait_until(lambda: len(supervisor.running) == 1, 10)
+        entry = supervisor.running[0].running.process
+        time.sleep(1)
+        entry.kill()
+        assert wait_until(lambda: supervisor.running[0].running.process.pid != entry.pid, 10)
+        assert supervisor.keeper.ended is None
+        supervisor.asked.set()
+        assert running.result(20) == 0
+    assert supervisor.keeper.running
+    pids = [supervisor.keeper.running.process.pid, *(each.running.process.pid for each in supervisor.running)]
+    assert not any(group_of(pid) for pid in pids)
+    assert (journal.known().restarts, journal.known().since) == (0, since)
+    assert journal.known().beside == "entry ended by itself with status -9, and is started again at once"
+    assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [("live", journal.known().beside)]
+
+
+def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal) -> None:
+    """The command that deploys was killed on the way."""
+    gone = subprocess.Popen(["true"])
+    started = start_time(gone.pid)
+    gone.wait(10)
+    journal.move(journal.known(), "smoke")
+    supervisor = Supervisor(journal, kept(journal, fake()), command=(gone.pid, started or 0))
+    assert supervisor.run() == 1
+    assert journal.known().state == "failed"
+    assert journal.entries()[-1]["detail"] == "the command that deployed it ended before it was live"
+    assert supervisor.keeper.ended is not None
+
+
+def test_how_children_are_started_is_a_file_of_the_user_alone(tmp_path: Path) -> None:
+    children = [Child("server", ["a", "b"], "http://x:1", {"K": "V"}, 3.0), Child("entry", ["c"], "http://x:2")]
+    write_children(tmp_path / "children.json", children)
+    assert (tmp_path / "children.json").stat().st_mode & 0o777 == 0o600
+    assert read_children(tmp_path / "children.json") == children

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a deploy target is. A module of this package joins by defining `TARGET`; its name is the target's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from trtspec.bench.gates import on_request
+from trtspec.bench.run_gates import deploy_estimate_s, deploy_load, ensure_served_gates
+from trtspec.bench.verification_report import LeftOut
+from trtspec.bench.verify import OnMeasure, OnProgress, ensure_gates
+from trtspec.core.errors import DeployError, TrtspecError, describe_refusal, remedy_of
+from trtspec.core.paths import state_dir
+from trtspec.core.ports import LOOPBACK
+from trtspec.core.registry import find
+from trtspec.deployment.containers import Workload, workload_of
+from trtspec.deployment.journal import (
+    OVER,
+    STARTING,
+    STATE_FILE,
+    DeploymentJournal,
+    Record,
+    deployment_names,
+    status_of,
+)
+from trtspec.deployment.options import DeployOptions, OnEvent
+from trtspec.deployment.rendering import Rendered, write_rendered
+from trtspec.serving.triton.client import Client
+from trtspec.store.artifact_paths import REPOSITORY
+from trtspec.store.manifest import load_manifest, manifest_sha256
+
+
+class Deployment(Protocol):
+    """A server that answered its first request."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return `name`, `state`, `endpoints` and `pid`, the document of `deploy --json`."""
+
+    def wait(self) -> None:
+        """Block until the server ends; SIGINT and SIGTERM stop it first, its own death is a DeployError."""
+
+
+class Deploy(Protocol):
+    """Serve an artifact; returns only when a real request was answered, and leaves nothing running when it fails."""
+
+    def __call__(self, artifact: Path, options: DeployOptions) -> Deployment: ...
+
+
+class Render(Protocol):
+    """Return the files that serve a workload in containers; DeployError for settings that cannot be met.
+
+    `repository` is the artifact's model repository; ports that are None are left to the target.
+    """
+
+    def __call__(
+        self,
+        workload: Workload,
+        repository: Path,
+        host: str,
+        ports: Mapping[str, int | None],
+        settings: Mapping[str, str],
+    ) -> Rendered: ...
+
+
+def _state_of_process(record: Record) -> str:
+    return record.state_now
+
+
+def _is_here(journal: DeploymentJournal) -> None:
+    """Leave the log, which its server writes on this machine."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What every place to deploy to can do; deployments are known by their name, of all targets.
+
+    `state` is what can be said of a deployment without asking its server: by default, whether its process lives here.
+    `status` is for a target that asks the server as well.
+    A target of containers has `render`, and `options` by name with what each is for; there `trtspec deploy` runs
+    inside and judges the gates. `fetch_log` brings the log here; `promote` and `rollback` decide on a rollout where the
+    target has such.
+    """
+
+    deploy: Deploy
+    stop: Callable[[str], dict[str, Any]]
+    status: Callable[[str], dict[str, Any]] | None = None
+    state: Callable[[Record], str] = _state_of_process
+    render: Render | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    fetch_log: Callable[[DeploymentJournal], None] = _is_here
+    promote: Callable[[str], dict[str, Any]] | None = None
+    rollback: Callable[[str, OnEvent], dict[str, Any]] | None = None
+
+
+def deploy(
+    artifact: Path,
+    target: str,
+    options: DeployOptions,
+    *,
+    on_progress: OnProgress = lambda what, done, total: None,
+    baseline: str | None = None,
+    on_left_out: Callable[[Sequence[LeftOut]], None] = lambda left_out: None,
+) -> Deployment:
+    """Serve an artifact whose gates hold.
+
+    That is settled by what this user measured before, by measuring them now, or on its server before it is live.
+
+    `baseline` is a server without speculation; `on_left_out` gets what was not judged. Raises like `ensure_gates` and
+    the target.
+    """
+    where, skip = find_target(target), options.skip_gates
+    if options.name is not None:
+        DeploymentJournal(options.name)  # which refuses what is no name, before anything is measured
+    if options.manifest:
+        load_manifest(artifact, options.manifest)
+    _check_free(artifact, options.name, target)
+    if where.render is not None:
+        if baseline:
+            raise DeployError(f"the server that runs on {target} measures no --baseline", hint="--skip-gate, or verify")
+        if options.wait_warm:
+            hint = "leave it out: its own probe asks the server for a text"
+            raise DeployError(f"nobody here can ask the entries of {target}", hint=hint)
+        with _in_words():
+            return where.deploy(artifact, options)
+    _check_settings(target, options.settings)
+    other = Client.at(address_of(baseline)[0]) if baseline else None
+    if skip:
+        on_left_out([on_request(name) for name in skip])
+    announce, trusted = _announced(artifact, options.on_event), options.trusted_report
+    if not ensure_gates(artifact, on_progress, skip, on_left_out, announce, expected=options.manifest, trusted=trusted):
+
+        def judge(url: str) -> None:
+            load = deploy_load(artifact, skip, on_progress)
+            on_left_out(ensure_served_gates(Client.at(url), artifact, load, other))
+
+        options = replace(options, before_live=judge)
+    with _in_words():
+        return where.deploy(artifact, options)
+
+
+def _announced(artifact: Path, on_event: OnEvent) -> OnMeasure:
+    """Return what reports, before gates are measured, why that is done, how long it takes and how to skip it."""
+
+    def announce(gates: tuple[str, ...], in_process: bool) -> None:
+        manifest = load_manifest(artifact)
+        if in_process:
+            seconds = deploy_estimate_s(artifact, manifest)
+            takes = (
+                f"now, for about {max(10, round(seconds, -1)):.0f} s"
+                if seconds < 100
+                else (f"now, for about {round(seconds / 60)} minutes")
+            )
+        else:
+            takes = "on its server before it is live"
+        on_event(
+            "gates", f"no report of {artifact} settles its gates, so they are measured {takes}: {', '.join(gates)}"
+        )
+        on_event("", f"measure them before: trtspec verify {artifact}; or leave one out: --skip-gate {gates[0]}")
+
+    return announce
+
+
+def render(
+    artifact: Path,
+    target: str,
+    out: Path,
+    *,
+    name: str | None = None,
+    host: str = LOOPBACK,
+    ports: Mapping[str, int | None],
+    skip: Collection[str] = (),
+    drain_s: int | None = None,
+    manifest: str = "",
+    trusted_report: str = "",
+    settings: Mapping[str, str],
+) -> list[str]:
+    """Write the files that serve an artifact on a target below `out` and return their paths; nothing is run.
+
+    `manifest` and `trusted_report` are those of DeployOptions.
+    """
+    where = find_target(target)
+    if where.render is None:
+        _check_settings(target, settings)
+        raise DeployError(f"nothing is rendered for {target}", hint="leave --render out, or choose another --target")
+    if name is not None:
+        DeploymentJournal(name)
+    found = load_manifest(artifact, manifest)
+    workload = workload_of(found, name, tuple(skip), drain_s, manifest_sha256(artifact), trusted_report)
+    with _in_words(out):
+        return write_rendered(out, where.render(workload, artifact / REPOSITORY, host, ports, settings))
+
+
+def _check_settings(target: str, settings: Mapping[str, str]) -> None:
+    if settings:
+        raise DeployError(f"{target} takes no {', '.join(sorted(settings))}", hint="they belong to other targets")
+
+
+def _check_free(artifact: Path, name: str | None, target: str) -> None:
+    """Refuse a name that runs on another target, which would be forgotten there."""
+    if not deployment_names():
+        return
+    record = DeploymentJournal(name or load_manifest(artifact).recipe.name).read()
+    if record is None or record.target == target or record.state not in (*STARTING, "live"):
+        return
+    if find_target(record.target).state(record) in ("live", "starting", "unhealthy"):
+        hint = f"trtspec stop {record.name}, or choose another name with --name"
+        raise DeployError(f"{record.name!r} is already deployed on {record.target}", hint=hint)
+
+
+def address_of(what: str) -> tuple[str, dict[str, Any]]:
+    """Return the address that a name or an address leads to, and the status of the deployment that a name is of."""
+    if "://" in what:
+        return what, {}
+    document = status(what)
+    return document["endpoints"]["http"], document
+
+
+def status(name: str) -> dict[str, Any]:
+    """Return how a deployment fares, wherever it runs."""
+    with _in_words():
+        target, journal = target_of(name), DeploymentJournal(name)
+        if target.status:
+            return target.status(name)
+        record = journal.known()
+        return status_of(journal, record, target.state(record))
+
+
+def deployments() -> list[dict[str, Any]]:
+    """Return all deployments by name, whether they run or not; no server is asked, so that nothing waits for one."""
+    with _in_words():
+        return [_listed(name) for name in deployment_names()]
+
+
+def _listed(name: str) -> dict[str, Any]:
+    """Return what is known of a deployment; one whose record or target is broken hides none of the others."""
+    try:
+        record = DeploymentJournal(name).known()
+        state = find_target(record.target).state(record)
+    except TrtspecError as error:
+        return {"name": name, "state": "unknown", "error": str(error)}
+    keys = ("name", "target", "artifact", "backend", "method", "endpoints", "host", "pid", "restarts", "reason")
+    return {key: getattr(record, key) for key in keys} | {"state": state, "since": _utc(record.since)}
+
+
+def _utc(seconds: float) -> str | None:
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds") if seconds else None
+    except (OverflowError, ValueError, OSError):  # a damaged file
+        return None
+
+
+def stop(name: str) -> dict[str, Any]:
+    """End a deployment, wherever it runs."""
+    with _in_words():
+        return target_of(name).stop(name)
+
+
+def remove(name: str, *, force: bool = False) -> dict[str, Any]:
+    """Forget a deployment that does not run: its record, journal, logs and revisions.
+
+    One that runs is refused, or with `force` stopped first; what then cannot be stopped is forgotten all the same,
+    and `left` says why it may still run.
+    """
+    with _in_words():
+        journal = DeploymentJournal(name)
+        record, left = _last_record(journal, force=force), ""
+        if record is None:
+            left = "its record could not be read"
+        else:
+            state = find_target(record.target).state(record)
+            if state not in (*OVER, "dead") and not force:
+                hint = f"trtspec stop {name}, or trtspec rm --force {name}"
+                raise DeployError(f"{name!r} is {state}", hint=hint)
+            if state not in OVER:
+                left = _stopped(name, force=force)
+        with journal.lock():
+            journal.remove()
+        return {"name": name, "removed": True, "left": left}
+
+
+def _last_record(journal: DeploymentJournal, *, force: bool) -> Record | None:
+    """Return the last record; with `force` None where it cannot be read."""
+    try:
+        return journal.known()
+    except DeployError:
+        if not force or not (journal.root / STATE_FILE).exists():
+            raise
+        return None
+
+
+def _stopped(name: str, *, force: bool) -> str:
+    """End what is left of a deployment; returns why that failed where it may, "" where it did not."""
+    try:
+        find_target(DeploymentJournal(name).known().target).stop(name)
+    except TrtspecError as error:
+        if not force:
+            hint = f"{error.hint or error.message}\ntrtspec rm --force {name} forgets it all the same"
+            raise DeployError(f"{name!r} cannot be removed: {error.message}", hint=hint) from None
+        return error.message
+    return ""
+
+
+def promote(name: str) -> dict[str, Any]:
+    """Let the new revision of a deployment serve now."""
+    with _in_words():
+        if (decide := target_of(name).promote) is None:
+            raise _no_rollouts(name)
+        return decide(name)
+
+
+def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
+    """Let the revision before the new one, or the present one, serve again."""
+    with _in_words():
+        if (decide := target_of(name).rollback) is None:
+            raise _no_rollouts(name)
+        return decide(name, on_event)
+
+
+def history(name: str) -> list[dict[str, Any]]:
+    """Return all that became of a deployment and its revisions, oldest first."""
+    journal = DeploymentJournal(name)
+    journal.known()
+    return [entry | {"time": _utc(entry["time"])} for entry in journal.entries()]
+
+
+def _no_rollouts(name: str) -> DeployError:
+    target = DeploymentJournal(name).known().target
+    return DeployError(f"{target} rolls revisions out and back by its own means", hint=f"trtspec status {name}")
+
+
+def target_of(name: str) -> Target:
+    """Return the target that a deployment runs on."""
+    return find_target(DeploymentJournal(name).known().target)
+
+
+def find_target(name: str) -> Target:
+    """Return a target by name; an unknown name is an error that lists the known ones."""
+    target: Target = find("trtspec.deployment.targets", "TARGET", name, "deploy target")
+    return target
+
+
+@contextmanager
+def _in_words(place: Path | None = None) -> Iterator[None]:
+    """Say what the machine refuses: nearly always it is about the directory with the deployments, or `place`."""
+    try:
+        yield
+    except OSError as error:
+        if (refused := describe_refusal(error, str(place or state_dir()))) is None:
+            raise
+        hint = "give it room or access there, or point TRTSPEC_STATE at another directory"
+        raise DeployError(refused, hint=remedy_of(error) or (None if place else hint)) from error

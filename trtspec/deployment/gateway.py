@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What answers OpenAI's clients beside a deployment's server: how it is started, and whether it answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import replace
+from http.client import HTTPException
+from urllib.request import urlopen
+
+from trtspec.core.errors import DeployError
+from trtspec.core.files import private_file
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.process_specs import Child
+from trtspec.deployment.revision import place_of
+from trtspec.serving.gateway.command import entry_command, entry_config, ready_url, write_config
+from trtspec.serving.gateway.config import EntryConfig
+from trtspec.serving.gateway.routing_state import Route, Routes, write_routes
+
+ENTRY = "openai"
+ENTRY_FILE, ROUTES, KEYS_FILE = "openai.json", "openai.routes", "openai.keys"
+KEYS = "TRTSPEC_OPENAI_KEYS"
+ANSWER_S = 2.0
+
+
+def openai_entry(journal: DeploymentJournal, record: Record) -> Child:
+    """Return how the entry of a deployment is started; DeployError where it cannot be.
+
+    Its keys, if there are any in the environment, go into a file of this user alone: nothing that runs beside it sees
+    them.
+    """
+    if importlib.util.find_spec("uvicorn") is None:
+        hint = "pip install 'trtspec[triton]', or build with serving.openai: false"
+        raise DeployError("OpenAI's clients are answered with uvicorn, which is not installed", hint=hint)
+    keys_file = journal.root / KEYS_FILE
+    keys_file.unlink(missing_ok=True)
+    if keys := os.environ.get(KEYS):
+        with private_file(keys_file) as file:
+            file.write("\n".join(keys.split(",")).encode())
+    config = revision_config(journal, record)
+    write_config(config, journal.root / ENTRY_FILE)
+    write_routes(journal.root / ROUTES, Routes(0, (Route(record.revision, 100, config),)))
+    command, listens = entry_command(journal.root / ENTRY_FILE), {ENTRY: record.openai}
+    return Child(ENTRY, command, ready_url(config), listens=listens, host=config.host)
+
+
+def revision_config(journal: DeploymentJournal, record: Record) -> EntryConfig:
+    """Return what the entry has to know of a revision."""
+    keys_file = journal.root / KEYS_FILE
+    config = entry_config(
+        place_of(journal, record.revision) / "artifact",
+        grpc=record.endpoints["grpc"],
+        port=record.openai,
+        host=record.host_of("openai"),
+        model=journal.name,
+        keys_file=str(keys_file) if keys_file.exists() else "",
+        routes_file=str(journal.root / ROUTES),
+    )
+    return replace(config, limits=replace(config.limits, drain_s=float(record.drain_s)))
+
+
+def answers(url: str) -> bool:
+    """Return whether an address answers 200."""
+    try:
+        with urlopen(url, timeout=ANSWER_S) as answer:
+            return bool(answer.status == 200)
+    except (OSError, HTTPException):
+        return False

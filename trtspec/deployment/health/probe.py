@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be seen of a tritonserver from outside: its processes, and whether it answers a request for one token."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.processes import computes, dead_of_group, group_of, is_alive, process_state, start_time
+from trtspec.deployment.health.policy import Look, Waiting
+from trtspec.serving.triton.client import Client
+
+SMOKE_REQUEST = {"text_input": "Hello", "max_tokens": 1}
+STUB = "triton_python_backend_stub"
+SERVER = "tritonserver"
+ASK_EVERY_S = 1.0
+LONGEST_ANSWER_S = 3600.0
+READY_TIMEOUT_S = 1.0
+UNSEEN = "a model"  # whose process ended before it was seen
+GONE_S = 1.0  # between two processes of a model that is loaded
+BUSY = "answered 503"  # its queue is full
+
+
+class Prober:
+    """Asks for one token, and when that is answered again; one question at a time, so that none is in a load's way."""
+
+    def __init__(self, url: str) -> None:
+        self.waiting = Waiting()
+        self.refusals, self.said = 0, ""
+        self._client, self._statistics = Client.at(url, LONGEST_ANSWER_S), Client.at(url, READY_TIMEOUT_S)
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="probe", daemon=True).start()
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(ASK_EVERY_S):
+            self.waiting.asked(time.monotonic())
+            try:
+                self._client.generate(SMOKE_REQUEST)
+            except TrtspecError as error:
+                self._refused(error.message)
+            else:
+                self.refusals = 0
+                self.waiting.answered()
+
+    def _refused(self, said: str) -> None:
+        if BUSY in said:
+            self.refusals = 0
+            self.waiting.refused_as_full(time.monotonic(), self._progress())
+        else:
+            self.said = said
+            self.refusals += 1
+            self.waiting.answered()
+
+    def _progress(self) -> int | None:
+        try:
+            return progress_of(self._statistics.statistics())
+        except TrtspecError:
+            return None
+
+
+def progress_of(statistics: Mapping[str, Any]) -> int | None:
+    """Return how many requests a server's models took up and answered, and responses they sent; None for no such text.
+
+    What it refused is not among them.
+    """
+    try:
+        done: int = sum(
+            model["execution_count"]
+            + model["inference_stats"]["success"]["count"]
+            + sum(each["success"]["count"] for each in model.get("response_stats", {}).values())
+            for model in statistics["model_stats"]
+        )
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return done
+
+
+Stubs = dict[tuple[int, int | None], str]  # models by their processes: pid and start time
+
+
+class StartLook:
+    """Looks at a server process and those it started while it loads its models; it is asked nothing."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.stubs: Stubs = {}
+        self._gone: dict[str, float] = {}  # models that no process runs any more, since when
+
+    def look(self, *, is_ready: bool) -> Look:
+        """Return what is seen now of a server that runs.
+
+        A model may have one process after the other while it is loaded. It died where no other comes, or the server
+        says that it is ready without: tritonserver waits for ever for one that was killed while it loaded its model.
+        """
+        pids, now = group_of(self._pid), time.monotonic()
+        running = stubs_of(pids)
+        gone = {*self.stubs.values()} - {*running.values()}
+        if {*dead_of_group(self._pid, STUB)} - {pid for pid, _ in self.stubs}:
+            gone.add(UNSEEN)
+        self._gone = {model: self._gone.get(model, now) for model in gone}
+        died = {model for model, since in self._gone.items() if is_ready or now - since >= GONE_S}
+        self.stubs = running if is_ready and not died else self.stubs | running
+        return Look(now, died=died, stopped=stopped_of(pids))
+
+
+class ServerLook:
+    """Looks at one server process and those it started, which are its process group; `stubs` are known to run."""
+
+    def __init__(self, pid: int, url: str, stubs: Stubs) -> None:
+        self._pid = pid
+        self._client = Client.at(url, READY_TIMEOUT_S)
+        self._prober = Prober(url)
+        self._stubs = {**stubs}
+
+    def close(self) -> None:
+        self._prober.close()
+
+    def look(self, ended: int | None) -> Look:
+        """Return what is seen now of a server that ended with this status, None where it runs."""
+        pids = group_of(self._pid)
+        self._stubs |= stubs_of(pids)
+        waits_since = self._prober.waiting.since
+        return Look(
+            time.monotonic(),
+            ended,
+            self._died() if ended is None else (),
+            stopped_of(pids),
+            waits_since,
+            waits_since is not None and any(computes(pid) for pid in pids),
+            self._prober.refusals,
+            self._prober.said,
+            self._prober.waiting.is_full,
+        )
+
+    def _died(self) -> list[str]:
+        """Return the models whose process is gone although they were not unloaded."""
+        gone = {process: model for process, model in self._stubs.items() if not is_alive(*process)}
+        died = [model for model in gone.values() if self._client.is_ready(model)]
+        for process, model in gone.items():
+            if model not in died:
+                del self._stubs[process]
+        return died
+
+
+def stubs_of(pids: Iterable[int]) -> Stubs:
+    """Return which of these processes run models."""
+    return {(pid, start_time(pid)): model for pid in pids if (model := model_of(pid))}
+
+
+def stopped_of(pids: Iterable[int]) -> tuple[str, ...]:
+    """Return which of a server's processes get no processor."""
+    return tuple(model_of(pid) or SERVER for pid in pids if process_state(pid) == "T")
+
+
+def model_of(pid: int) -> str:
+    """Return the model that a process runs as a Python stub: STUB FOLDER/MODEL/VERSION/model.py ...; "" for others."""
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    return Path(argv[1]).parent.parent.name if len(argv) > 1 and argv[0].endswith(STUB) else ""

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Container health probe: request one text from a live deployment.
+
+Usage: `python3 -m trtspec.deployment.health.request NAME --within SECONDS`.
+
+Readiness is not truth: Triton says it is ready with dead models, and for a moment that it is not after a good reload.
+A server that refuses because it is full is no worse for it; where it hangs with a full queue the supervisor, which sees
+its threads and what it has done, takes the deployment out of `live`, and that is refused here.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
+from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
+from trtspec.deployment.journal import DeploymentJournal
+from trtspec.serving.front.command import DOWN
+from trtspec.serving.triton.client import Client
+
+REQUEST = {"text_input": "Hello", "max_tokens": 1}
+FULL = ("the server answered 429", "the server answered 503")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 where a text came, or word that the server is full; else 1, and say on standard error what is wrong."""
+    parser = ArgumentParser(prog="trtspec.deployment.health.request")
+    parser.add_argument("name")
+    parser.add_argument("--within", type=float, default=10.0, help="seconds")
+    options = parser.parse_args(arguments)
+    try:
+        probe(options.name, options.within)
+    except TrtspecError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def probe(name: str, within_s: float) -> None:
+    """Return when a deployment of this machine has answered; raises DeployError or StepTimeout where it does not."""
+    record = DeploymentJournal(name).known()
+    if record.state != "live":
+        raise DeployError(f"{name} is {record.state}, not live")
+    try:
+        answer = Client.at(record.endpoints["http"], within_s).generate(REQUEST)
+    except StepTimeout:
+        raise
+    except DeployError as error:
+        if error.message.startswith(FULL) and DOWN not in error.message:
+            return
+        raise
+    if "text_output" not in answer:
+        raise DeployError("the answer holds no text_output")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

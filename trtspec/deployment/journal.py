@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a deployment: a state that is replaced whole, and a journal that only grows.
+
+deployments/NAME/state.json      the last Record
+deployments/NAME/journal.jsonl   one line a transition, with its time
+deployments/NAME/server.log      what the server said; server.log.1 and so on what those before it said
+deployments/NAME/children.json   how what runs beside the servers is started
+deployments/NAME/token           what the servers' control APIs ask for
+deployments/NAME/rollout.json    the last Rollout, and `rollout.ask` what somebody wants of it
+deployments/NAME/revisions/N/    a served or former revision (`trtspec.deployment.revision`), with a copy of its Record
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import Timeout
+
+from trtspec.core.errors import DeployError
+from trtspec.core.files import file_lock, private_directory, read_bounded, read_typed, replace_file, unreadable
+from trtspec.core.paths import state_dir
+from trtspec.core.ports import LOOPBACK
+from trtspec.core.processes import is_alive
+from trtspec.core.registry import did_you_mean
+from trtspec.deployment.network import reachable
+from trtspec.deployment.recovery import fields_of, supervisor_of, supervisors
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, Ports
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+MAX_STATE_BYTES = 1 << 20
+MAX_JOURNAL_BYTES = 64 << 20
+STARTING = ("staged", "loaded", "smoke")
+RUNNING = ("live", "restarting")
+OVER = ("stopped", "failed")
+STATE_FILE = "state.json"
+COPY = "record.json"
+MAX_PORT, MAX_PID = 65535, 1 << 31
+MAX_TIME = 1 << 36  # in seconds, some 2,000 years
+# What a line of the journal may have, and of which types; earlier versions noted no revision.
+ENTRY: dict[str, tuple[type, ...]] = {
+    "time": (float, int),
+    "state": (str,),
+    "pid": (int,),
+    "detail": (str,),
+    "revision": (int,),
+    "artifact": (str,),
+    "manifest": (str,),
+}
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One deployment and the target that it runs on; `manifest` is the SHA-256 of the artifact's when it was deployed.
+
+    `pid` and `started` together name its supervisor, also after a reboot or a reused pid. `since` is when the state
+    began, in seconds of the epoch. `restarts` counts how often the server was started again, `reason` says why it last
+    was, `beside` what last went wrong with what runs beside it; `drain_s` are the seconds that open requests get at its
+    end; `openai` is the port of OpenAI's clients; `revision` counts the artifacts of this name; `front` says that the
+    HTTP ports are those of a front (`trtspec.serving.front`). What an earlier version did not note is "", 0 or false.
+    """
+
+    name: str
+    state: str  # staged, loaded, smoke, live, restarting, stopped, failed
+    artifact: str
+    pid: int
+    started: int | None
+    http: int
+    grpc: int
+    metrics: int
+    shm_prefix: str
+    detached: bool
+    target: str = "local"
+    manifest: str = ""
+    backend: str = ""
+    method: str = ""
+    since: float = 0.0
+    host: str = LOOPBACK
+    openai_host: str = ""  # "": where the server listens
+    restarts: int = 0
+    reason: str = ""
+    beside: str = ""
+    drain_s: float = EXIT_TIMEOUT_S
+    openai: int = 0
+    revision: int = 0
+    front: bool = False
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def is_running(self) -> bool:
+        return is_alive(self.pid, self.started)
+
+    @property
+    def state_now(self) -> str:
+        """Return the state as its process has it: live, starting, restarting, stopped, failed, or dead."""
+        if self.state not in (*STARTING, *RUNNING):
+            return self.state
+        if not self.is_running:
+            return "dead"
+        return self.state if self.state in RUNNING else "starting"
+
+    @property
+    def ports(self) -> Ports:
+        return Ports(self.http, self.grpc, self.metrics, self.host)
+
+    def host_of(self, port_name: str) -> str:
+        """Return the address at which a port, such as "http" or "openai", listens."""
+        return (self.openai_host or self.host) if port_name == "openai" else self.host
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Return addresses by which this machine reaches the server."""
+        host = reachable(self.host)
+        entry = f"http://{reachable(self.host_of('openai'))}:{self.openai}/v1"
+        openai = {"openai": entry} if self.openai else {}
+        return {
+            "http": f"http://{host}:{self.http}",
+            "grpc": f"{host}:{self.grpc}",
+            "metrics": f"http://{host}:{self.metrics}/metrics",
+        } | openai
+
+
+def document_of(record: Record, state: str) -> dict[str, Any]:
+    """Return the document of `deploy --json`."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "name": record.name,
+        "state": state,
+        "endpoints": record.endpoints,
+        "host": record.host,
+        "pid": record.pid,
+        "revision": record.revision,
+    }
+
+
+def status_of(journal: DeploymentJournal, record: Record, state: str) -> dict[str, Any]:
+    """Return the document of `status`: that of `deploy --json`, what is served, and where its log is."""
+    served = {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
+    return document_of(record, state) | served
+
+
+def deployment_names() -> list[str]:
+    """Return the names that were ever deployed, sorted, and those whose files were lost and whose processes run."""
+    directory = state_dir() / "deployments"
+    found = {path.parent.name for path in directory.glob(f"*/{STATE_FILE}")}
+    found |= {process.name for process in supervisors(directory)}
+    return sorted(name for name in found if NAME.fullmatch(name))
+
+
+class DeploymentJournal:
+    """The directory of one deployment."""
+
+    def __init__(self, name: str) -> None:
+        if not NAME.fullmatch(name):
+            raise DeployError(f"{name!r} is no name of a deployment", hint="a-z, 0-9, '.', '_' and '-', at most 63")
+        self.name = name
+        self.root = state_dir() / "deployments" / name
+        self.log = self.root / "server.log"
+        self.children = self.root / "children.json"
+
+    def read(self) -> Record | None:
+        """Return the last record; None where this name was never deployed.
+
+        Where the file is lost or damaged and the deployment runs, its record is that of its processes.
+        """
+        path = self.root / STATE_FILE
+        try:
+            return read_record(path)
+        except FileNotFoundError:
+            return self._running_record()
+        except (OSError, ValueError) as error:
+            if (found := self._running_record()) is not None:
+                return found
+            raise DeployError(
+                f"the deployment's state cannot be read: {error}",
+                where=str(path),
+                hint="none of its processes runs: remove the file",
+            ) from None
+
+    def _running_record(self) -> Record | None:
+        """Return the record of a deployment that runs, by its supervisor's process and the copies of its record."""
+        process = supervisor_of(self.root)
+        if process is None:
+            return None
+        records = [each for path in self.root.glob(f"revisions/*/{COPY}") if (each := _copy_in(path))]
+        own = [each for each in records if (each.pid, each.started) == (process.pid, process.started)]
+        if own:
+            return max(own, key=lambda each: each.since)
+        last: dict[str, Any] = next((entry for entry in reversed(self.entries()) if entry["pid"] == process.pid), {})
+        noted = {key: last[key] for key in ("artifact", "manifest") if isinstance(last.get(key), str)}
+        lost = {"name": self.name, "state": last.get("state", "live"), "artifact": "", "detached": True}
+        return Record(**(lost | noted | fields_of(process)))
+
+    def known(self) -> Record:
+        """Return the last record; a name that was never deployed is an error that lists those that were."""
+        if record := self.read():
+            return record
+        names = deployment_names()
+        raise DeployError(
+            f"no deployment {self.name!r}; known: {', '.join(names) or 'none'}", hint=did_you_mean(self.name, names)
+        )
+
+    def write(self, record: Record, detail: str = "") -> Record:
+        """Note a transition: first in the journal, then as the state."""
+        private_directory(self.root)  # which somebody may have removed
+        record = replace(record, since=time.time())
+        log.info("%s is %s, process %d %s", record.name, record.state, record.pid, detail)
+        self.note(record, record.state, detail)
+        self._put(record)
+        return record
+
+    def remark(self, record: Record, detail: str) -> None:
+        """Note what the record says of a state that goes on."""
+        self.note(record, record.state, detail)
+        self._put(record)
+
+    def _put(self, record: Record) -> None:
+        state = json.dumps(asdict(record), indent=1).encode()
+        replace_file(self.root / STATE_FILE, state)
+        place = self.root / "revisions" / str(record.revision)
+        if place.is_dir():
+            replace_file(place / COPY, state)
+
+    def note(self, record: Record, state: str, detail: str = "") -> None:
+        """Add what became of a revision to the journal; the state of the deployment stays."""
+        line = {"time": time.time(), "state": state, "pid": record.pid, "detail": detail, "revision": record.revision}
+        text = json.dumps(line | {"artifact": record.artifact, "manifest": record.manifest}) + "\n"
+        with (self.root / "journal.jsonl").open("ab+") as journal:
+            size = journal.tell()
+            try:
+                journal.write(_end_of_cut_line(journal, size) + text.encode())
+                journal.flush()
+            except OSError:  # a full disk: the next line is not to begin behind half of this one
+                os.ftruncate(journal.fileno(), size)
+                raise
+
+    def move(self, record: Record, state: str, detail: str = "") -> Record:
+        """Note that a deployment came into another state."""
+        return self.write(replace(record, state=state), detail)
+
+    def forget(self, former: Record | None) -> None:
+        """Return to the record before a deployment that did not begin; without one, remove the name."""
+        if former is None:
+            self.remove()
+        else:
+            self._put(former)
+
+    def remove(self) -> None:
+        """Remove all that is kept of this name; the caller holds the lock."""
+        gone = self.root.with_name(f".{self.name}.{secrets.token_hex(8)}")  # no name of a deployment
+        self.root.rename(gone)
+        shutil.rmtree(gone)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the journal; lines that were cut off by a crash are left out."""
+        path = self.root / "journal.jsonl"
+        try:
+            whole, _, _ = read_bounded(path, MAX_JOURNAL_BYTES).rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DeployError(unreadable(error), where=str(path), hint="move the file away") from None
+        return [entry for line in whole.split(b"\n") if (entry := _entry(line))]
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the name while a server of it is being started."""
+        private_directory(self.root)
+        try:
+            with file_lock(self.root / "lock", timeout_s=0):
+                yield
+        except Timeout:
+            raise DeployError(f"another process is deploying {self.name!r} right now") from None
+
+
+def read_record(path: Path) -> Record:
+    """Return the record in a file; OSError where it cannot be read, ValueError for other contents."""
+    record = read_typed(Record, path, MAX_STATE_BYTES)
+    if not all(0 <= port <= MAX_PORT for port in (record.http, record.grpc, record.metrics, record.openai)):
+        raise ValueError("a port is out of range")
+    if not (0 <= record.since < MAX_TIME and 0 <= record.pid < MAX_PID and 0 <= record.drain_s < MAX_TIME):
+        raise ValueError("a number is out of range")
+    return record
+
+
+def _copy_in(path: Path) -> Record | None:
+    try:
+        return read_record(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
+    """Return what ends the last line of a journal that a crash cut off: the next one is not to go on with it."""
+    if size == 0:
+        return b""
+    journal.seek(size - 1)
+    return b"" if journal.read(1) == b"\n" else b"\n"
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Return a line of a journal as it was written, None for a part of one, or for one that nobody wrote here."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict):
+        return None
+    if not _is_text(entry):
+        return None
+    entry = {key: entry[key] for key in ENTRY if key in entry}
+    is_typed = all(type(value) in ENTRY[key] for key, value in entry.items())
+    has_time = "time" in entry and 0 <= entry["time"] < MAX_TIME if is_typed else False
+    return entry if has_time and "state" in entry and "detail" in entry else None
+
+
+def _is_text(entry: dict[str, Any]) -> bool:
+    """Return whether every text can be printed: half a surrogate pair cannot."""
+    try:
+        json.dumps(entry, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True

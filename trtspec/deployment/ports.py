@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ports of a deployment on this machine: the requested ones, its former ones, the default ones, or the next free.
+
+Triton binds its ports only after it has loaded its models, minutes later. A reservation file and the records of the
+other deployments keep two deployments from choosing the same port meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+from filelock import FileLock, Timeout
+
+from trtspec.core.errors import DeployError, TrtspecError
+from trtspec.core.files import private_directory, read_bounded, replace_file
+from trtspec.core.paths import state_dir
+from trtspec.core.ports import by_owner, free_ports, listening_sockets, refused_bind, sockets_of
+from trtspec.core.processes import is_alive, start_time
+from trtspec.deployment.journal import RUNNING, STARTING, DeploymentJournal, Record, deployment_names
+from trtspec.deployment.network import check_own
+from trtspec.deployment.options import DEFAULT_PORTS, PORTS, DeployOptions
+from trtspec.deployment.process_specs import Child
+from trtspec.deployment.rollout.state import under_way
+from trtspec.serving.triton.server import Ports
+
+RESERVATION, LOCK = "ports.json", ".ports.lock"
+MAX_RESERVATION_BYTES = 1 << 16
+LOCK_S = 30.0  # another deployment holds the lock while it chooses four ports
+MOST_TRIED = 200  # ports above a default one, before any free port is taken
+OnMoved = Callable[[str], None]  # gets a sentence about a port that could not be kept
+
+
+class PortTaken(DeployError):
+    """Another process listens at a port of a server that is being started. `which` names the port, as in PORTS."""
+
+    def __init__(self, message: str, which: str) -> None:
+        super().__init__(message, hint=_other_port(which))
+        self.which = which
+
+
+@contextmanager
+def reserved_ports(
+    journal: DeploymentJournal,
+    options: DeployOptions,
+    names: Sequence[str] = PORTS,
+    former: Mapping[str, int] | None = None,
+    on_moved: OnMoved = lambda sentence: None,
+) -> Iterator[tuple[Ports, int]]:
+    """Choose the ports in `names` as `choose_ports` does, and keep other deployments off them within the block."""
+    root = private_directory(state_dir() / "deployments")
+    path = journal.root / RESERVATION
+    try:
+        with FileLock(root / LOCK, timeout=LOCK_S):
+            chosen = choose_ports(options, names, former, reserved_elsewhere(), on_moved)
+            ports = [chosen[0].http, chosen[0].grpc, chosen[0].metrics, chosen[1]]
+            note = {"pid": os.getpid(), "started": start_time(os.getpid()), "ports": ports}
+            replace_file(path, json.dumps(note).encode())
+    except Timeout:
+        raise DeployError("another deployment has not chosen its ports in time", hint="try again") from None
+    try:
+        yield chosen
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def choose_ports(
+    options: DeployOptions,
+    names: Sequence[str] = PORTS,
+    former: Mapping[str, int] | None = None,
+    reserved: Mapping[int, str] | None = None,
+    on_moved: OnMoved = lambda sentence: None,
+) -> tuple[Ports, int]:
+    """Return the server's ports and the OpenAI port; the latter is 0 if it is not in `names`.
+
+    A requested port has to be free. Otherwise the former port of the name is used, or the default one, or the next
+    free one above it. `reserved` are ports of other deployments, by the deployment's name.
+    """
+    check_own(options.host)
+    check_own(options.host_of("openai"))
+    reserved, former = reserved or {}, former or {}
+    given = [*options.ports.values()]
+    chosen: dict[str, int] = {}
+    for name, port in options.ports.items():
+        if not 0 < port < 65536 or given.count(port) > 1:
+            raise DeployError(f"{name} port {port} cannot be used", hint="choose different ports from 1 to 65535")
+        if refused := _refused(port, options.host_of(name), reserved):
+            raise DeployError(f"{name} port {port} {refused}", hint=_other_port(name))
+    for name in names:
+        if name in options.ports:
+            chosen[name] = options.ports[name]
+            continue
+        wanted = former.get(name) or DEFAULT_PORTS[name]
+        avoided = {*given, *chosen.values(), *(port for other, port in DEFAULT_PORTS.items() if other != name)}
+        avoided -= {wanted} - {*given, *chosen.values()}
+        chosen[name] = _next_free(wanted, options.host_of(name), reserved, avoided)
+        if chosen[name] != wanted:
+            why = _refused(wanted, options.host_of(name), reserved) or "is used by this deployment already"
+            on_moved(f"{wanted} {why}, using {chosen[name]} for {name}")
+    http, grpc, metrics = (chosen[name] for name in PORTS[:3])
+    return Ports(http, grpc, metrics, options.host), chosen.get("openai", 0)
+
+
+def reserved_elsewhere() -> dict[int, str]:
+    """Return the ports that deployments of this user have or will bind, by the names of the deployments."""
+    found: dict[int, str] = {}
+    for name in deployment_names():
+        with suppress(TrtspecError):  # an unreadable record hides none of the others
+            journal = DeploymentJournal(name)
+            record = journal.read()
+            rollout = under_way(journal, record)
+            for each in (record, rollout.record if rollout else None):
+                if each and _may_bind(each):
+                    found |= dict.fromkeys(_ports_of(each), f"the deployment {name!r}")
+    for path in (state_dir() / "deployments").glob(f"*/{RESERVATION}"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            note = json.loads(read_bounded(path, MAX_RESERVATION_BYTES))
+            if is_alive(note["pid"], note["started"]):
+                found |= dict.fromkeys(note["ports"], f"the deployment {path.parent.name!r}")
+    found.pop(0, None)
+    return found
+
+
+def former_ports(record: Record | None, target: str, options: DeployOptions) -> dict[str, int]:
+    """Return the ports that a name had when it was last deployed to a target at the same addresses."""
+    if record is None or record.target != target:
+        return {}
+    had = {"http": record.http, "grpc": record.grpc, "metrics": record.metrics, "openai": record.openai}
+    return {name: port for name, port in had.items() if port and options.host_of(name) == record.host_of(name)}
+
+
+def taken_port(children: Sequence[Child], pids: Collection[int], *, ended: bool = False) -> PortTaken | None:
+    """Return the port of these children at which a process other than `pids` listens, None where there is none.
+
+    Of children that have `ended`, a port that somebody has bound without listening counts too.
+    """
+    for child in children:
+        for name, port in child.listens.items():
+            foreign = listening_sockets(port, child.host)
+            if foreign:
+                foreign -= {inode for pid in pids for inode in sockets_of(pid)}
+            if foreign:
+                return PortTaken(f"{name} port {port} is in use{by_owner(foreign)}", name)
+            if ended and (refused := refused_bind(port, child.host)):
+                return PortTaken(f"{name} port {port} {refused}", name)
+    return None
+
+
+def _may_bind(record: Record) -> bool:
+    if record.target != "local":
+        return record.target == "docker" and record.state in (*STARTING, *RUNNING)
+    return record.state in (*STARTING, *RUNNING) and record.is_running
+
+
+def _ports_of(record: Record) -> tuple[int, ...]:
+    return record.http, record.grpc, record.metrics, record.openai
+
+
+def _refused(port: int, host: str, reserved: Mapping[int, str]) -> str:
+    """Return why a port cannot be had, "" if it can."""
+    if refused := refused_bind(port, host):
+        return refused if " by " in refused or port not in reserved else f"is in use by {reserved[port]}"
+    return f"is reserved for {reserved[port]}" if port in reserved else ""
+
+
+def _next_free(wanted: int, host: str, reserved: Mapping[int, str], avoided: Collection[int]) -> int:
+    """Return the first free port from `wanted` on; any free one if the next MOST_TRIED are taken."""
+    for port in range(wanted, min(wanted + MOST_TRIED, 65536)):
+        if port not in avoided and not _refused(port, host, reserved):
+            return port
+    return next(port for port in free_ports(len(avoided) + 1, host) if port not in avoided and port not in reserved)
+
+
+def _other_port(name: str) -> str:
+    return f"choose another with --{name}-port, or leave it out and the next free port is used"

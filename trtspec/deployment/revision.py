@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One artifact as a deployment serves it, in a directory of its own below deployments/NAME/revisions.
+
+revisions/N/artifact/      the artifact, its files linked: it stays what it was, whatever is built in its place
+revisions/N/served/        what the server reads: a copy of the models, links to the rest
+revisions/N/server.json    how the server and its front are started
+revisions/N/*.sock         where both listen for this user alone
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import shlex
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trtspec.backends.base import find_backend
+from trtspec.core.errors import DigestMismatch
+from trtspec.core.files import private_directory
+from trtspec.core.hashing import file_sha256
+from trtspec.core.http_hosts import VARIABLE, allowed_hosts
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.process_specs import Child, write_children
+from trtspec.deployment.staging import check_repository, put_in_place, stage_repository, stand_in_for
+from trtspec.deployment.token import PLACEHOLDER
+from trtspec.serving.front.command import FRONT_SOCKET, front_command
+from trtspec.serving.triton.client import UNIX
+from trtspec.serving.triton.disconnects import VARIABLE as DEPARTED_VARIABLE
+from trtspec.serving.triton.hardening import closing_options
+from trtspec.serving.triton.names import DEPARTURES
+from trtspec.serving.triton.names import SOCKETS as SOCKET_NAMES
+from trtspec.serving.triton.server import Ports, find_server
+from trtspec.store.artifact_paths import MANIFEST
+from trtspec.store.manifest import Manifest, load_manifest
+
+log = logging.getLogger(__name__)
+
+SERVER, FRONT = "tritonserver", "HTTP front"
+SOCKETS = "<sockets>"  # what stands for the directory of the sockets in the command of a server
+FRONT_START_S = 60.0
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A revision that can be started."""
+
+    place: Path
+    manifest: Manifest
+    server: Child
+    shm_prefix: str
+
+    @property
+    def artifact(self) -> Path:
+        """Return the artifact as it was when it was deployed."""
+        return self.place / "artifact"
+
+
+def place_of(journal: DeploymentJournal, revision: int) -> Path:
+    """Return the directory of a revision."""
+    return journal.root / "revisions" / str(revision)
+
+
+def server_url(journal: DeploymentJournal, revision: int) -> str:
+    """Return the address by which this user reaches the server of a revision, past its front."""
+    return f"{UNIX}{place_of(journal, revision) / SOCKET_NAMES['http']}"
+
+
+def front_url(journal: DeploymentJournal, revision: int) -> str:
+    """Return the address by which this user reaches the front itself."""
+    return f"{UNIX}{place_of(journal, revision) / FRONT_SOCKET}"
+
+
+def prepare(
+    journal: DeploymentJournal,
+    revision: int,
+    artifact: Path,
+    ports: Ports,
+    drain_s: int,
+    start_s: float,
+    expected: str = "",
+) -> Prepared:
+    """Check and stage an artifact, so that a server of it can be started; nothing runs yet.
+
+    Raises DeployError where this machine cannot serve it, DigestMismatch where it is not what was built, or where the
+    SHA-256 of its manifest is not `expected`.
+    """
+    place, shm_prefix = place_of(journal, revision), f"trtspec_{secrets.token_hex(8)}_"
+    server, manifest = find_server(), load_manifest(artifact, expected)
+    serving = find_backend(manifest.backend.name).serving()
+    stand_in = stand_in_for(server, serving)
+    serving.check_machine(artifact, manifest)
+    check_repository(artifact)
+    shutil.rmtree(place, ignore_errors=True)
+    private_directory(place)
+    pinned = pin(artifact.absolute(), manifest, place / "artifact")
+    launch = serving.launch(pinned)
+    launch = replace(launch, options=(*launch.options, *closing_options(server, PLACEHOLDER)))
+    repository = stage_repository(pinned, serving, place / "served")
+    if stand_in:
+        server = put_in_place(stand_in, server, serving.triton_backend, place / "backends", repository)
+    command = launch.command(server, repository, replace(ports, sockets=SOCKETS), shm_prefix, drain_s)
+    log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
+    environment = {**server.environment, **launch.environment, DEPARTED_VARIABLE: str(place / DEPARTURES)}
+    child = Child(
+        SERVER, command, server_url(journal, revision), environment, start_s, {"grpc": ports.grpc}, ports.host
+    )
+    listens = {"http": ports.http, "metrics": ports.metrics}
+    doors = front_command(place, ports.host, listens)
+    front = Child(FRONT, doors, front_url(journal, revision), _allowed_hosts(), FRONT_START_S, listens, ports.host)
+    write_children(place / "server.json", [child, front])
+    return Prepared(place, manifest, child, shm_prefix)
+
+
+def _allowed_hosts() -> dict[str, str]:
+    """Return the variable of the hosts that are allowed, as the command that deploys has it."""
+    return {VARIABLE: ",".join(allowed_hosts())}
+
+
+def record_of(
+    journal: DeploymentJournal,
+    revision: int,
+    artifact: Path,
+    prepared: Prepared,
+    ports: Ports,
+    detached: bool,
+    drain_s: int,
+) -> Record:
+    """Return the record of a deployment of this revision, whose supervisor is not known yet."""
+    manifest = prepared.manifest
+    return Record(
+        name=journal.name,
+        state="staged",
+        artifact=str(artifact.absolute()),
+        pid=0,
+        started=None,
+        http=ports.http,
+        grpc=ports.grpc,
+        metrics=ports.metrics,
+        shm_prefix=prepared.shm_prefix,
+        detached=detached,
+        manifest=file_sha256(prepared.artifact / MANIFEST),
+        backend=manifest.backend.name,
+        method=manifest.recipe.speculation.method,
+        host=ports.host,
+        drain_s=drain_s,
+        revision=revision,
+        front=True,
+    )
+
+
+def pin(artifact: Path, manifest: Manifest, out: Path) -> Path:
+    """Return a tree of links to an artifact's files, which nobody's next build replaces.
+
+    On another file system it is a link to the artifact itself, which is then as good as what lies there.
+    """
+    try:
+        for name in (MANIFEST, *(record.path for record in manifest.files)):
+            target = out / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(artifact / name, target, follow_symlinks=False)
+    except FileNotFoundError as error:
+        raise DigestMismatch(f"{error.filename} is missing", where=str(artifact), hint="build it again") from None
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        shutil.rmtree(out)
+        out.symlink_to(artifact)
+    if load_manifest(out) != manifest:
+        raise DigestMismatch("it was built again meanwhile", where=str(artifact), hint="deploy it again")
+    return out
+
+
+def throw_away(journal: DeploymentJournal, before: int, keep: set[int]) -> None:
+    """Throw away what was staged of the revisions before one, but for those to keep."""
+    for place in (journal.root / "revisions").glob("*"):
+        if place.name.isdigit() and int(place.name) < before and int(place.name) not in keep:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def next_revision(journal: DeploymentJournal) -> int:
+    """Return a number that no revision of this name had."""
+    staged = (int(place.name) for place in (journal.root / "revisions").glob("*") if place.name.isdigit())
+    noted = (int(entry.get("revision", 0)) for entry in journal.entries())
+    return max([0, *staged, *noted]) + 1

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring a new artifact in the place of a live one: stage it, hand it to the supervisor, and tell what becomes of it.
+
+Whoever asked may end meanwhile, and ask again: the supervisor goes on, and the same artifact is not staged twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trtspec.bench.gates import GATES
+from trtspec.bench.verification_report import undecided_policy
+from trtspec.core.errors import DeployError, RolledBack, TrtspecError
+from trtspec.core.hashing import file_sha256
+from trtspec.core.processes import tail
+from trtspec.deployment.health.probe import SMOKE_REQUEST
+from trtspec.deployment.journal import RUNNING, DeploymentJournal, Record, document_of
+from trtspec.deployment.options import PORTS, DeployOptions, OnEvent
+from trtspec.deployment.ports import reserved_ports
+from trtspec.deployment.revision import next_revision, place_of, prepare, record_of
+from trtspec.deployment.rollout.state import (
+    PROMOTE,
+    ROLLBACK,
+    Limits,
+    Rollout,
+    ask,
+    asked,
+    read_rollout,
+    under_way,
+    write_rollout,
+)
+from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, Ports
+from trtspec.store.artifact_paths import MANIFEST
+from trtspec.store.manifest import load_manifest
+
+POLL_S = 0.1
+BEGUN_S = 30.0  # until the supervisor has begun: it looks every quarter of a second
+ROOM_BYTES = 1 << 20  # of disk, for what a rollout writes beside its staged files
+SETTLED_S = 60.0  # until it has done what it was asked for
+RESTARTED_S = 30.0  # until a server that is being restarted answers again
+ANSWER_S = 10.0  # for one token of a server that serves already
+PORT_TRIES = 3  # rollouts, each with other ports than those that were taken meanwhile
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """A deployment whose revision was changed; its process is whoever's it was before."""
+
+    record: Record
+    rollout: Rollout | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `deploy --json`."""
+        rollout = {"rollout": self.rollout.as_dict()} if self.rollout else {}
+        return document_of(self.record, self.record.state) | rollout
+
+    def wait(self) -> None:
+        """Return: it runs where it ran before."""
+
+
+def roll_over(journal: DeploymentJournal, record: Record, artifact: Path, options: DeployOptions) -> Rolled:
+    """Return once an artifact serves in place of another, or gets its last share; raises RolledBack where it did not.
+
+    What serves already is left as it is.
+    """
+    _check_same_place(record, options)
+    manifest, rollout = file_sha256(artifact / MANIFEST), under_way(journal, record)
+    if rollout is None and manifest == record.manifest:
+        record = _answering(journal, options)
+        options.on_event("live", f"this artifact serves already, as revision {record.revision}")
+        return Rolled(record)
+    if rollout is not None and rollout.record.manifest != manifest:
+        hint = f"trtspec promote {record.name}, or trtspec rollback {record.name}"
+        raise DeployError(f"revision {rollout.record.revision} is {rollout.state}: one rollout at a time", hint=hint)
+    if rollout is not None:
+        return follow(journal, rollout.record.revision, options.on_event)
+    return _rolled(journal, record, artifact, options)
+
+
+def _rolled(
+    journal: DeploymentJournal,
+    record: Record,
+    artifact: Path,
+    options: DeployOptions,
+    *,
+    before: int = 0,
+    source: str = "",
+) -> Rolled:
+    """Stage a revision and follow its rollout; again with other ports where another process took one meanwhile."""
+    for tries_left in reversed(range(PORT_TRIES)):
+        with reserved_ports(journal, replace(options, ports=_of_server(options)), PORTS[:3]) as (ports, _):
+            rollout = _staged(journal, record, artifact, options, ports, before=before, source=source)
+            try:
+                return follow(journal, rollout.record.revision, options.on_event)
+            except RolledBack as error:
+                which, _, what = error.reason.partition(" port ")
+                is_taken = which in PORTS and " is in use" in what
+                if not tries_left or not is_taken or which in options.ports:
+                    raise
+                options.on_event("ports", f"{error.reason}; starting again with another port")
+    raise AssertionError("PORT_TRIES is at least 1")
+
+
+def _answering(journal: DeploymentJournal, options: DeployOptions) -> Record:
+    """Return the record of a deployment once it answers; raises DeployError where it does not."""
+    deadline = time.monotonic() + min(options.timeout_s, RESTARTED_S)
+    record = journal.known()
+    while record.state == "restarting" and " is in use" not in record.reason and record.is_running:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+        record = journal.known()
+    if record.state != "live" or not record.is_running:
+        hint = f"it starts again by itself once that is mended; trtspec status {record.name}"
+        if record.state_now != "restarting":
+            hint = f"trtspec logs {record.name}; trtspec deploy ARTIFACT starts it again"
+        because = f": {record.reason}" if record.reason else ""
+        raise DeployError(f"{record.name!r} is {record.state_now} and does not answer{because}", hint=hint)
+    try:
+        answer = Client.at(record.endpoints["http"], min(options.timeout_s, ANSWER_S)).generate(SMOKE_REQUEST)
+    except TrtspecError as error:
+        message = f"{record.name!r} is deployed already and does not answer: {error.message}"
+        hint = f"trtspec status {record.name}, or trtspec stop {record.name} and deploy again"
+        raise DeployError(message, hint=hint) from None
+    if "text_output" not in answer:
+        raise DeployError(f"{record.name!r} is deployed already, and its answer holds no text_output")
+    return record
+
+
+def follow(journal: DeploymentJournal, revision: int, on_event: OnEvent) -> Rolled:
+    """Tell what becomes of a rollout, until it is over or waits for somebody; every step of it has its own bound."""
+    told, begun_by = "", time.monotonic() + BEGUN_S + 2 * journal.known().drain_s  # another one may still drain
+    while True:  # unbounded: the supervisor's steps are not, and where it is dead this ends
+        record, rollout = journal.known(), _of(journal, revision)
+        if (what := f"{rollout.state} {rollout.share}") != told:
+            told = what
+            on_event(rollout.state, _said(rollout))
+        if rollout.state == "rolled-back":
+            message = f"revision {revision} is rolled back: {rollout.reason}"
+            raise RolledBack(message, hint=_end_of(journal), reason=rollout.reason)
+        if rollout.state == "holding" or (rollout.state == "promoted" and record.revision == revision):
+            return Rolled(record, rollout)
+        if not record.is_running:
+            raise DeployError("the deployment ended during the rollout", hint=_end_of(journal))
+        if rollout.state == "staged" and time.monotonic() > begun_by:
+            raise DeployError("the supervisor of the deployment does not begin", hint=_end_of(journal))
+        time.sleep(POLL_S)
+
+
+def promote(name: str) -> dict[str, Any]:
+    """Let the revision that is under way serve now; its gates hold already, or it is not under way any more."""
+    return _settle(name, PROMOTE, "promoted")
+
+
+def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
+    """Return to the revision before: at once while a rollout is under way, else by a rollout of what served then."""
+    journal = DeploymentJournal(name)
+    record = journal.known()
+    if under_way(journal, record):
+        return _settle(name, ROLLBACK, "rolled-back")
+    with journal.lock():
+        _check_runs(record)
+        before, source = before_of(journal, record)
+        options = DeployOptions(
+            name=name, host=record.host, openai_host=record.openai_host, shares=(100,), skip_gates=GATES
+        )
+        artifact = place_of(journal, before) / "artifact"
+        rolled = _rolled(journal, record, artifact, options, before=before, source=source)
+        return rolled.as_dict() | {"files_of": before}
+
+
+def before_of(journal: DeploymentJournal, record: Record) -> tuple[int, str]:
+    """Return the revision that served before and lies here still, and where it was built; DeployError for none."""
+    served = [entry for entry in journal.entries() if entry["state"] == "live" and entry.get("revision")]
+    for entry in reversed(served):
+        place = place_of(journal, entry["revision"]) / "artifact"
+        if entry["manifest"] != record.manifest and place.exists():
+            return entry["revision"], entry["artifact"]
+    raise DeployError(f"no other revision of {journal.name!r} is kept here", hint="trtspec deploy the artifact again")
+
+
+def limits_of(recipe: ResolvedRecipe, shares: Sequence[int]) -> Limits:
+    """Return what a new revision has to keep to by its recipe, at these shares or else the recipe's."""
+    wanted = recipe.serving.rollout
+    return Limits(
+        shares=tuple(shares) or tuple(wanted.canary),
+        hold_s=wanted.hold_s,
+        min_requests=wanted.min_requests,
+        max_failed=wanted.max_failed,
+        max_latency_ratio=wanted.max_latency_ratio,
+        min_acceptance=recipe.gates.min_acceptance,
+        shadow=wanted.shadow,
+    )
+
+
+def _staged(
+    journal: DeploymentJournal,
+    record: Record,
+    artifact: Path,
+    options: DeployOptions,
+    ports: Ports,
+    *,
+    before: int = 0,
+    source: str = "",
+) -> Rollout:
+    """Stage a new revision of a live deployment and leave word for its supervisor.
+
+    One that served before, as revision `before`, is good enough to come back at once; `source` is where it was built.
+    """
+    limits = limits_of(load_manifest(artifact).recipe, options.shares)
+    if source:
+        limits = replace(limits, hold_s=0.0, min_requests=1, shadow=0)
+    if options.shadow is not None:
+        limits = replace(limits, shadow=options.shadow)
+    if not record.openai:
+        limits = replace(limits, shares=limits.shares[-1:], shadow=0)  # nobody shares requests out
+    drain_s = options.drain_s or int(record.drain_s) or EXIT_TIMEOUT_S
+    revision = next_revision(journal)
+    with _nothing_left(place_of(journal, revision)):
+        prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s, options.manifest)
+        new = record_of(journal, revision, Path(source or artifact), prepared, ports, record.detached, drain_s)
+        new = replace(new, pid=record.pid, started=record.started, openai=record.openai)
+        new = replace(new, openai_host=record.openai_host)
+        if bool(record.openai) != prepared.manifest.recipe.serving.openai:
+            message = "one of the two artifacts has an entry for OpenAI's clients, the other has none"
+            raise DeployError(message, hint="build it with the same serving.openai, or stop the deployment first")
+        _check_room(journal)
+        staged = f"its files are staged, those of revision {before}" if before else "its files are staged"
+        asked(journal)  # what was asked of a rollout before; from here on it is asked of this one
+        rollout = Rollout(new, limits, tuple(options.skip_gates), undecided=undecided_policy())
+        return write_rollout(journal, rollout, staged)
+
+
+def _check_room(journal: DeploymentJournal) -> None:
+    """Raise OSError where a rollout could not even note how it ends: journal, states, logs."""
+    if shutil.disk_usage(journal.root).free < ROOM_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(journal.root))
+
+
+@contextmanager
+def _nothing_left(place: Path) -> Iterator[None]:
+    """Throw away what was staged where that could not be ended, as on a full disk."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def _check_same_place(record: Record, options: DeployOptions) -> None:
+    """Refuse what a running deployment cannot be given."""
+    if (port := options.ports.get("openai")) and port != record.openai:
+        message = f"{record.name!r} is deployed already, and its port for OpenAI's clients stays {record.openai}"
+        raise DeployError(message, hint=f"leave --openai-port out, or trtspec stop {record.name} first")
+    if options.host != record.host:
+        message = f"{record.name!r} is deployed already, at {record.host}"
+        raise DeployError(message, hint=f"say --host {record.host}, or trtspec stop {record.name} first")
+    if (options.openai_host or options.host) != record.host_of("openai") and record.openai:
+        message = (
+            f"{record.name!r} is deployed already, and its entry for OpenAI's clients is at {record.host_of('openai')}"
+        )
+        raise DeployError(
+            message, hint=f"say --openai-host {record.host_of('openai')}, or trtspec stop {record.name} first"
+        )
+    if options.shadow and not record.openai:
+        message = f"--shadow: {record.name!r} has no entry for OpenAI's clients, which is what sends shadows"
+        raise DeployError(message, hint="leave it out, or stop the deployment and build with serving.openai: true")
+    if not record.front:
+        message = f"{record.name!r} was deployed by an earlier trtspec, whose supervisor rolls nothing out"
+        raise DeployError(message, hint=f"trtspec stop {record.name}, then deploy it again")
+
+
+def _settle(name: str, what: str, wanted: str) -> dict[str, Any]:
+    """Ask for an end of the rollout that is under way, and return the document when it came."""
+    journal = DeploymentJournal(name)
+    record = journal.known()
+    _check_runs(record)
+    rollout = under_way(journal, record)
+    if rollout is None:
+        raise DeployError(f"no rollout of {name!r} is under way", hint=f"trtspec history {name}")
+    ask(journal, what)
+    deadline = time.monotonic() + SETTLED_S
+    while time.monotonic() < deadline:
+        rollout, record = _of(journal, rollout.record.revision), journal.known()
+        if rollout.state == wanted and (wanted != "promoted" or record.revision == rollout.record.revision):
+            return Rolled(record, rollout).as_dict()
+        if rollout.is_over and rollout.state != wanted:
+            raise RolledBack(f"revision {rollout.record.revision} is {rollout.state}: {rollout.reason}")
+        if not record.is_running:
+            break
+        time.sleep(POLL_S)
+    raise DeployError("the supervisor of the deployment did not do it", hint=_end_of(journal))
+
+
+def _of(journal: DeploymentJournal, revision: int) -> Rollout:
+    rollout = read_rollout(journal)
+    if rollout is None or rollout.record.revision != revision:
+        raise DeployError(f"another rollout than that of revision {revision} was begun")
+    return rollout
+
+
+def _of_server(options: DeployOptions) -> dict[str, int]:
+    """Return the wanted ports of the new server: what the one before has is not free."""
+    return {name: port for name, port in options.ports.items() if name != "openai"}
+
+
+def _check_runs(record: Record) -> None:
+    if record.state_now not in RUNNING:
+        raise DeployError(f"{record.name!r} is {record.state_now}", hint="trtspec deploy ARTIFACT serves one")
+
+
+def _said(rollout: Rollout) -> str:
+    if rollout.state == "staged":
+        return f"revision {rollout.record.revision} is handed to process {rollout.record.pid}"
+    if rollout.state == "shadow":
+        return f"revision {rollout.record.revision} gets {rollout.limits.shadow} % of the requests as well, unheard"
+    if rollout.state in ("canary", "holding"):
+        gets = f"{rollout.share} % of the requests" if rollout.record.openai else "requests of our own"
+        return f"revision {rollout.record.revision} gets {gets}"
+    return rollout.reason or f"revision {rollout.record.revision}"
+
+
+def _end_of(journal: DeploymentJournal) -> str:
+    return f"the end of {journal.log}:\n{tail(journal.log)}"

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out one rollout in the supervisor, beside the server that serves: to its promotion, or back.
+
+The new server gets no request before its gates hold. Whatever goes wrong, the requests go to the old one first, then
+the new one ends. Nothing here may harm the deployment: what is not foreseen ends the rollout, and the log has it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from trtspec.bench.artifact import artifact_prompts
+from trtspec.bench.gates import wanted_gates
+from trtspec.bench.run_gates import deploy_load, ensure_served_gates
+from trtspec.core.errors import DeployError, StepTimeout, TrtspecError, describe_refusal
+from trtspec.core.processes import wait_until
+from trtspec.deployment.health.policy import leaves_target
+from trtspec.deployment.journal import DeploymentJournal, Record
+from trtspec.deployment.revision import place_of, server_url, throw_away
+from trtspec.deployment.rollout import analysis
+from trtspec.deployment.rollout.analysis import Pair, Seen
+from trtspec.deployment.rollout.mirroring import summary
+from trtspec.deployment.rollout.state import (
+    PROMOTE,
+    ROLLBACK,
+    Rollout,
+    asked,
+    keep_rollout,
+    moved,
+    note_rollout,
+    write_rollout,
+)
+from trtspec.deployment.rollout.synthetic import Pairs
+from trtspec.deployment.rollout.traffic import Shares
+from trtspec.deployment.server_process import LOOK_EVERY_S, Keeper
+from trtspec.serving.gateway.command import same_text
+from trtspec.serving.gateway.routing_state import Shadowed
+from trtspec.serving.triton.client import Client
+from trtspec.store.manifest import load_manifest
+
+GATE_S = 10.0  # for one request of the gates, which is short
+NOTE_EVERY_S = 1.0
+FAULT_S = 0.1  # until a fault is noticed while both answer, which takes seconds where clients keep the old one busy
+ENDED_S = 1.0  # for the requests that a revision still has after it was rolled back; the old one goes on with most
+WHY_S = 0.6  # until who looks at its processes has seen why a request failed
+ALONE_S = 2.5  # for those of one whose draft is dead: nobody can go on with a text that two models make
+TRIAL_STOPPED_S = 1.0  # half of what one that serves gets: nobody depends on it, and to end it costs no request
+UNFIT = "min_speedup"  # beside a server that has other work this measures the work
+
+Replace = Callable[[Keeper, Record, str], Keeper]
+
+
+class Stopped(Exception):
+    """The rollout is not to go on, for the reason that is its text."""
+
+
+class Roller(threading.Thread):
+    """One rollout. `replace_keeper` makes a server the one that serves, and returns the one before."""
+
+    def __init__(
+        self,
+        journal: DeploymentJournal,
+        old: Record,
+        rollout: Rollout,
+        replace_keeper: Replace,
+        over: threading.Event,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(name="rollout", daemon=True)
+        self.journal, self.old, self.rollout = journal, old, rollout
+        self._replace, self._over, self._say = replace_keeper, over, say
+        place = place_of(journal, rollout.record.revision)
+        self._keeper = Keeper(journal.root, place, rollout.record.shm_prefix)
+        self._comparable = False
+        self._fault = self._wanted = ""
+        self._watching: threading.Thread | None = None
+        self._done = threading.Event()
+        self._shares = Shares(journal, old, rollout.record)
+        self._told_at = 0.0
+        self._withdrawing, self._withdrawn = threading.Lock(), False
+
+    def run(self) -> None:
+        try:
+            self._carry_out()
+        except Stopped as reason:
+            self._roll_back(str(reason))
+        except (DeployError, StepTimeout) as error:
+            self._withdraw()
+            wait_until(lambda: bool(self._fault), WHY_S)
+            self._roll_back(self._fault or error.message)
+        except TrtspecError as error:
+            self._roll_back(self._fault or error.message)
+        except Exception as error:
+            self._roll_back(self._reason(error))
+        finally:
+            self._done.set()
+
+    def _reason(self, error: Exception) -> str:
+        """Return why it ended: what the machine refuses, or a bug of ours, which the log has whole."""
+        if isinstance(error, OSError) and (refused := describe_refusal(error, str(self.journal.root))):
+            return refused
+        self._say(f"the rollout failed:\n{traceback.format_exc()}")
+        return f"{type(error).__name__}: {error}; the log says where"
+
+    def end(self, drain_s: float) -> None:
+        """End the server that did not take over, and whatever still drains, with the deployment."""
+        wait_until(self._done.is_set, drain_s + ENDED_S)
+        if not self._done.is_set():
+            self._keeper.end(0.0)
+
+    def _carry_out(self) -> None:
+        self._comparable = self._is_comparable()
+        self._note("starting", "its server starts")
+        self._keeper.start()
+        self._watching = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
+        self._check(self._keeper.until_ready(self._is_over, TRIAL_STOPPED_S))
+        self._note("loaded", "the models are loaded")
+        self._check(self._keeper.until_answered(self._is_over, TRIAL_STOPPED_S))
+        self._watching.start()
+        self._note("smoke", "a request was answered; its gates are judged")
+        self._judge_gates()
+        limits = self.rollout.limits
+        for share in (*([0] if limits.shadow else []), *limits.shares):
+            if self._wanted != PROMOTE:
+                self._canary(share)
+        if limits.shares[-1] < 100 and self._wanted != PROMOTE:
+            self._note("holding", f"{self._gets(limits.shares[-1])}, until somebody promotes it")
+            while self._wanted != PROMOTE:  # unbounded: somebody has to decide; the revision is watched meanwhile
+                self._check(analysis.objection(limits, self._look(time.monotonic(), [])))
+                time.sleep(LOOK_EVERY_S)
+        self._promote()
+
+    def _watch(self) -> None:
+        """End the new server once something is wrong with it, so that whoever waits for it knows."""
+        if fault := self._keeper.fault(lambda: self._over.is_set() or self._done.is_set(), TRIAL_STOPPED_S):
+            self._fault = fault
+            self._withdraw()
+            self._let_end()
+            self._keeper.end(0.0)
+
+    def _check(self, objection: str = "") -> None:
+        """Raise Stopped where the rollout may not go on."""
+        if fault := self._fault or objection or self._front_fault():
+            raise Stopped(fault)
+        if self._over.is_set():
+            raise Stopped("the deployment was stopped")
+        self._wanted = asked(self.journal) or self._wanted
+        if self._wanted == ROLLBACK:
+            raise Stopped("somebody asked for it")
+
+    def _front_fault(self) -> str:
+        """Return what is wrong with the new server's front, "" for nothing."""
+        front = self._keeper.front
+        return f"the {front.running.child.name} {wrong}" if front is not None and (wrong := front.wrong()) else ""
+
+    def _is_over(self) -> bool:
+        with suppress(Stopped):
+            self._check()
+            return False
+        return True
+
+    def _note(self, state: str, detail: str, share: int | None = None) -> None:
+        self._check()
+        self.rollout = write_rollout(self.journal, moved(self.rollout, state, share=share), detail)
+        self._say(f"revision {self.rollout.record.revision} is {state}: {detail}")
+
+    def _judge_gates(self) -> None:
+        """Judge on its own server what the recipe asks for; raises TrtspecError where that does not hold."""
+        root, skip = self._artifact(self.rollout.record), {*self.rollout.skip_gates, UNFIT}
+        recipe = load_manifest(root).recipe
+        if recipe.speculation.method == "none" or not wanted_gates(recipe, skip):
+            return
+        load = deploy_load(root, skip, lambda what, done, total: self._check())
+        client = Client.at(self._keeper.server.url, GATE_S)
+        self._beside(lambda: ensure_served_gates(client, root, load, undecided=self.rollout.undecided))
+
+    def _canary(self, share: int) -> None:
+        """Give the new revision a share of the requests, until enough is known of it; of share 0 only shadows."""
+        self._shares.give(share, shadow=self.rollout.limits.shadow)
+        state = "canary" if share else "shadow"
+        self._note(state, self._gets(share), share if self._shares.has_entry else 0)
+        began, limits = time.monotonic(), self.rollout.limits
+        texts = [prompt.text for prompt in artifact_prompts(self._artifact(self.rollout.record), None)]
+        pairs = Pairs(server_url(self.journal, self.old.revision), self._keeper.server.url, texts)
+        while self._wanted != PROMOTE:
+            due = limits.min_requests * min(1.0, (time.monotonic() - began) / max(limits.hold_s, 1e-9))
+            if len(pairs.found) < due:
+                self._beside(pairs.ask)
+            seen = self._look(began, pairs.found)
+            self._check(analysis.objection(limits, seen))
+            if analysis.may_go_on(limits, seen):
+                return
+            time.sleep(min(LOOK_EVERY_S, limits.hold_s / (2 * limits.min_requests + 1)))
+
+    def _beside(self, ask: Callable[[], object]) -> None:
+        """Ask servers; neither a fault nor what somebody wants waits for their answers, of which nobody then hears."""
+        failed: list[Exception] = []
+
+        def run() -> None:
+            try:
+                ask()
+            except Exception as error:
+                failed.append(error)
+
+        asking = threading.Thread(target=run, name="rollout-ask", daemon=True)
+        asking.start()
+        while asking.is_alive():  # unbounded: each of its requests is bounded
+            self._check()
+            asking.join(FAULT_S)
+        if failed:
+            raise failed[0]
+
+    def _gets(self, share: int) -> str:
+        if not share:
+            return f"{self.rollout.limits.shadow} % of the requests as well, unheard"
+        return f"{share} % of the requests" if self._shares.has_entry else "requests of our own"
+
+    def _look(self, began: float, pairs: list[Pair]) -> Seen:
+        sight = self._shares.sight()
+        new, old = sight.of(self.rollout.record.revision), sight.of(self.old.revision)
+        self._tell_shadow(sight.shadow)
+        return Seen(time.monotonic() - began, old, new, pairs, self._comparable, sight.shadow)
+
+    def _tell_shadow(self, seen: Shadowed) -> None:
+        """Keep what the shadows came to, and where somebody may ask for it."""
+        if not (share := self.rollout.limits.shadow) or (found := summary(seen, share)) == self.rollout.shadow:
+            return
+        self.rollout = replace(self.rollout, shadow=found)
+        if time.monotonic() - self._told_at > NOTE_EVERY_S:
+            self._told_at = time.monotonic()
+            keep_rollout(self.journal, self.rollout)
+
+    def _is_comparable(self) -> bool:
+        """Return whether both revisions have to write the same: they have the same target."""
+        said = {same_text(load_manifest(self._artifact(record))) for record in (self.old, self.rollout.record)}
+        return len(said) == 1 and said != {""}
+
+    def _artifact(self, record: Record) -> Path:
+        return place_of(self.journal, record.revision) / "artifact"
+
+    def _promote(self) -> None:
+        """Let the new revision serve, and the old one finish what it has."""
+        self._shares.give(100)
+        self._check()
+        record = replace(self.rollout.record, state="live", restarts=0, reason="")
+        self.rollout = write_rollout(self.journal, moved(self.rollout, "promoted", share=100), "it serves")
+        before = self._replace(self._keeper, record, f"revision {record.revision} serves")
+        self._done.set()  # from here on the supervisor watches and ends it
+        self._say(f"revision {record.revision} is promoted; revision {self.old.revision} ends")
+        with self._said():
+            self._shares.drain(self.old, self.old.drain_s)
+        with self._said():
+            before.end(self.old.drain_s + 1)
+        with self._said():
+            self._shares.give(100, alone=True)
+            self._shares.settle(record)
+        with self._said():
+            throw_away(self.journal, record.revision, {self.old.revision})
+
+    def _roll_back(self, reason: str) -> None:
+        """Give all requests to the old revision, and end the new one."""
+        self._withdraw()
+        self._let_end()
+        with self._said():
+            self._keeper.end(0.0)
+        self.rollout = moved(self.rollout, "rolled-back", share=0, reason=reason)
+        # first, as whoever reads of the end finds nothing left; and on a full disk this makes room to note it
+        shutil.rmtree(place_of(self.journal, self.rollout.record.revision), ignore_errors=True)
+        self._note_end()
+        self._withdraw()  # on a full disk it could not
+        self._say(f"revision {self.rollout.record.revision} is rolled back: {reason}")
+
+    def _withdraw(self) -> None:
+        """Give all requests to the old revision, once: who finds a fault and who rolls back may be two threads.
+
+        The new one is not named any more; the requests that it has still count as open until they end.
+        """
+        with self._withdrawing, self._said():
+            if not self._withdrawn:
+                self._shares.give(0, alone=True)
+                self._withdrawn = True
+
+    def _let_end(self) -> None:
+        """Let the new revision answer what it has, where it can."""
+        if self._over.is_set() or (self._fault and not leaves_target(self._fault)):
+            return
+        self._shares.drain(self.rollout.record, ALONE_S if self._fault else ENDED_S)
+
+    def _note_end(self) -> None:
+        """Note how it ended; on a full disk that is tried again, for nobody can begin another one before."""
+        left: list[Callable[[DeploymentJournal, Rollout], object]] = [note_rollout, keep_rollout]
+        while left:  # unbounded: until there is room, or the deployment ends
+            is_last = self._over.is_set()
+            with self._said():
+                left[0](self.journal, self.rollout)
+                left.pop(0)
+                continue
+            if is_last:
+                return
+            self._over.wait(NOTE_EVERY_S)
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """Say what goes wrong, and go on: the rest has to be done as well."""
+        try:
+            yield
+        except Exception as error:
+            self._say(f"while revisions change: {type(error).__name__}: {error}")

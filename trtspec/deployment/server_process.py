@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One server of a deployment and its HTTP front: started, watched, started again, ended."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trtspec.core.errors import TrtspecError
+from trtspec.core.files import private_directory
+from trtspec.core.processes import family_of
+from trtspec.deployment.health.policy import STOPPED_S, Judge
+from trtspec.deployment.health.probe import READY_TIMEOUT_S, SMOKE_REQUEST, ServerLook, StartLook
+from trtspec.deployment.ports import taken_port
+from trtspec.deployment.process_group import Running
+from trtspec.deployment.process_specs import Child, read_children
+from trtspec.deployment.revision import SOCKETS
+from trtspec.deployment.sidecar import Beside
+from trtspec.deployment.token import PLACEHOLDER, read_token
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.hardening import OPEN, hide_token, opens_to_filler
+from trtspec.serving.triton.names import DEPARTURES
+from trtspec.serving.triton.names import SOCKETS as SOCKET_NAMES
+from trtspec.serving.triton.python_models.drain import ending_file
+from trtspec.serving.triton.server import close_shared_memory, remove_shared_memory
+from trtspec.store.artifact_paths import REPOSITORY
+
+LOOK_EVERY_S = 0.25
+FLUSH_S = 6.0  # a second more than the front itself takes
+ANSWER_S = 10.0  # for a first token; a server that is slower is asked again
+
+Over = Callable[[], bool]  # asked at every look: whether that was the last
+
+
+@dataclass
+class Keeper:
+    """The server of the revision that lies at `place`, of the deployment at `root`."""
+
+    root: Path
+    place: Path
+    shm_prefix: str
+    server: Child = field(init=False)  # once it was started
+    running: Running | None = field(default=None, init=False)
+    front: Beside | None = field(default=None, init=False)  # it goes on while the server is started again
+    _sockets: int | None = field(default=None, init=False)  # the open directory of the sockets
+    _starting: StartLook = field(init=False)  # on the processes of the last start
+
+    def start(self) -> None:
+        """Start it, with nothing of its token left for others to read."""
+        self._ending.unlink(missing_ok=True)
+        self.server, *front = read_children(self.place / "server.json")
+        token, sockets = read_token(self.root), self._socket_directory()
+        if front and self.front is None:
+            self.front = Beside.start(front[0])
+        argv = [word.replace(PLACEHOLDER, token).replace(SOCKETS, sockets) for word in self.server.argv]
+        self.running = Running.start(replace(self.server, argv=argv))
+        self._starting = StartLook(self.running.process.pid)
+        threading.Thread(target=hide_token, args=(self.running.process, token), daemon=True).start()
+
+    def _socket_directory(self) -> str:
+        """Return a path of the directory of the sockets that is short enough for a socket's address of 108 bytes.
+
+        What the last server left there is removed, since the server does not do that itself.
+        """
+        for name in SOCKET_NAMES.values():
+            (self.place / name).unlink(missing_ok=True)
+        for left in private_directory(self.place / DEPARTURES).iterdir():
+            left.unlink(missing_ok=True)
+        if self._sockets is None:
+            self._sockets = os.open(self.place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/{os.getpid()}/fd/{self._sockets}"
+
+    @property
+    def front_ended(self) -> int | None:
+        """Return the status with which its front ended, None while that runs."""
+        return self.front.ended if self.front is not None else None
+
+    @property
+    def _ending(self) -> Path:
+        return ending_file(self.place / "served" / REPOSITORY)
+
+    def _say_ending(self) -> None:
+        with suppress(OSError):  # a full disk, or a revision that is thrown away: the requests end as they did
+            self._ending.touch()
+
+    @property
+    def ended(self) -> int | None:
+        """Return the status with which it ended, None while it runs."""
+        assert self.running is not None
+        return self.running.process.poll()
+
+    def end(self, drain_s: float) -> None:
+        """End it and then its front, whose clients read what is left of their responses."""
+        self.end_server(drain_s)
+        if self.front is not None:
+            self.front.end(min(drain_s, FLUSH_S))
+        if self._sockets is not None:
+            os.close(self._sockets)
+            self._sockets = None
+
+    def end_server(self, drain_s: float) -> None:
+        """End it; its open requests get `drain_s` seconds, and what is open then an error."""
+        if self.running is not None:
+            self.running.end(drain_s, self._say_ending)
+        remove_shared_memory(self.shm_prefix)
+
+    def fault(self, over: Over, stopped_s: float = STOPPED_S) -> str:
+        """Return what is wrong with it once something is, "" where `over` came first.
+
+        What is stopped for `stopped_s` is wrong.
+        """
+        assert self.running is not None
+        judge = Judge(stopped_s)
+        eyes = ServerLook(self.running.process.pid, self.server.url, self._starting.stubs)
+        try:
+            while not over():
+                if fault := judge.fault(eyes.look(self.ended)):
+                    return fault
+                time.sleep(LOOK_EVERY_S)
+            return ""
+        finally:
+            eyes.close()
+
+    def until_ready(self, over: Over, stopped_s: float = STOPPED_S) -> str:
+        """Return "" once it says that it is ready, or `over` came first; else why it is not."""
+        client, deadline, judge = Client.at(self.server.url, READY_TIMEOUT_S), self._deadline(), Judge(stopped_s)
+        while not over():
+            is_ready = client.is_ready()
+            if fault := self._fault_at_start(judge, is_ready=is_ready):
+                return fault
+            if is_ready:
+                close_shared_memory(self.shm_prefix)
+                return OPEN if self.is_open() else ""
+            if time.monotonic() >= deadline:
+                return f"the server did not answer within {self.server.start_s:.0f} s of its start: it was not ready"
+            time.sleep(LOOK_EVERY_S)
+        return ""
+
+    def is_open(self) -> bool:
+        """Return whether anybody can use the control APIs of the server that is ready."""
+        return opens_to_filler(self.server.url, read_token(self.root))
+
+    def until_answered(self, over: Over, stopped_s: float = STOPPED_S) -> str:
+        """Return "" once it has answered a request, or `over` came first; else why it did not."""
+        deadline, judge = self._deadline(), Judge(stopped_s)
+        if refused := self.until_ready(over, stopped_s):
+            return refused
+        asking = Asking(self.server.url)
+        while not over():
+            if fault := self._fault_at_start(judge, is_ready=True):
+                return fault
+            if not asking.is_over(LOOK_EVERY_S):
+                continue
+            if not asking.refusal:
+                break
+            if time.monotonic() >= deadline:
+                return f"the server did not answer within {self.server.start_s:.0f} s of its start: {asking.refusal}"
+            time.sleep(LOOK_EVERY_S)
+            asking = Asking(self.server.url)
+        return ""
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.server.start_s
+
+    def _fault_at_start(self, judge: Judge, *, is_ready: bool) -> str:
+        """Return what is wrong with its ports or its processes before it has answered."""
+        server, *front = read_children(self.place / "server.json")
+        ours = family_of(os.getpid())
+        taken = taken_port([server], ours, ended=self.ended is not None)
+        if taken := taken or taken_port(front, ours, ended=self.front_ended is not None):
+            return taken.message
+        if (status := self.ended) is not None:
+            return f"the server ended with status {status} while it started"
+        return judge.fault(self._starting.look(is_ready=is_ready))
+
+
+class Asking:
+    """Asks a server for one token, in a thread of its own: one whose processes are stopped never answers."""
+
+    def __init__(self, url: str) -> None:
+        self.refusal = ""
+        self._client = Client.at(url, ANSWER_S)
+        self._thread = threading.Thread(target=self._run, name="first-request", daemon=True)
+        self._thread.start()
+
+    def is_over(self, within_s: float) -> bool:
+        """Return whether it has answered, or refused."""
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._client.generate(SMOKE_REQUEST)
+        except TrtspecError as error:
+            self.refusal = error.message

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve an artifact in a container of this machine, by `docker compose` and a file that is rendered for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
+from trtspec.core.processes import sigterm_as_interrupt
+from trtspec.deployment import container_errors
+from trtspec.deployment.base import Target
+from trtspec.deployment.compose import FILE, SERVICE, VARIABLE, render_compose
+from trtspec.deployment.container_errors import ToolFailed, failure
+from trtspec.deployment.containers import CLEANUP_S, MOST_GRACE_S, PORTS, Workload, check_image, dockerfile, workload_of
+from trtspec.deployment.journal import DeploymentJournal, Record, document_of
+from trtspec.deployment.network import exposure
+from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.ports import former_ports, reserved_ports
+from trtspec.deployment.rendering import Rendered, settings_of, write_rendered
+from trtspec.store.artifact_paths import REPOSITORY
+from trtspec.store.manifest import load_manifest, manifest_sha256
+
+DOCKER = "docker"
+ASK_S, POLL_S = 20.0, 2.0
+MOST_UNKNOWN = 5
+STATES = {"running": "live", "restarting": "unhealthy", "created": "starting", "exited": "dead", "dead": "dead"}
+
+
+@dataclass(frozen=True)
+class DockerSettings:
+    """What can be said of a compose file beyond names and ports."""
+
+    image: str = ""
+
+
+def render_docker(
+    workload: Workload, repository: Path, host: str, ports: Mapping[str, int | None], settings: Mapping[str, str]
+) -> Rendered:
+    """Return the compose file and the Dockerfile, without an image that alone; ports are by default those inside."""
+    exposure(host)
+    image = settings_of(DockerSettings, settings).image
+    if not image:
+        return {"Dockerfile": dockerfile(workload)}
+    check_image(image, workload)
+    return render_compose(workload, image, host, {name: ports.get(name) or PORTS[name] for name in PORTS})
+
+
+def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
+    """Start a container and return when it is healthy, which takes an answered request; nothing is left on failure."""
+    _check_docker()
+    manifest, digest = load_manifest(artifact, options.manifest), manifest_sha256(artifact)
+    journal, host = DeploymentJournal(options.name or manifest.recipe.name), options.host
+    with journal.lock(), _ports(journal, options) as ports:
+        _check_not_running(journal)
+        former = journal.read()
+        drain_s, trusted = options.drain_s, options.trusted_report
+        workload = workload_of(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
+        check_image(options.settings.get("image", ""), workload)
+        rendered = render_docker(workload, artifact / REPOSITORY, host, ports, options.settings)
+        write_rendered(_folder(journal), rendered)
+        record = _record(journal, artifact, ports, host, options.detach)
+        journal.write(record)
+        options.on_event("staged", f"the compose file is {_folder(journal) / FILE}")
+        with _removed_on_failure(journal, record, former):
+            wait = ("--wait", f"--wait-timeout={int(options.timeout_s)}")
+            _compose(journal, "up", "--detach", *wait, timeout_s=options.timeout_s + 30)
+        record = journal.move(record, "live")
+        options.on_event("live", f"its container is healthy: a request was answered at {record.endpoints['http']}")
+    return DockerDeployment(journal, record)
+
+
+@contextmanager
+def _ports(journal: DeploymentJournal, options: DeployOptions) -> Iterator[dict[str, int]]:
+    """Choose the ports of this machine that lead to those of the container."""
+    former = former_ports(journal.read(), "docker", options)
+
+    def tell(sentence: str) -> None:
+        options.on_event("ports", sentence)
+
+    with reserved_ports(journal, options, tuple(PORTS), former, tell) as (server, openai):
+        yield {"http": server.http, "grpc": server.grpc, "metrics": server.metrics, "openai": openai}
+
+
+@dataclass
+class DockerDeployment:
+    """A container that this process started."""
+
+    journal: DeploymentJournal
+    record: Record
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `deploy --json`."""
+        return document_of(self.record, self.record.state)
+
+    def wait(self) -> None:
+        """Block until the container ends; SIGINT and SIGTERM stop it first, its own death is a DeployError."""
+        try:
+            with sigterm_as_interrupt():
+                unknown = 0  # looks in a row at which docker did not say
+                while unknown < MOST_UNKNOWN:  # unbounded otherwise, as its owner wants
+                    state = _state(self.record)
+                    if state not in ("live", "starting", "unhealthy", "unknown"):
+                        break
+                    unknown = unknown + 1 if state == "unknown" else 0
+                    time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            stop(self.journal.name)
+            raise
+        if self.journal.known().state != "stopped":
+            raise DeployError("the container ended by itself", hint=f"trtspec logs {self.journal.name}")
+
+
+class _removed_on_failure:  # noqa: N801  a context manager, used as a function
+    """Remove the container where the block does not come to its end, keeping what it said."""
+
+    def __init__(self, journal: DeploymentJournal, record: Record, former: Record | None) -> None:
+        self.journal, self.record, self.former = journal, record, former
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, ToolFailed) and error.is_before:
+            self.journal.forget(self.former)  # there is no container
+            return
+        fetch_log(self.journal)
+        with suppress(DeployError, StepTimeout):  # what went wrong before is what has to be mended
+            _down(self.journal)
+        self.journal.move(self.record, "failed", error.message if isinstance(error, TrtspecError) else str(error))
+
+
+def stop(name: str) -> dict[str, Any]:
+    """End a container; its streams may finish first, as long as the compose file lets them."""
+    journal = DeploymentJournal(name)
+    record = journal.known()
+    state = _state(record)
+    was_running = state in ("live", "starting", "unhealthy")
+    if was_running or record.state == "live" or state == "unknown":
+        fetch_log(journal)
+        _down(journal)
+        record = journal.move(record, "stopped")
+    return document_of(record, record.state) | {"was_running": was_running}
+
+
+def fetch_log(journal: DeploymentJournal) -> None:
+    """Write what the container said to the deployment's log; what is there of one that is gone stays."""
+    if said := _ask(journal, "logs", "--no-color", "--no-log-prefix"):
+        journal.log.write_bytes(said)
+
+
+def _state(record: Record) -> str:
+    """Return the state as docker has it, live where a text was answered; what was stopped or failed stays so."""
+    if record.state in ("stopped", "failed"):
+        return record.state
+    try:
+        said = _compose(DeploymentJournal(record.name), "ps", "--all", "--format=json", timeout_s=ASK_S)
+        found = [json.loads(line) for line in said.splitlines()]
+    except (DeployError, StepTimeout, ValueError):
+        return "unknown"
+    container = next((each for each in found if each.get("Service") == SERVICE), None)
+    if container is None:
+        return "dead"
+    health = {"starting": "starting", "unhealthy": "unhealthy"}.get(container.get("Health", ""))
+    running = container.get("State") == "running"
+    return health if running and health else STATES.get(container.get("State", ""), "dead")
+
+
+def _record(journal: DeploymentJournal, artifact: Path, ports: Mapping[str, int], host: str, detach: bool) -> Record:
+    manifest = load_manifest(artifact)
+    return Record(
+        name=journal.name,
+        state="staged",
+        artifact=str(artifact.absolute()),
+        pid=0,
+        started=None,
+        shm_prefix="",
+        detached=detach,
+        target="docker",
+        manifest=manifest_sha256(artifact),
+        backend=manifest.backend.name,
+        method=manifest.recipe.speculation.method,
+        host=host,
+        http=ports["http"],
+        grpc=ports["grpc"],
+        metrics=ports["metrics"],
+        openai=ports["openai"],
+    )
+
+
+def _check_docker() -> None:
+    if shutil.which(DOCKER) is None:
+        hint = "install Docker with its compose plugin, or render the files for another machine with --render DIR"
+        raise DeployError(f"{DOCKER} is not on PATH", hint=hint)
+
+
+def _check_not_running(journal: DeploymentJournal) -> None:
+    record = journal.read()
+    if record and record.target == "docker" and _state(record) in ("live", "starting", "unhealthy"):
+        hint = f"trtspec stop {record.name}, or choose another name with --name"
+        raise DeployError(f"{record.name!r} is already deployed at {record.endpoints['http']}", hint=hint)
+
+
+def _folder(journal: DeploymentJournal) -> Path:
+    return journal.root / "docker"
+
+
+def _compose(journal: DeploymentJournal, *words: str, timeout_s: float) -> bytes:
+    """Run docker compose on a deployment's file and return what it printed; its failure is a DeployError."""
+    record = journal.read()
+    command = [DOCKER, "compose", "--file", str(_folder(journal) / FILE), *words]
+    environment = {**os.environ, VARIABLE: record.artifact if record else ""}
+    try:
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise StepTimeout(f"docker compose {words[0]} did not end within {timeout_s:.0f} s") from None
+    except OSError as error:
+        raise DeployError(f"{DOCKER} cannot be run: {error.strerror}", hint="is Docker installed?") from None
+    if done.returncode:
+        what, said = f"docker compose {words[0]}", done.stderr.decode(errors="replace")
+        raise failure(container_errors.DOCKER, what, done.returncode, said)
+    return done.stdout
+
+
+def _ask(journal: DeploymentJournal, *words: str) -> bytes:
+    """Return what docker compose says, nothing where it fails."""
+    try:
+        return _compose(journal, *words, timeout_s=ASK_S)
+    except (DeployError, StepTimeout):
+        return b""
+
+
+def _down(journal: DeploymentJournal) -> None:
+    _compose(journal, "down", timeout_s=MOST_GRACE_S + CLEANUP_S)
+
+
+TARGET = Target(
+    deploy=deploy_docker,
+    stop=stop,
+    state=_state,
+    render=render_docker,
+    options={"image": "the image that serves it, NAME@sha256:..."},
+    fetch_log=fetch_log,
+)

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve an artifact in a cluster: manifests that are rendered for it, applied, watched and deleted by kubectl."""
+
+from trtspec.deployment.base import Target
+from trtspec.deployment.targets.kubernetes.kubectl import deploy_kubernetes, fetch_log, state, stop
+from trtspec.deployment.targets.kubernetes.manifests import render_kubernetes
+from trtspec.deployment.targets.kubernetes.settings import OPTIONS
+
+TARGET = Target(
+    deploy=deploy_kubernetes,
+    stop=stop,
+    state=state,
+    render=render_kubernetes,
+    options=OPTIONS,
+    fetch_log=fetch_log,
+)

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apply, watch and delete rendered manifests, by kubectl; a pod is ready when it has answered a request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.errors import DeployError, StepTimeout, TrtspecError
+from trtspec.core.files import read_bounded, replace_file
+from trtspec.deployment import container_errors
+from trtspec.deployment.container_errors import ToolFailed, failure
+from trtspec.deployment.containers import MOST_GRACE_S, PORTS, Workload, check_image, workload_of
+from trtspec.deployment.journal import DeploymentJournal, Record, document_of
+from trtspec.deployment.options import DeployOptions
+from trtspec.deployment.rendering import settings_of, write_rendered
+from trtspec.deployment.targets.kubernetes.manifests import DEFAULT_OVERLAY, render_kubernetes
+from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
+from trtspec.deployment.targets.kubernetes.workloads import machines
+from trtspec.store.artifact_paths import REPOSITORY
+from trtspec.store.manifest import load_manifest, manifest_sha256
+
+KUBECTL = "kubectl"
+ASK_S = 20.0
+TIMED_OUT = "timed out waiting"
+MAX_PLACE_BYTES = 1 << 16
+PLACE = ("context", "namespace", "name", "kind", "form")
+READY = {"leaderworkerset": "Available", "llminferenceservice": "Ready", "dynamographdeployment": "Ready"}
+DETACH = "a cluster runs it without this process: say --detach"
+
+
+def deploy_kubernetes(artifact: Path, options: DeployOptions) -> ClusterDeployment:
+    """Apply the manifests and return when every pod is ready; on failure they stay, as what ran before does."""
+    if not options.detach:
+        raise DeployError("--target kubernetes needs --detach", hint=DETACH)
+    if shutil.which(KUBECTL) is None:
+        hint = "install it, or render the manifests for another machine with --render DIR"
+        raise DeployError(f"{KUBECTL} is not on PATH", hint=hint)
+    wanted = settings_of(ClusterSettings, options.settings)
+    manifest, digest = load_manifest(artifact, options.manifest), manifest_sha256(artifact)
+    journal = DeploymentJournal(options.name or manifest.recipe.name)
+    drain_s, trusted = options.drain_s, options.trusted_report
+    workload = workload_of(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
+    check_image(wanted.image, workload)
+    ports = {name: options.ports.get(name) for name in PORTS if name != "openai"}
+    rendered = render_kubernetes(workload, artifact / REPOSITORY, options.host, ports, options.settings)
+    with journal.lock():
+        former = journal.read()
+        with _forgotten_on_failure(journal, former):
+            write_rendered(_folder(journal), rendered)
+            place = _note_place(journal, workload, wanted)
+        record = journal.write(_record(journal, workload, artifact, wanted))
+        options.on_event("staged", f"the manifests are in {_folder(journal)}")
+        with _forgotten_on_failure(journal, former, record):
+            _run(place, "apply", *place["what"])
+        options.on_event("loaded", f"applied to the context {place['context']}, namespace {wanted.namespace}")
+        _wait_ready(place, options.timeout_s)
+        record = journal.move(record, "live")
+        options.on_event("live", "every pod has answered a request")
+    return ClusterDeployment(record)
+
+
+@contextmanager
+def _forgotten_on_failure(
+    journal: DeploymentJournal, former: Record | None, record: Record | None = None
+) -> Iterator[None]:
+    """Keep no record of a deployment that was not applied, but of a first one that may have been in part."""
+    try:
+        yield
+    except TrtspecError as error:
+        if former or record is None or (isinstance(error, ToolFailed) and error.is_before):
+            journal.forget(former)
+        else:
+            journal.move(record, "failed", error.message)
+        raise
+
+
+class ClusterDeployment:
+    """What was applied and became ready."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `deploy --json`."""
+        return document_of(self.record, self.record.state)
+
+    def wait(self) -> None:
+        """Refuse: nothing of it runs here."""
+        raise DeployError(DETACH)
+
+
+def state(record: Record) -> str:
+    """Return live where as many pods are ready as there should be, unhealthy where fewer are, dead where none is.
+
+    To be ready a pod answers a request every ten seconds.
+    """
+    if record.state in ("stopped", "failed"):
+        return record.state
+    try:
+        place = _place(DeploymentJournal(record.name))
+        found = json.loads(_run(place, "get", _object(place), "--output=json", timeout_s=ASK_S))
+    except (DeployError, StepTimeout, ValueError):
+        return "unknown"
+    return _state_of(found)
+
+
+def stop(name: str) -> dict[str, Any]:
+    """Delete what was applied; streams may finish first. The namespace and its volumes stay."""
+    journal = DeploymentJournal(name)
+    record = journal.known()
+    was_running = state(record) not in ("stopped", "failed", "dead")
+    if record.state != "stopped":
+        place = _place(journal)
+        _run(place, "delete", *place["what"], "--ignore-not-found", "--wait", timeout_s=MOST_GRACE_S)
+        record = journal.move(record, "stopped")
+    return document_of(record, record.state) | {"was_running": was_running}
+
+
+def fetch_log(journal: DeploymentJournal) -> None:
+    """Write the end of what its pods said to the deployment's log."""
+    journal.known()
+    place = _place(journal)
+    chosen = [f"--selector=app.kubernetes.io/name={place['name']}", "--all-containers", "--tail=1000"]
+    journal.log.write_bytes(_run(place, "logs", *chosen, timeout_s=ASK_S))
+
+
+def _state_of(found: dict[str, Any]) -> str:
+    status, condition = found.get("status", {}), READY.get(str(found.get("kind")).lower())
+    if condition and "readyReplicas" not in status:  # KServe's and Dynamo's count no pods there
+        said = {each.get("type"): each.get("status") for each in status.get("conditions", [])}
+        return "live" if said.get(condition) == "True" else "starting"
+    wanted, ready = found.get("spec", {}).get("replicas", 1), status.get("readyReplicas", 0)
+    return "live" if ready >= wanted else "unhealthy" if ready else "starting"
+
+
+def _wait_ready(place: Mapping[str, Any], timeout_s: float) -> None:
+    condition = READY.get(place["kind"])
+    words = ["wait", f"--for=condition={condition}"] if condition else ["rollout", "status"]
+    try:
+        _run(place, *words, _object(place), f"--timeout={int(timeout_s)}s", timeout_s=timeout_s + ASK_S)
+    except ToolFailed as error:
+        if TIMED_OUT not in (error.hint or ""):
+            raise
+        hint = f"trtspec logs {place['name']}; kubectl rollout undo brings back what ran before\n{error.hint or ''}"
+        raise StepTimeout("the pods were not ready in time", hint=hint.strip()) from None
+
+
+def _note_place(journal: DeploymentJournal, workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+    """Note which cluster it goes to: later commands ask there, whatever kubectl's current context is then."""
+    context = settings.context or _plain([KUBECTL, "config", "current-context"]).decode().strip()
+    kinds = {"kserve": "llminferenceservice", "dynamo": "dynamographdeployment"}
+    several = settings.form == "deployment" and machines(workload, settings) > 1
+    place = {
+        "context": context,
+        "namespace": settings.namespace,
+        "name": workload.name,
+        "kind": kinds.get(settings.form, "leaderworkerset" if several else "deployment"),
+        "form": settings.form,
+    }
+    path = journal.root / "cluster.json"
+    replace_file(path, json.dumps(place).encode())
+    return _place(journal)
+
+
+def _place(journal: DeploymentJournal) -> dict[str, Any]:
+    path = journal.root / "cluster.json"
+    try:
+        place: dict[str, Any] = json.loads(read_bounded(path, MAX_PLACE_BYTES))
+        if not isinstance(place, dict) or not all(isinstance(place.get(key), str) for key in PLACE):
+            raise ValueError(f"it needs {', '.join(PLACE)}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise DeployError(f"cannot be read: {error}", where=str(path), hint="deploy it again") from None
+    plain = place["form"] == "deployment"
+    file = f"overlays/{DEFAULT_OVERLAY}" if plain else f"{place['form']}.yaml"
+    return place | {"what": ["--kustomize" if plain else "--filename", str(_folder(journal) / file)]}
+
+
+def _run(place: Mapping[str, Any], *words: str, timeout_s: float = 60.0) -> bytes:
+    """Run kubectl in a deployment's context and namespace and return what it prints."""
+    return _plain([KUBECTL, f"--context={place['context']}", f"--namespace={place['namespace']}", *words], timeout_s)
+
+
+def _object(place: Mapping[str, Any]) -> str:
+    """Return what was applied, as kubectl names it."""
+    return f"{place['kind']}/{place['name']}"
+
+
+def _plain(command: list[str], timeout_s: float = ASK_S) -> bytes:
+    """Return what a command prints; its failure is a DeployError with the end of what it says."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise StepTimeout(f"{KUBECTL} did not end within {timeout_s:.0f} s") from None
+    except OSError as error:
+        raise DeployError(f"{KUBECTL} cannot be run: {error.strerror}") from None
+    if done.returncode:
+        verb = next((word for word in command[1:] if not word.startswith("-")), "")
+        raise failure(
+            container_errors.KUBECTL, f"kubectl {verb}", done.returncode, done.stderr.decode(errors="replace")
+        )
+    return done.stdout
+
+
+def _record(journal: DeploymentJournal, workload: Workload, artifact: Path, settings: ClusterSettings) -> Record:
+    manifest = workload.manifest
+    return Record(
+        name=journal.name,
+        state="staged",
+        artifact=str(artifact.absolute()),
+        pid=0,
+        started=None,
+        shm_prefix="",
+        detached=True,
+        target="kubernetes",
+        manifest=manifest_sha256(artifact),
+        backend=manifest.backend.name,
+        method=manifest.recipe.speculation.method,
+        host=f"{workload.name}.{settings.namespace}.svc",
+        http=PORTS["http"],
+        grpc=PORTS["grpc"],
+        metrics=PORTS["metrics"],
+        openai=PORTS["openai"],
+    )
+
+
+def _folder(journal: DeploymentJournal) -> Path:
+    return journal.root / "kubernetes"

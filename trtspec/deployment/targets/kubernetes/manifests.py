@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a deployment in a cluster: a base that any cluster takes, parts for its operators, overlays of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.errors import DeployError
+from trtspec.core.ports import LOOPBACK
+from trtspec.deployment.containers import PORTS, Workload, check_image, dockerfile
+from trtspec.deployment.rendering import Rendered, as_yaml, settings_of
+from trtspec.deployment.targets.kubernetes import components as parts
+from trtspec.deployment.targets.kubernetes import operators, workloads
+from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
+
+HEAD = """\
+Serves {name} in the namespace {namespace}: kubectl apply -k overlays/NAME
+NAME is one of {overlays}.
+
+What listens, in the cluster alone: http {http}, gRPC {grpc}, OpenAI's entry {openai}, metrics {metrics}.
+The network policy admits this namespace and the gateway's ({gateway}), and Prometheus (namespace monitoring)
+to the metrics; nothing goes out. None but OpenAI's entry asks for a key, and it takes its keys from the Secret
+{name}-env, which is not rendered and may be missing. Triton's control APIs are behind a token that is made inside
+of each container and never leaves it.
+The pods pass Pod Security's profile "restricted"."""
+
+ALONE = """\
+Serves {name} in the namespace {namespace} with the engine alone: kubectl apply -f {file}
+
+What listens is the engine's own entry for OpenAI's clients, without a key: the gateway has to ask for one. trtspec's
+models, its metrics and its gates are not there."""
+
+# what each overlay adds to the base, and what the cluster has to have for it
+OVERLAYS: Mapping[str, tuple[str, ...]] = {
+    "plain": (),
+    "monitored": ("monitoring",),
+    "scaled": ("monitoring", "keda"),
+    "scaled-hpa": ("monitoring", "hpa"),
+    "canary": ("monitoring", "gateway"),
+}
+NEEDS = {
+    "monitoring": "The Prometheus operator (monitoring.coreos.com/v1).",
+    "keda": "KEDA 2 (keda.sh/v1alpha1).",
+    "hpa": "prometheus-adapter, which gives the metrics API the queues by pod.",
+    "gateway": "Gateway API 1 and the inference extension 1 (InferencePool v1), whose chart installs {name}-epp.",
+}
+DEFAULT_OVERLAY = "plain"
+
+
+def render_kubernetes(
+    workload: Workload, repository: Path, host: str, ports: Mapping[str, int | None], settings: Mapping[str, str]
+) -> Rendered:
+    """Return the files; without an image the Dockerfile alone, since its digest is not known before it is built."""
+    if host != LOOPBACK or any(ports.values()):
+        raise DeployError("a cluster's service has its own address and ports", hint="leave --host and the ports out")
+    wanted = settings_of(ClusterSettings, settings)
+    if not wanted.image and wanted.form == "deployment":
+        return {"Dockerfile": dockerfile(workload)}
+    wanted.check()
+    check_image(wanted.image, workload)
+    if wanted.form != "deployment":
+        return _alone(workload, repository, wanted)
+    files = {f"base/{path}": text for path, text in _base(workload, wanted)}
+    files |= {f"components/{path}": text for path, text in _components(workload, wanted)}
+    for overlay, components in OVERLAYS.items():
+        files[f"overlays/{overlay}/kustomization.yaml"] = _overlay(components)
+    return files | {"Dockerfile": dockerfile(workload)}
+
+
+def _base(workload: Workload, settings: ClusterSettings) -> Iterator[tuple[str, str]]:
+    objects = {
+        "workload.yaml": workloads.workload_object(workload, settings),
+        "service.yaml": workloads.service(workload, settings),
+        "disruption-budget.yaml": workloads.disruption_budget(workload, settings),
+        "network-policy.yaml": workloads.network_policy(workload, settings),
+    }
+    listening = PORTS
+    head = HEAD.format(
+        name=workload.name,
+        namespace=settings.namespace,
+        gateway=settings.gateway.partition("/")[0],
+        overlays=", ".join(OVERLAYS),
+        **listening,
+    )
+    yield "kustomization.yaml", _kustomization("Kustomization", {"resources": [*objects]}, head)
+    for path, document in objects.items():
+        yield path, as_yaml(document)
+
+
+def _components(workload: Workload, settings: ClusterSettings) -> Iterator[tuple[str, str]]:
+    found = {
+        "monitoring": {"pod-monitor.yaml": parts.pod_monitor(workload, settings)},
+        "keda": {"scaled-object.yaml": parts.scaled_object(workload, settings)},
+        "hpa": {"autoscaler.yaml": parts.autoscaler(workload, settings)},
+        "gateway": {
+            "inference-pool.yaml": parts.inference_pool(workload, settings),
+            "route.yaml": parts.route(workload, settings),
+        },
+    }
+    for name, objects in found.items():
+        needs = f"Takes {NEEDS[name].format(name=workload.name)}"
+        yield f"{name}/kustomization.yaml", _kustomization("Component", {"resources": [*objects]}, needs)
+        for path, document in objects.items():
+            yield f"{name}/{path}", as_yaml(document)
+
+
+def _overlay(components: Sequence[str]) -> str:
+    chosen = {"components": [f"../../components/{name}" for name in components]} if components else {}
+    return _kustomization("Kustomization", {"resources": ["../../base"], **chosen})
+
+
+def _kustomization(kind: str, lists: Mapping[str, Any], head: str = "") -> str:
+    version = "v1alpha1" if kind == "Component" else "v1beta1"
+    return as_yaml({"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **lists}, head=head)
+
+
+def _alone(workload: Workload, repository: Path, settings: ClusterSettings) -> Rendered:
+    make = {"kserve": operators.llm_inference_service, "dynamo": operators.graph_deployment}[settings.form]
+    file = f"{settings.form}.yaml"
+    head = ALONE.format(name=workload.name, namespace=settings.namespace, file=file)
+    return {file: as_yaml(*make(workload, repository, settings), head=head)}

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be said of a deployment in a cluster beyond its name, and the volume that the artifact comes from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trtspec.core.errors import DeployError
+from trtspec.deployment.containers import LABEL
+from trtspec.recipe.schema import IMAGE
+
+OPTIONS = {
+    "image": "the image that serves it, NAME@sha256:...",
+    "artifact": "where it lies: pvc:CLAIM[/DIR], image:NAME@sha256:... or modelpack:NAME@sha256:...",
+    "form": "deployment, kserve or dynamo: what runs it",
+    "namespace": "the namespace",
+    "replicas": "servers at least",
+    "max-replicas": "servers at most, where they are scaled",
+    "node-gpus": "GPUs of one machine",
+    "prometheus": "the address of Prometheus, for KEDA",
+    "gateway": "NAMESPACE/NAME of the Gateway that requests come through",
+    "canary-of": "the deployment whose requests it takes a share of",
+    "weight": "that share, 0 to 100",
+    "dynamo-version": "the version of Dynamo in the image, which a digest does not tell",
+    "context": "kubectl's context, by default the current one",
+}
+FORMS = ("deployment", "kserve", "dynamo")
+KINDS = ("pvc", "image", "modelpack")
+MODELPACK = "model.csi.modelpack.org"  # the driver of modelpack/model-csi-driver
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Settings by their names in OPTIONS."""
+
+    image: str = ""
+    artifact: str = ""
+    form: str = "deployment"
+    namespace: str = "default"
+    replicas: int = 1
+    max_replicas: int = 4
+    node_gpus: int = 8
+    prometheus: str = "http://prometheus-operated.monitoring.svc:9090"
+    gateway: str = "gateway-system/gateway"
+    canary_of: str = ""
+    weight: int = 5
+    dynamo_version: str = "1.6.1"
+    context: str = ""
+
+    def check(self) -> None:
+        """Raise DeployError for a value that no cluster takes."""
+        for name, text in (("namespace", self.namespace), ("canary-of", self.canary_of or "a"), *self._gateway_names):
+            if not LABEL.fullmatch(text) or len(text) > 63:
+                raise DeployError(f"option {name}: {text!r} is no DNS label", hint="a-z, 0-9 and '-', at most 63")
+        if self.form not in FORMS:
+            raise DeployError(f"option form: {self.form!r} is none of {', '.join(FORMS)}")
+        if not 1 <= self.replicas <= self.max_replicas <= 1000 or not 1 <= self.node_gpus <= 64 or self.weight > 100:
+            hint = "replicas from 1, max-replicas no less, node-gpus 1 to 64, weight 0 to 100"
+            raise DeployError("a number is out of its range", hint=hint)
+        if not re.fullmatch(r"(0|[1-9]\d{0,3})(\.(0|[1-9]\d{0,3})){2}", self.dynamo_version, re.ASCII):
+            raise DeployError(f"option dynamo-version: {self.dynamo_version!r} is no version", hint="as 1.6.1")
+        if not re.fullmatch(r"https?://[\w.:/-]{1,200}", self.prometheus):
+            raise DeployError(f"option prometheus: {self.prometheus!r} is no address")
+        self.volume()
+
+    @property
+    def _gateway_names(self) -> tuple[tuple[str, str], ...]:
+        namespace, _, name = self.gateway.partition("/")
+        return (("gateway", namespace), ("gateway", name))
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Return the kind of volume and what it is of."""
+        kind, _, what = self.artifact.partition(":")
+        return kind, what
+
+    @property
+    def subdirectory(self) -> str:
+        """Return the artifact's directory in its volume, "" for all of it."""
+        kind, what = self.place
+        return what.partition("/")[2].strip("/") if kind == "pvc" else ""
+
+    def volume(self) -> dict[str, Any]:
+        """Return the volume, by whatever holds the artifact."""
+        kind, what = self.place
+        claim = what.partition("/")[0]
+        if kind == "pvc" and LABEL.fullmatch(claim) and ".." not in self.subdirectory.split("/"):
+            return {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        if kind == "image" and re.fullmatch(IMAGE, what):
+            return {"image": {"reference": what, "pullPolicy": "IfNotPresent"}}
+        if kind == "modelpack" and re.fullmatch(IMAGE, what):
+            return {
+                "csi": {"driver": MODELPACK, "readOnly": True, "volumeAttributes": {f"{MODELPACK}/reference": what}}
+            }
+        hint = f"--option artifact=KIND:WHERE: {OPTIONS['artifact'].partition(': ')[2]}"
+        raise DeployError(f"option artifact: {self.artifact!r} says not where the artifact lies", hint=hint)

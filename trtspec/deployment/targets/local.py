@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve an artifact on this machine: one tritonserver under a supervisor, watched from its start to its end.
+
+    staged   its process runs        smoke   a first request is under way        stopped   ended when asked to
+    loaded   it says it is ready     live    that request was answered           failed    ended on the way to live
+    restarting   it was dead, stopped or hanging, and is started again           failed    or that did not help
+
+An artifact that is deployed over a live one takes its place as a new revision (`trtspec.deployment.rollout.commands`).
+
+A server that says it is ready may be none (a dead Python stub leaves it so): only an answered request counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trtspec.core.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
+from trtspec.core.files import private_file
+from trtspec.core.processes import (
+    die_with_parent,
+    family_of,
+    sigterm_as_interrupt,
+    start_time,
+    stop_session,
+    tail,
+    wait_until,
+)
+from trtspec.deployment.base import Deployment, Target
+from trtspec.deployment.exit_cause import cause_of_death
+from trtspec.deployment.gateway import answers, openai_entry
+from trtspec.deployment.health.probe import SMOKE_REQUEST
+from trtspec.deployment.journal import RUNNING, DeploymentJournal, Record, document_of, status_of
+from trtspec.deployment.log import rotate
+from trtspec.deployment.options import PORTS, DeployOptions
+from trtspec.deployment.ports import PortTaken, former_ports, reserved_ports, taken_port
+from trtspec.deployment.process_specs import read_children, write_children
+from trtspec.deployment.revision import front_url, next_revision, place_of, prepare, record_of, server_url, throw_away
+from trtspec.deployment.rollout.commands import promote, roll_over, rollback
+from trtspec.deployment.rollout.state import read_rollout
+from trtspec.deployment.sidecar import responds
+from trtspec.deployment.token import new_token, read_token
+from trtspec.deployment.warmup import await_first_texts
+from trtspec.serving.triton.client import Client
+from trtspec.serving.triton.env_filter import without_secrets
+from trtspec.serving.triton.hardening import OPEN, opens_to_filler
+from trtspec.serving.triton.server import EXIT_TIMEOUT_S, Ports, close_shared_memory, remove_shared_memory
+from trtspec.store.manifest import load_manifest
+
+log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 10.0
+READY_TIMEOUT_S = 2.0
+STOP_MARGIN_S = 10.0  # beyond what open requests get
+NOTE_TIMEOUT_S = 2.0  # between the end of a server and the note of who ended it
+POLL_S = 0.05
+PORTS_EVERY_S = 0.5  # between two looks at who listens at the ports of a server that starts
+PORT_TRIES = 4  # starts, each with other ports than those that were taken meanwhile
+TARGET_NAME = "local"
+DEFAULTS = DeployOptions()
+
+
+def deploy_local(artifact: Path, options: DeployOptions = DEFAULTS) -> Deployment:
+    """Serve an artifact; return when it has answered a request. On any failure nothing is left running that was not.
+
+    Where another artifact is live under this name, the new one takes its place, or not: RolledBack. Raises StepTimeout
+    where it takes too long, SmokeTestFailed where the first request fails, DeployError for the rest, and whatever
+    `before_live` raises.
+    """
+    deadline = time.monotonic() + options.timeout_s
+    journal = DeploymentJournal(options.name or load_manifest(artifact).recipe.name)
+    with journal.lock():
+        record = journal.read()
+        if record and record.state_now in RUNNING:
+            return roll_over(journal, record, artifact, options)
+        _check_not_running(journal)
+        for tries_left in reversed(range(PORT_TRIES)):
+            try:
+                return _served(journal, artifact, options, deadline)
+            except PortTaken as error:
+                if error.which in options.ports or not tries_left:
+                    raise
+                options.on_event("ports", f"{error.message}; starting again with another port")
+    raise AssertionError("PORT_TRIES is at least 1")
+
+
+def _served(journal: DeploymentJournal, artifact: Path, options: DeployOptions, deadline: float) -> LocalDeployment:
+    """Start a server and bring it to its first answer; PortTaken where another process took one of its ports."""
+    names = PORTS if load_manifest(artifact).recipe.serving.openai else PORTS[:3]
+    former = former_ports(journal.read(), TARGET_NAME, options)
+
+    def tell(sentence: str) -> None:
+        options.on_event("ports", sentence)
+
+    with reserved_ports(journal, options, names, former, tell) as (ports, openai_port):
+        server = _start(journal, artifact, ports, openai_port, options)
+        with server.stopped_on_failure():
+            journal.write(server.record)
+            options.on_event("staged", f"tritonserver runs under process {server.record.pid}, its log is {journal.log}")
+            server.await_ready(deadline)
+            options.on_event("loaded", "the models are loaded")
+            server.smoke_test(deadline)
+            server.await_entry(deadline)
+            if options.wait_warm:
+                options.on_event("warm", server.await_warm(deadline))
+            if options.before_live:
+                options.before_live(server.record.endpoints["http"])
+            server.go_live()
+            options.on_event("live", f"a request was answered at {server.record.endpoints['http']}")
+    return server
+
+
+@dataclass
+class LocalDeployment:
+    """A server that this process started."""
+
+    journal: DeploymentJournal
+    record: Record
+    process: subprocess.Popen[bytes]
+    _ports_due: float = 0.0  # when ports are looked at next
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `deploy --json`."""
+        return document_of(self.record, self.record.state)
+
+    def wait(self) -> None:
+        """Block until the server ends; SIGINT and SIGTERM stop it first, its own death is a DeployError."""
+        try:
+            with sigterm_as_interrupt():
+                code = self.process.wait()  # unbounded: a server in the foreground, as long as its owner wants
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        if wait_until(lambda: self.journal.known().state == "stopped", NOTE_TIMEOUT_S):
+            return
+        record = self.journal.known()
+        what = f"failed: {record.reason}" if record.state == "failed" else f"ended by itself with status {code}"
+        raise DeployError(f"the server {what}", hint=_log_hint(self.journal))
+
+    def stop(self) -> None:
+        """End the server."""
+        _end(self.journal, self.journal.known(), "stopped", self.record.drain_s + STOP_MARGIN_S)
+
+    def await_ready(self, deadline: float) -> None:
+        """Return when the server says that its models are loaded."""
+        url = server_url(self.journal, self.record.revision)
+        client = Client.at(url, READY_TIMEOUT_S)
+        front = front_url(self.journal, self.record.revision)
+        while True:
+            is_ready = client.is_ready() and responds(front, READY_TIMEOUT_S)
+            self.check_ports(at_once=is_ready)
+            if is_ready:
+                break
+            if (code := self.process.poll()) is not None:
+                raise DeployError(f"the server ended with status {code} while it started", hint=_log_hint(self.journal))
+            if time.monotonic() >= deadline:
+                raise StepTimeout("the server was not ready in time", hint=_log_hint(self.journal))
+            time.sleep(POLL_S)
+        close_shared_memory(self.record.shm_prefix)
+        if opens_to_filler(url, read_token(self.journal.root)):
+            raise DeployError(OPEN, hint="deploy it again")
+        self.record = self.journal.move(self.record, "loaded")
+
+    def check_ports(self, *, at_once: bool = False) -> None:
+        """Raise PortTaken where another process has a port of this deployment; looks every PORTS_EVERY_S."""
+        now, ended = time.monotonic(), self.process.poll() is not None
+        if not at_once and not ended and now < self._ports_due:
+            return
+        self._ports_due = now + PORTS_EVERY_S
+        place = place_of(self.journal, self.record.revision)
+        children = [*read_children(place / "server.json"), *read_children(self.journal.children)]
+        if taken := taken_port(children, family_of(self.record.pid), ended=ended):
+            raise taken
+
+    def smoke_test(self, deadline: float) -> None:
+        """Return when the server has answered a request for one token."""
+        self.record = self.journal.move(self.record, "smoke")
+        try:
+            _probe(self.record, max(0.1, deadline - time.monotonic()))
+        except StepTimeout as error:
+            raise StepTimeout(f"the first request: {error.message}", hint=_log_hint(self.journal)) from None
+        except DeployError as error:
+            raise SmokeTestFailed(f"the first request failed: {error.message}", hint=_log_hint(self.journal)) from None
+
+    def await_entry(self, deadline: float) -> None:
+        """Return when what answers OpenAI's clients does so, where there is one."""
+        urls = [child.url for child in read_children(self.journal.children)]
+
+        def answer() -> bool:
+            self.check_ports()
+            return all(map(answers, urls))
+
+        if not wait_until(answer, max(0.1, deadline - time.monotonic())):
+            raise StepTimeout("the entry for OpenAI's clients was not ready in time", hint=_log_hint(self.journal))
+
+    def await_warm(self, deadline: float) -> str:
+        """Return which entries have served a first text, in words."""
+        began = time.monotonic()
+        entries = await_first_texts(self.record, self.journal.root, deadline, lambda: _log_hint(self.journal))
+        return f"{' and '.join(entries)} entry served a first text, in {time.monotonic() - began:.2f} s"
+
+    def go_live(self) -> None:
+        """Note that the server may be used."""
+        self.record = self.journal.move(self.record, "live")
+
+    @contextmanager
+    def stopped_on_failure(self) -> Iterator[None]:
+        """End the server where the block does not come to its end, whatever the reason."""
+        try:
+            with sigterm_as_interrupt():
+                yield
+        except BaseException as error:
+            reason = error.message if isinstance(error, TrtspecError) else type(error).__name__
+            _end(self.journal, self.record, "failed", EXIT_TIMEOUT_S, reason)
+            raise
+
+
+def status(name: str) -> dict[str, Any]:
+    """Return how a deployment fares.
+
+    `state` is live (it just answered a request), unhealthy (it runs and did not: `probe` says why), dead (it should
+    run and does not: `log` holds its last lines), starting, restarting, stopped or failed.
+    """
+    journal = DeploymentJournal(name)
+    record = journal.known()
+    document = status_of(journal, record, record.state_now)
+    if rollout := read_rollout(journal):
+        document["rollout"] = rollout.as_dict()
+    if document["state"] == "live":
+        document["probe"] = _probe_result(record)
+        document["state"] = "live" if document["probe"]["ok"] else "unhealthy"
+    elif document["state"] == "dead":
+        document |= {"cause": cause_of_death(journal, record), "log": tail(journal.log)}
+    elif document["state"] == "failed" and (entries := journal.entries()):
+        document["cause"] = str(entries[-1].get("detail", ""))
+    return document | {"restarts": record.restarts, "reason": record.reason, "beside": record.beside}
+
+
+def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
+    """End a deployment; of one that does not run, remove what it left. `was_running` says which it was."""
+    journal = DeploymentJournal(name)
+    record = journal.known()
+    timeout_s = record.drain_s + STOP_MARGIN_S if timeout_s is None else timeout_s
+    was_running = record.is_running
+    why = cause_of_death(journal, record) if record.state_now == "dead" else "by trtspec stop"
+    record = _end(journal, record, "failed" if record.state == "failed" else "stopped", timeout_s, why)
+    return document_of(record, record.state) | {"was_running": was_running}
+
+
+def _start(
+    journal: DeploymentJournal, artifact: Path, ports: Ports, openai_port: int, options: DeployOptions
+) -> LocalDeployment:
+    """Stage a first revision and start its supervisor."""
+    revision, former = next_revision(journal), journal.read()
+    throw_away(journal, revision, {former.revision} if former else set())
+    drain_s = options.drain_s or EXIT_TIMEOUT_S
+    new_token(journal.root)
+    prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s, options.manifest)
+    record = record_of(journal, revision, artifact, prepared, ports, options.detach, drain_s)
+    children = []
+    if openai_port:
+        record = replace(record, openai=openai_port, openai_host=options.openai_host)
+        children = [openai_entry(journal, record)]
+    write_children(journal.children, children)
+    rotate(journal.log)
+    process = _supervise(journal, record)
+    record = replace(record, pid=process.pid, started=start_time(process.pid))
+    return LocalDeployment(journal, record, process)
+
+
+def _supervise(journal: DeploymentJournal, record: Record) -> subprocess.Popen[bytes]:
+    """Start the supervisor in a session of its own, all it says going to the log; unless detached it dies with us."""
+    command = str(os.getpid()), str(start_time(os.getpid())), str(journal.root)
+    argv = [
+        sys.executable,
+        "-m",
+        "trtspec.deployment.supervisor",
+        journal.name,
+        str(record.revision),
+        record.shm_prefix,
+    ]
+    with private_file(journal.log) as output:
+        return subprocess.Popen(
+            [*argv, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=without_secrets(os.environ),
+            start_new_session=True,
+            preexec_fn=None if record.detached else die_with_parent(),  # noqa: PLW1509  two system calls, no lock
+        )
+
+
+def _check_not_running(journal: DeploymentJournal) -> None:
+    """Refuse a name whose server runs; clear away what a dead one left."""
+    record = journal.read()
+    if record is None:
+        return
+    if record.is_running:
+        raise DeployError(
+            f"{record.name!r} is starting under process {record.pid}",
+            hint=f"trtspec status {record.name}, or trtspec stop {record.name}",
+        )
+    is_dead = record.state_now == "dead"
+    why = cause_of_death(journal, record) if is_dead else ""
+    _end(journal, record, "stopped" if is_dead else record.state, 0.0, why)
+
+
+def _end(journal: DeploymentJournal, record: Record, state: str, timeout_s: float, detail: str = "") -> Record:
+    stop_session(record.pid, record.started, timeout_s)
+    remove_shared_memory(record.shm_prefix)
+    return record if record.state == state else journal.move(record, state, detail)
+
+
+def _probe(record: Record, timeout_s: float) -> None:
+    answer = Client.at(record.endpoints["http"], timeout_s).generate(SMOKE_REQUEST)
+    if "text_output" not in answer:
+        raise DeployError(f"the answer holds no text_output, only {', '.join(sorted(answer))}")
+
+
+def _probe_result(record: Record) -> dict[str, Any]:
+    start = time.monotonic()
+    try:
+        _probe(record, PROBE_TIMEOUT_S)
+        error = None
+    except TrtspecError as caught:
+        error = caught.message
+    if error is None and "openai" in record.endpoints:
+        url = record.endpoints["openai"].removesuffix("/v1") + "/health"
+        if not responds(url, PROBE_TIMEOUT_S):
+            error = f"the gateway for OpenAI's clients did not answer at {url}"
+    return {"ok": error is None, "seconds": time.monotonic() - start, "error": error}
+
+
+def _log_hint(journal: DeploymentJournal) -> str:
+    return f"the end of {journal.log}:\n{tail(journal.log)}"
+
+
+TARGET = Target(deploy=deploy_local, status=status, stop=stop, promote=promote, rollback=rollback)

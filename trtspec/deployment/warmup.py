@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A first text from each entry of a deployment, Triton's and OpenAI's, asked for by whoever waits until all is warm."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from trtspec.core.errors import DeployError, SmokeTestFailed, StepTimeout
+from trtspec.deployment.gateway import KEYS_FILE
+from trtspec.deployment.journal import Record
+from trtspec.serving.triton.client import Client
+
+TOKENS = 16
+PROMPT = "Hello"
+MAX_SAID = 200
+
+
+def await_first_texts(record: Record, root: Path, deadline: float, hint: Callable[[], str]) -> list[str]:
+    """Return the entries that have each served a text, by `deadline` of the monotonic clock.
+
+    `root` is the deployment's directory, `hint` says where more is found. Raises StepTimeout for an entry that is too
+    slow, SmokeTestFailed for one that serves none.
+    """
+    asks: dict[str, Callable[[float], None]] = {"Triton's": lambda left: _ask_triton(record, left)}
+    if "openai" in record.endpoints:
+        asks["OpenAI's"] = lambda left: _ask_openai(record, root / KEYS_FILE, left)
+    for entry, ask in asks.items():
+        try:
+            ask(max(0.1, deadline - time.monotonic()))
+        except StepTimeout as error:
+            raise StepTimeout(f"no first text from {entry} entry in time: {error.message}", hint=hint()) from None
+        except DeployError as error:
+            raise SmokeTestFailed(f"the first text from {entry} entry failed: {error.message}", hint=hint()) from None
+    return [*asks]
+
+
+def _ask_triton(record: Record, timeout_s: float) -> None:
+    answer = Client.at(record.endpoints["http"], timeout_s).generate({"text_input": PROMPT, "max_tokens": TOKENS})
+    if "text_output" not in answer:
+        raise DeployError("the answer holds no text_output")
+
+
+def _ask_openai(record: Record, keys: Path, timeout_s: float) -> None:
+    body = {"model": record.name, "prompt": PROMPT, "max_tokens": TOKENS}
+    headers = {"Content-Type": "application/json"}
+    if keys.is_file():
+        headers["Authorization"] = f"Bearer {keys.read_text().split()[0]}"
+    url = f"{record.endpoints['openai']}/completions"
+    try:
+        with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=timeout_s) as answer:
+            choices = json.loads(answer.read())["choices"]
+    except HTTPError as error:
+        said = error.read(MAX_SAID).decode(errors="replace")
+        raise DeployError(f"the entry answered {error.code}: {said}") from None
+    except TimeoutError:
+        raise StepTimeout(f"no answer within {timeout_s:.3g} s") from None
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        raise DeployError(f"the entry gave no text: {error or type(error).__name__}") from None
+    if not choices:
+        raise DeployError("the entry gave no text")
