@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft model whose process is killed, stopped or slowed on a real tritonserver: every text is whole all the same.
 
-A process that ends or is stopped while it holds a lock in the memory shared with its server crashes the server
-(tests/deployment/test_supervisor.py does this deliberately). The test cannot choose a moment without a lock, so it retries.
+A process that exits or is stopped while it holds a lock in the memory shared with its server crashes the server
+(tests/deployment/test_supervisor.py does so deliberately). The test cannot choose a moment without a lock, so it retries.
 """
 
 from __future__ import annotations
