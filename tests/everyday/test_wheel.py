@@ -98,7 +98,7 @@ def variables(environment: Path, work: Path) -> dict[str, str]:
 def test_the_wheel_holds_what_a_clone_does(wheel: Path) -> None:
     """Every file below trtspec/ and of the folders that paths.py serves, and nothing that git ignores."""
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    served = {*re.findall(r'_shipped\("(\w+)"\)', (ROOT / "trtspec" / "paths.py").read_text())}
+    served = {*re.findall(r'_shipped\("(\w+)"\)', (ROOT / "trtspec" / "core" / "paths.py").read_text())}
     assert served == {*SHIPPED}
     expected = {str(path) for path in files_below(ROOT / "trtspec", ROOT)}
     expected |= {f"trtspec/_data/{path}" for folder in SHIPPED for path in files_below(ROOT / folder, ROOT)}
@@ -115,7 +115,7 @@ def test_what_the_code_reads_beside_itself_is_there(installed: Path, tmp_path: P
     script = """
 import importlib
 from pathlib import Path
-from trtspec import paths
+from trtspec.core import paths
 places = [paths.recipes_dir(), paths.plugins_dir(), paths.model_repository_dir(), paths.default_prompts(),
           paths.calibration_prompts()]
 for module in sorted(paths.PACKAGE.rglob("*.py")):
