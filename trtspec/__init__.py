@@ -1,4 +1,235 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative decoding for TensorRT-LLM, from checkpoint to served, verified, faster text."""
+"""Speculative decoding for TensorRT-LLM, from checkpoint to served, verified, faster text.
+
+The functions of this module are the Python API, and the commands of the same names call them:
+
+    recipe = trtspec.load_recipe("recipes/quickstart.yaml")
+    built = trtspec.build(recipe)
+    assert trtspec.verify(built.artifact).ok
+    print(trtspec.generate(built.artifact, "Once upon a time").text)
+
+They return typed results, raise `TrtspecError` for anything that the caller can fix, print nothing and never exit. Each
+imports what it needs when it is called, so `import trtspec` is fast and loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtspec.bench.generate import Generated
+    from trtspec.bench.verification_report import Verification
+    from trtspec.core.diagnostics import Diagnostic, RecipeError
+    from trtspec.core.errors import TrtspecError
+    from trtspec.deployment.base import Deployment
+    from trtspec.planning.check.recipe import CheckResult
+    from trtspec.planning.pipeline import Build, Built
+    from trtspec.recipe.load import LoadedRecipe
+    from trtspec.store.executor import Observer
 
 __version__ = "0.1.0"
+
+_TYPES = {
+    "Build": "trtspec.planning.pipeline",
+    "Built": "trtspec.planning.pipeline",
+    "CheckResult": "trtspec.planning.check.recipe",
+    "Deployment": "trtspec.deployment.base",
+    "Diagnostic": "trtspec.core.diagnostics",
+    "Generated": "trtspec.bench.generate",
+    "LoadedRecipe": "trtspec.recipe.load",
+    "Observer": "trtspec.store.executor",
+    "RecipeError": "trtspec.core.diagnostics",
+    "TrtspecError": "trtspec.core.errors",
+    "Verification": "trtspec.bench.verification_report",
+}
+__all__ = [
+    "Build",
+    "Built",
+    "CheckResult",
+    "Deployment",
+    "Diagnostic",
+    "Generated",
+    "LoadedRecipe",
+    "Observer",
+    "RecipeError",
+    "TrtspecError",
+    "Verification",
+    "__version__",
+    "build",
+    "check",
+    "deploy",
+    "generate",
+    "load_recipe",
+    "plan",
+    "verify",
+]
+
+_Progress = Callable[[str, int, int], None]
+_ReadProgress = Callable[[int, int], None]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _TYPES:
+        return getattr(importlib.import_module(_TYPES[name]), name)
+    raise AttributeError(f"module 'trtspec' has no attribute {name!r}")
+
+
+def load_recipe(path: str | PathLike[str], *, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Read and validate a recipe file, or a recipe that is shipped with trtspec, by its name.
+
+    `overrides` are "dotted.key=value" strings, as for `--set`. Raises RecipeError with all problems and their
+    positions, also if the file has a `matrix` of several recipes.
+    """
+    from trtspec.recipe.load import load_recipe as load
+
+    return load(Path(path), overrides)
+
+
+def check(recipe: LoadedRecipe | str | PathLike[str]) -> CheckResult:
+    """Validate a recipe against its checkpoints, method and backend without loading weights.
+
+    Problems of the recipe are in `CheckResult.diagnostics`. Raises RecipeError only if the file cannot be read as one.
+    """
+    from trtspec.planning.check.recipe import check_recipe
+
+    return check_recipe(_loaded(recipe))
+
+
+def plan(recipe: LoadedRecipe | str | PathLike[str]) -> Build:
+    """Return the steps of a build with their keys, its memory and its predicted speed; runs nothing.
+
+    Raises RecipeError with every problem that prevents the build.
+    """
+    from trtspec.planning.pipeline import plan_build
+
+    return plan_build(_loaded(recipe))
+
+
+def build(
+    recipe: LoadedRecipe | str | PathLike[str],
+    *,
+    out: str | PathLike[str] | None = None,
+    observer: Observer | None = None,
+    on_prepare: _Progress = lambda what, done, total: None,
+    on_read: _ReadProgress = lambda done, total: None,
+    on_warnings: Callable[[Sequence[Diagnostic]], None] = lambda diagnostics: None,
+) -> Built:
+    """Build the artifact of a recipe at `out` (default `build/NAME`); steps that are in the store are not run again.
+
+    `observer` is notified of each step, `on_prepare` gets (what, bytes done, bytes total) of downloads, `on_read` gets
+    (bytes done, bytes total) of sources, and `on_warnings` gets the diagnostics of a recipe that can be built. Raises
+    RecipeError for a recipe that cannot be built, and StepError if a step fails.
+    """
+    from trtspec.planning.pipeline import artifact_place, open_store, run_build
+    from trtspec.planning.prebuild import check_builds, plan_to_run
+    from trtspec.store.executor import Unobserved
+
+    loaded, store = _loaded(recipe), open_store()
+    place = Path(out) if out is not None else artifact_place(loaded.recipe)
+    (checked,) = check_builds([(loaded, place)], store)
+    planned = plan_to_run(loaded, checked, store, on_prepare, on_read)
+    on_warnings(planned.diagnostics)
+    return run_build(planned, place, store, observer or Unobserved())
+
+
+def verify(
+    artifact: str | PathLike[str],
+    *,
+    source: str | PathLike[str] | None = None,
+    prompts: str | PathLike[str] | None = None,
+    max_tokens: int = 64,
+    skip_gates: Sequence[str] = (),
+    manifest: str = "",
+    on_progress: _Progress = lambda what, done, total: None,
+) -> Verification:
+    """Compare an artifact's output with its target's, evaluate its gates and record the result.
+
+    `source` is the target's checkpoint if it was moved, `prompts` a file in place of the artifact's own, `max_tokens`
+    the new tokens per prompt, and `manifest` the required "sha256:..." of the manifest. A failed check is in the result
+    (`ok`, `checks`); TrtspecError is raised if nothing could be checked.
+    """
+    from trtspec.bench.gates import check_gate_names
+    from trtspec.bench.verify import verify_artifact
+    from trtspec.store.manifest import parse_expected
+
+    return verify_artifact(
+        Path(artifact),
+        source=Path(source) if source is not None else None,
+        prompts_file=Path(prompts) if prompts is not None else None,
+        max_tokens=max_tokens,
+        skip=check_gate_names(skip_gates),
+        expected=parse_expected(manifest) if manifest else "",
+        on_progress=on_progress,
+    )
+
+
+def generate(
+    artifact: str | PathLike[str],
+    prompt: str,
+    *,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    on_text: Callable[[str], None] | None = None,
+) -> Generated:
+    """Generate text from an artifact in this process; `on_text` gets each new piece of text.
+
+    Temperature 0 is greedy decoding. Raises TrtspecError for an artifact whose engine runs in another process.
+    """
+    from trtspec.bench.generate import generate_one
+    from trtspec.engine.generation.request import SamplingOptions
+
+    sampling = SamplingOptions(temperature, top_k, top_p, seed)
+    return generate_one(
+        Path(artifact), prompt, max_tokens=max_tokens, sampling=sampling, stop=tuple(stop), on_text=on_text
+    )
+
+
+def deploy(
+    artifact: str | PathLike[str],
+    *,
+    target: str = "local",
+    name: str | None = None,
+    host: str = "127.0.0.1",
+    ports: Mapping[str, int] | None = None,
+    timeout_s: float = 300.0,
+    skip_gates: Sequence[str] = (),
+    manifest: str = "",
+    settings: Mapping[str, str] | None = None,
+    on_progress: _Progress = lambda what, done, total: None,
+    on_event: Callable[[str, str], None] = lambda state, what: None,
+) -> Deployment:
+    """Serve an artifact whose gates hold; returns once the server has answered a request, and leaves it running.
+
+    `ports` are by service ("http", "grpc", "metrics", "openai"), `settings` are the target's own. `on_event` gets
+    (state, message) during the start. `Deployment.as_dict()` has the endpoints, and `trtspec stop NAME` stops the
+    server. Raises GateNotMet if a gate fails and DeployError if the server does not start.
+    """
+    from trtspec.bench.gates import check_gate_names
+    from trtspec.deployment.base import deploy as serve
+    from trtspec.deployment.options import DeployOptions
+    from trtspec.store.manifest import parse_expected
+
+    options = DeployOptions(
+        name=name,
+        host=host,
+        ports=dict(ports or {}),
+        detach=True,
+        timeout_s=timeout_s,
+        skip_gates=tuple(sorted(check_gate_names(skip_gates))),
+        manifest=parse_expected(manifest) if manifest else "",
+        settings=dict(settings or {}),
+        on_event=on_event,
+    )
+    return serve(Path(artifact), target, options, on_progress=on_progress)
+
+
+def _loaded(recipe: LoadedRecipe | str | PathLike[str]) -> LoadedRecipe:
+    return load_recipe(recipe) if isinstance(recipe, str | PathLike) else recipe

@@ -45,8 +45,20 @@ class Observer(Protocol):
         """A step's output is in the store; steps that were there to begin with come without a start."""
 
 
-class Unobserved(Observer):
-    """Nobody wants to know."""
+class Unobserved:
+    """An observer that ignores every event."""
+
+    def step_started(self, step: Step, total_bytes: int) -> None:
+        """Ignore it."""
+
+    def step_advanced(self, step: Step, n: int) -> None:
+        """Ignore it."""
+
+    def step_said(self, step: Step, text: str) -> None:
+        """Ignore it."""
+
+    def step_finished(self, step: Step, status: Status, seconds: float) -> None:
+        """Ignore it."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 """A draft model whose process is killed, stopped or slowed on a real tritonserver: every text is whole all the same.
 
 A process that exits or is stopped while it holds a lock in the memory shared with its server crashes the server
-(tests/deployment/test_supervisor.py does so deliberately). The test cannot choose a moment without a lock, so it retries.
+(tests/deployment/test_supervisor.py does so deliberately). No moment without a lock can be chosen, so the test retries.
 """
 
 from __future__ import annotations
