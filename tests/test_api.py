@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -106,3 +109,32 @@ def test_deploy_of_no_artifact_raises(tmp_path: Path) -> None:
     assert issubclass(GateNotMet, trtspec.TrtspecError)
     with pytest.raises(trtspec.TrtspecError):
         trtspec.deploy(tmp_path / "nothing")
+
+
+def blocks() -> list[str]:
+    page = (QUICKSTART.parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_page_runs(tmp_path: Path) -> None:
+    (tmp_path / "recipes").symlink_to(recipes_dir())
+    first, _, errors = blocks()
+    places = {"TRTSPEC_CACHE": str(tmp_path / "cache"), "TRTSPEC_STATE": str(tmp_path / "state")}
+    run = partial(subprocess.run, cwd=tmp_path, env=os.environ | places, capture_output=True, text=True, timeout=300)
+    done = run([sys.executable, "-c", first], check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("published build/quickstart manifest sha256:")
+    assert lines[-1].startswith("True [('files', 'holds')"), lines
+    broken = errors.replace('"recipes/quickstart.yaml"', '"recipes/nope.yaml"')
+    assert "recipes/nope.yaml" in run([sys.executable, "-c", f"import trtspec\n{broken}"], check=True).stdout
+
+
+def test_the_page_has_every_function() -> None:
+    page = (QUICKSTART.parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+    named = {*re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)}
+    assert named == {"load_recipe", "check", "plan", "build", "verify", "generate", "deploy"}
+    for block in blocks():
+        compile(block, "docs/python.md", "exec")
