@@ -46,7 +46,8 @@ def _check_vocabulary(context: PlanContext) -> Diagnostic:
     shared = len(ours.keys() & theirs.keys())
     if not shared:
         return _draft_diagnostic(f"{message} without a common token: nothing can be drafted", "choose another draft")
-    message += f": {shared:,} of the target's {len(ours):,} tokens ({shared / len(ours):.1%}) are also in the draft's vocabulary"
+    share = f"{shared:,} of the target's {len(ours):,} tokens ({shared / len(ours):.1%})"
+    message += f": the draft can draft only {share}"
     return _draft_diagnostic(message, hint, "warning")
 
 
