@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine a recipe gets, in which version, and for which GPU."""
+"""The selection of a recipe's backend and version, and the GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def chosen_for(backend: str, method: str, gpu: str | None) -> tuple[str, str]:
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch):
-    """Let TensorRT-LLM of a version look installed."""
+    """Return a function that simulates an installed version of TensorRT-LLM."""
 
     def installed(version: str) -> None:
         for module in (choose_module, tensorrt_llm, llmapi):
@@ -98,7 +98,7 @@ def test_what_is_installed_is_the_version_unless_the_recipe_says(install) -> Non
     install("1.2.0")
     assert choose_version(backends()["tensorrt_llm"], None) == "1.2.0"
     assert choose_version(backends()["tensorrt_llm"], "1.1") == "1.1.0"
-    install("1.2.0rc8")  # of which nothing is known
+    install("1.2.0rc8")  # an unsupported version
     assert choose_version(backends()["tensorrt_llm"], None) == "1.2.1"
 
 

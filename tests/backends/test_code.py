@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of an artifact may run: attacks on a built one, each with a manifest that says that all is as recorded."""
+"""The code policy of artifacts: attacks on a built artifact, each with a manifest that matches the modified files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def changed(artifact: Path, tmp_path: Path) -> Path:
-    """A copy of an artifact that can be changed."""
+    """A modifiable copy of an artifact."""
     copy = shutil.copytree(artifact, tmp_path / "changed")
     for path in copy.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -39,7 +39,7 @@ def changed(artifact: Path, tmp_path: Path) -> Path:
 
 
 def record_again(artifact: Path) -> None:
-    """Write a manifest that vouches for every file that lies there."""
+    """Write a manifest that matches every file in the artifact."""
     manifest = load_manifest(artifact)
     (artifact / "manifest.json").write_bytes(manifest.model_copy(update={"files": records(artifact)}).render())
 
@@ -180,7 +180,7 @@ def test_the_commands_refuse_it_and_a_person_can_allow_it(
         done = trtspec(command, changed, *options)
         assert done.code == code, (command, done.err)
         assert f"{MODEL}: not code that this trtspec emits (sha256 {digest})" in done.out + done.err
-    monkeypatch.setenv(ALLOW, "")  # which the option changes, and the test puts back
+    monkeypatch.setenv(ALLOW, "")  # restored after the test, because the option changes it
     assert trtspec("generate", changed, "-p", "x", "--max-tokens", 1, "--allow-code", digest).code == 0
     monkeypatch.setenv(ALLOW, f"{'0' * 64}, {digest.upper()}")
     assert unknown_code(changed, load_manifest(changed)) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of `speculation` that not every backend honours: refused, never ignored."""
+"""Keys of `speculation` that a backend does not support are rejected, not ignored."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backend from another package: from `check` to `bench`, with no line of trtspec changed."""
+"""A backend from another package, from `check` to `bench`, without changes of trtspec."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ Trtspec = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed packages with toy's: its module, its model and its entry point."""
+    """An import path with the toy package: its module, its model and its entry point."""
     from trtspec.core.paths import model_repository_dir
 
     root = tmp_path_factory.mktemp("site")
@@ -128,7 +128,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trtspec(site: Path, recipe: Path) -> Iterator[Trtspec]:
-    """Run a command as a process that finds toy; what it left running is stopped."""
+    """Return a function that runs a command with toy on the import path; remaining deployments are stopped."""
     places = {"TRTSPEC_CACHE": str(recipe.parent / "cache"), "TRTSPEC_STATE": str(recipe.parent / "state")}
     environment = {**os.environ, **places, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge-LLM: what its commands and its Python API are told of each method, and what of a recipe is refused."""
+"""Edge-LLM: arguments of its commands and its Python API for each method, and rejected recipes."""
 
 from __future__ import annotations
 

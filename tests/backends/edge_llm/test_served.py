@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge-LLM's served model without a server, a strict stand-in in the place of its Python API."""
+"""Edge-LLM's served model without a server, with a strict double of its Python API."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_answer_is_the_engines_text_with_its_counts(model: Any) -> None:
     params, request = model.llm.asked[0]
     assert (params.temperature, params.top_k, params.max_tokens, params.disable_spec_decode) == (0.0, 1, 9, False)
     assert request["messages"] == [{"role": "user", "content": "hello"}]
-    assert not request["template"], "a text goes in as it is"
+    assert not request["template"], "the text is not changed by a template"
     assert not request["prompt"]
 
 
@@ -165,7 +165,7 @@ def test_the_ensemble_fits_its_model(artifact: Path) -> None:
 
 
 def test_metrics_say_what_edge_llm_told(model: Any) -> None:
-    """Texts, waits and ends; of drafts it says nothing."""
+    """Texts, queue times and ends; Edge-LLM does not report drafts."""
     exported = sys.modules["triton_python_backend_utils"].exported
     answered(model)
     answered(model, stop_words=texts("two"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building for Edge-LLM with stand-ins for its commands: steps, keys, what goes wrong, and what the artifact has."""
+"""Builds for Edge-LLM with doubles of its commands: steps, keys, failures, and the contents of the artifact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trtspec.core.errors import DeployError, StepError
 from trtspec.core.gpus import SeenGpu
 from trtspec.store.manifest import load_manifest
 
-# Notes its words and its environment beside it, and leaves what each command leaves.
+# Records its arguments and environment next to itself, and writes the output files of each command.
 COMMAND = f"""#!{sys.executable}
 import json, os, pathlib, sys
 here, argv = pathlib.Path(__file__), sys.argv[1:]
@@ -55,7 +55,7 @@ FOR_EDGE = ("--set", "engine.backend=edge_llm", "--set", "engine.gpu=rtx5090", "
 
 @pytest.fixture
 def alone(recipe: Path) -> Path:
-    """The recipe of the tiny target alone."""
+    """The recipe of the tiny target without a drafter."""
     document = yaml.safe_load(recipe.read_text())
     document["speculation"].pop("draft", None)
     document["speculation"].pop("draft_len", None)
@@ -68,7 +68,7 @@ def alone(recipe: Path) -> Path:
 
 @pytest.fixture
 def tools(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Edge-LLM's commands, which look like release 0.11.0 without TensorRT."""
+    """Doubles of Edge-LLM's commands, release 0.11.0 without TensorRT."""
     directory = workplace / "edge" / "bin"
     directory.mkdir(parents=True)
     for name in ("quantize", "export", "build"):

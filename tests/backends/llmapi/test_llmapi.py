@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LLM API: what each method becomes in the spelling of a version, what it refuses, what it takes of a GPU."""
+"""The LLM API: the configuration of each method in a version's spelling, rejected recipes, and GPU memory."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_step_of_pard_has_the_masks_of_the_next_one() -> None:
 
 @pytest.mark.parametrize("version", ["1.1.0", "1.2.1"])
 def test_a_net_beside_a_plain_decoder_has_a_model_of_its_own(version: str) -> None:
-    """Its class drafts nothing inside itself, and what is verified beside it is exact too."""
+    """Its class drafts nothing inside, and verification outside is exact too."""
     plain = case(version, "eagle3", target="qwen2.5-7b")
     assert speculative_config(plain, DRAFT)["eagle3_one_model"] is False
     assert "eagle3_one_model" not in speculative_config(case(version, "eagle3"), DRAFT)
@@ -467,7 +467,7 @@ def test_what_has_no_use_is_a_warning(changes: dict[str, Any], key: str, message
 
 
 def test_a_short_head_beside_a_target_of_no_family_is_warned_of() -> None:
-    """Beside others the head is read, and says so itself."""
+    """With a family the head is read and checked itself."""
     asked = case("1.2.1", "eagle3", engine__max_seq_len=8192, draft_facts=facts({"max_position_embeddings": 2048}))
     assert "speculation.draft.model positions" not in said(BACKEND.check(asked))
     found = said(BACKEND.check(replace(asked, target=None, head=None)))["speculation.draft.model positions"]
@@ -487,7 +487,7 @@ def test_plain_recipes_meet_no_objection() -> None:
 
 
 def test_a_compressed_fp8_source_is_fp8() -> None:
-    """Whichever tool wrote it: the recipe may say so, and a GPU without FP8 is told."""
+    """Independent of the tool that wrote it: the recipe may specify it, and a GPU without FP8 is reported."""
     source = facts(
         {"quantization_config": compressed_tensors(input_activations={"strategy": "token", "dynamic": True})}
     )
@@ -505,11 +505,11 @@ def test_memory_is_that_of_the_source_on_each_gpu() -> None:
     assert plain.weights_bytes == 8_030_261_248
     assert plain.kv_cache_bytes == 4 * 1024 * 2 * 32 * 4 * 128 * 2
     assert plain.draft_bytes == 0
-    # a tenth of what weights and activations leave stays free of KV caches
+    # KV caches leave a tenth of the memory without weights and activations free
     free = (79 << 30) - plain.weights_bytes - plain.activation_bytes
     assert plain.limit_bytes == (79 << 30) - int(free * (1 - 0.9))
     quantized, _ = BACKEND.memory(case("1.2.1", **divided, target_facts=facts(quantization=FP8)))
-    # embedding and head stay as they are: 128,256 x 4,096 of 2 bytes each
+    # embedding and head are not quantized: 128,256 x 4,096 of 2 bytes each
     assert quantized.weights_bytes == (2 * 128256 * 4096 * 2 + 8_030_261_248 - 2 * 128256 * 4096) // 2
     assert quantized.kv_cache_bytes == plain.kv_cache_bytes // 2
     drafted, _ = BACKEND.memory(case("1.2.1", "draft_target", **divided))
@@ -522,7 +522,7 @@ def test_memory_is_that_of_the_source_on_each_gpu() -> None:
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Let a strict stand-in be what is installed here; tests say of which version."""
+    """Install a strict double of tensorrt_llm; tests choose its version."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(DOUBLE), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(installed, "find_spec", lambda name: object())
     return monkeypatch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is emitted for SGLang, and what is refused with what to do; test_server_args.py asks the real one."""
+"""Emitted SGLang arguments, and rejected recipes with their hints; test_server_args.py uses the real ServerArgs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_acceptance_stays_exact(name: str) -> None:
 
 
 def test_a_schedule_has_one_length_for_each_number_of_requests() -> None:
-    """Of 4 requests that run at most, the last 2 are beyond the schedule."""
+    """At most 4 requests run, and the last 2 are beyond the schedule."""
     context = case("eagle3_schedule")[0]
     steps = {key: entry["candidate_steps"] for key, entry in adaptive_config(context).items()}
     assert steps == {"1": [4], "2": [2], "3": [0]}

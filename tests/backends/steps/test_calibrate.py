@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which texts a checkpoint is measured on, and what becomes of the measurements."""
+"""The texts that calibrate a checkpoint, and the use of the measurements."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
 
 
 def test_calibration_prompts_are_many_varied_and_small() -> None:
-    """As many as a recipe asks for by default, some of them longer than the 512 tokens they are cut to."""
+    """As many as a recipe uses by default, some of them longer than the limit of 512 tokens."""
     found = load_prompts(calibration_prompts())
     assert len({prompt.text for prompt in found}) == len(found) >= 128
     assert calibration_prompts().stat().st_size < 150_000
     kinds = {"prose", "code", "json", "log", "maths", "table", "chat", "language"}
     assert {prompt.kind for prompt in found} == kinds
-    assert {prompt.kind for prompt in found[:32]} == kinds  # also where `samples` is few
+    assert {prompt.kind for prompt in found[:32]} == kinds  # also with a small `samples`
     assert sum(len(prompt.text.split()) > LONG for prompt in found) >= 4
 
 
@@ -131,7 +131,7 @@ calibrate_checkpoint(Path(sys.argv[1]), texts, 10, notes=Path(sys.argv[2]))
 
 @pytest.fixture
 def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The layers that are passed, as they are."""
+    """Record the layers in the order of their processing."""
     from trtspec.engine.calibration import measure, notes
 
     monkeypatch.setattr(notes, "SAVE_EVERY_S", 0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people ran into upstream, each as the recipe that would run into it again and what is said instead.
+"""Known upstream failures: for each a recipe that reproduces it, and the diagnostic that prevents it.
 
-# marks TensorRT-LLM's own issues, BE# those of triton-inference-server/tensorrtllm_backend. Without one a row is the
-line of the sources that refuses, warns or changes something in silence.
+# marks issues of TensorRT-LLM, BE# issues of triton-inference-server/tensorrtllm_backend. Rows without a number refer
+to the source line that rejects, warns or silently changes something.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SERVED = (
 
 
 class Row(NamedTuple):
-    """A failure upstream, the recipe that has it, and what meets it: path, words and severity.
+    """An upstream failure, its recipe, and the expected diagnostic: path, words and severity.
 
-    `before` is what `check` says of the same path where it does not come to ask the engine.
+    `before` is `check`'s own diagnostic of the same path, if it does not reach the engine's rules.
     """
 
     upstream: str
@@ -531,7 +531,7 @@ KNOWN_FAILURES += [
     ),
 ]
 
-# What `check` meets by itself, whatever the engine.
+# Failures that `check` itself detects for every engine.
 MET_BEFORE = [
     Row(
         "BE#498, #2804 it runs and is not faster",

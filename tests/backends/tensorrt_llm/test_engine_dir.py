@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engine directories that are what was asked for, and others; every difference is named."""
+"""Engine directories that match the request, and others; every difference is reported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def checkpoint(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(checkpoint: Path, tmp_path: Path) -> Path:
-    """An engine of two ranks as it was asked for."""
+    """An engine of two ranks that matches the request."""
     return build(checkpoint, tmp_path / "engine", *ARGUMENTS, *EXTERNAL)
 
 
@@ -209,7 +209,7 @@ def test_files(damage: Callable[[Path], object], words: str, engine: Path, check
 
 
 def test_a_checkpoint_of_another_length_than_asked(source: Path, tmp_path: Path) -> None:
-    """Medusa's own number of drafts counts where none is told, and what is told where it is."""
+    """Medusa's own number of draft tokens is the default, and the argument overrides it."""
     head_root = heads.save_heads(tmp_path / "heads", heads.random_heads())
     checkpoint = heads.convert_with(source, head_root, tmp_path / "checkpoint")
     mode = (*ARGUMENTS, "--speculative_decoding_mode", "medusa")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every known failure is met by a rule with a source, and by `check` at its place in the recipe."""
+"""Every known failure is detected by a rule with a source, and by `check` at its position in the recipe."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint
     """Checkpoints of published sizes, as sparse files."""
     root = tmp_path_factory.mktemp("checkpoints")
     yield Checkpoints(root)
-    shutil.rmtree(root)  # what counts the sizes of files would count terabytes
+    shutil.rmtree(root)  # tools that add up file sizes would count terabytes
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_check_shows_it_at_its_place(row: Row, checkpoints: Checkpoints, trtspec
 
 
 def places(recipe: Path, path: str) -> set[tuple[int, int]]:
-    """Return where a dotted path is written, key and value, or as much of it as is."""
+    """Return the positions of a dotted path's key and value, or of its longest existing prefix."""
     node = yaml.compose(recipe.read_text())
     marks = [node.start_mark]
     for name in path.split("."):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What builds engines here, found and missed: stand-ins on PATH, and machines without."""
+"""Detection of the builder of engines: doubles on PATH, and machines without a builder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOCAL = EngineToolchain("local", "", "1.2.1", "10.14.1.48", "h200", 90, "590.44.
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with nothing on PATH but the returned directory."""
+    """A machine whose PATH contains only the returned directory."""
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
 

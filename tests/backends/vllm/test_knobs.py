@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: the schedule of draft lengths and block verification, as a release has them."""
+"""vLLM: schedules of draft lengths and block verification, by release."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: draft nets that a release cannot load, or that cannot draft for the target."""
+"""vLLM: drafters that a release cannot load, or that cannot draft for the target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = "speculation.draft.model"
 
 
 def net(architecture: str | None = "LlamaForCausalLM", **config: Any) -> Source:
-    """Return a net's word on itself."""
+    """Return the metadata of a drafter's checkpoint."""
     named = {"architectures": [architecture] if architecture else None}
     return facts({"max_position_embeddings": 4096} | named | config)
 
@@ -36,7 +36,7 @@ def errors(version: str, method: str, **changes: Any) -> dict[str, Diagnostic]:
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_a_net_with_fewer_positions_than_texts_is_an_error_until_its_table_is_raised(method: str) -> None:
-    """vllm-project/vllm#48894: a device-side assert past 2,048 positions of a published net."""
+    """vllm-project/vllm#48894: a device-side assert past 2,048 positions of a published drafter."""
     short = {"draft_facts": net(max_position_embeddings=2048), "engine__max_seq_len": 8192}
     found = errors("0.26.0", method, **short)[f"{MODEL} positions"]
     assert found.message == "the net has 2048 positions, and vLLM 0.26.0 reads past them in longer texts"
@@ -53,7 +53,7 @@ def test_positions_are_read_where_the_speculators_project_writes_them() -> None:
 
 
 def test_layers_that_are_named_by_their_outputs_are_warned_of() -> None:
-    """As SpecForge and SGLang count them within eagle_config; test_real.py compares what the two readings draft."""
+    """As SpecForge and SGLang count them within eagle_config; test_real.py compares the drafts of the two readings."""
     outputs = {AUX_LAYERS: [1, 15, 28]}
 
     def warning(**config: Any) -> Diagnostic | None:
@@ -72,7 +72,7 @@ def test_layers_that_are_named_by_their_outputs_are_warned_of() -> None:
 
 
 def test_an_eagle_net_with_a_bias_is_refused_where_its_class_has_none() -> None:
-    """vllm-project/vllm#11126: loading such a net raises KeyError."""
+    """vllm-project/vllm#11126: loading such a drafter raises KeyError."""
     bias = {"fc.bias": TensorInfo("fc.bias", "BF16", (4096,), Path("/nowhere"), 0, 8192)}
     found = errors("0.24.0", "eagle", draft_facts=replace(net(), tensors=bias))[f"{MODEL} net-bias"]
     assert found.message == "the net has fc.bias, and EagleLlamaForCausalLM of vLLM 0.24.0 has no place for it"

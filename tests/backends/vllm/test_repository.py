@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's repository: what was once read, its adapter's words for a request, and how it is moved."""
+"""vLLM's repository: golden files, its adapter's sampling parameters, and its relocation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAIN = {
 
 
 def objects(repository: Path) -> dict[str, Any]:
-    """Return every document of a repository, parsed, by its path."""
+    """Return every parsed document of a repository by its path."""
     parsers = {".pbtxt": load_config, ".json": lambda path: json.loads(path.read_text())}
     files = [path for path in sorted(repository.rglob("*")) if path.suffix in parsers]
     return {str(path.relative_to(repository)): parsers[path.suffix](path) for path in files}
@@ -74,7 +74,7 @@ def test_paths_are_absolute_where_the_server_sees_the_artifact(method: str, tmp_
     assert adapter.parameters["tokenizer_dir"].string_value == "/artifact/tokenizer"
     adapter.parameters["tokenizer_dir"].string_value = "../../tokenizer"
     moved[str(MODEL_JSON)] = before[str(MODEL_JSON)]
-    assert moved == before, "and nothing else is another"
+    assert moved == before, "everything else is unchanged"
 
 
 @pytest.fixture(scope="module")

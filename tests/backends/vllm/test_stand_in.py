@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in for Triton's backend when the process of vLLM ends: by itself, killed, or because the model is unloaded.
+"""The fallback for Triton's backend when the vLLM process exits: by itself, killed, or because the model is unloaded.
 
-A script that speaks the worker's lines is in the place of vLLM.
+A script with the worker's protocol replaces vLLM.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trtspec.core.processes import wait_until
 
 STAND_IN = "trtspec.backends.vllm.stand_in"
 CONFIG = {"output": [{"name": "text_output"}]}
-# answers nothing, but "raise" by its end; a child of it keeps its pipe open for longer
+# does not answer, but exits on "raise"; its child keeps the pipe open for longer
 WORKER = """
 import json, subprocess, sys
 held = subprocess.Popen(["sleep", "10"]) if {holds_the_pipe} else None
@@ -33,7 +33,7 @@ for line in sys.stdin:
 
 
 class Ended:
-    """What `os._exit` is in these tests."""
+    """Raised by `os._exit` in these tests."""
 
     def __init__(self) -> None:
         self.codes: list[int] = []
@@ -53,7 +53,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
 def model(
     request: pytest.FixtureRequest, ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """A model whose worker runs."""
+    """A model with a running worker."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", make_pb_utils())
     monkeypatch.delitem(sys.modules, STAND_IN, raising=False)
     module, worker = importlib.import_module(STAND_IN), tmp_path / "worker.py"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: what each method becomes in its speculative_config, what it refuses, and what it makes while it loads."""
+"""vLLM: the speculative_config of each method, rejected recipes, and quantization on load."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_versions_are_those_of_the_containers_and_all_between() -> None:
         "0.27.1": ("26.08",),
     }
     assert {version.rsplit(".", 1)[0] for version in releases()} == {f"0.{minor}" for minor in range(19, 34)}
-    assert choose_version(backend, None) == "0.27.1", "the newest that a container ships"
+    assert choose_version(backend, None) == "0.27.1", "the newest release in a container"
     assert choose_version(backend, "0.19") == "0.19.0"
     assert choose_version(backend, "0.33") == "0.33.0"
 
@@ -310,7 +310,7 @@ def test_mtp_goes_by_the_architecture_where_vllm_does() -> None:
 
 
 def test_a_source_of_compressed_tensors_is_fp8_to_both_that_ask() -> None:
-    """One reader says it to the check and to model.json."""
+    """The check and model.json use the same parser."""
     group = {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True, "dynamic": False}
     config = {"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed"}
     config["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": group, "input_activations": group}}
