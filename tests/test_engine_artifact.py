@@ -230,7 +230,7 @@ def test_a_launch_of_several_ranks_is_mpi_s(built: Path, tmp_path: Path, monkeyp
     rewrite_launch(built, world_size=2, environment={}, models=[{"name": "tensorrt_llm", "gpu_device_ids": [0, 1]}])
     launch = serving_of(built).launch(built)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DeployError, match="the engines run in 2 processes, and mpirun is not on PATH"):
+    with pytest.raises(DeployError, match="the engines need 2 processes, but mpirun is not on PATH"):
         launch.command(server(tmp_path), Path("/repository"), PORTS, "p_")
     (tmp_path / "mpirun").touch(mode=0o755)
     command = launch.command(server(tmp_path), Path("/repository"), PORTS, "p_")

@@ -43,7 +43,7 @@ def test_every_backend_says_which_versions_it_has() -> None:
 
 def test_what_a_recipe_asks_for_it_gets() -> None:
     for name in backends():
-        assert chosen_for(name, "none", None) == (name, "the recipe asks for it")
+        assert chosen_for(name, "none", None) == (name, "the recipe sets it")
 
 
 def test_without_tensorrt_llm_it_is_the_embedded_engine() -> None:
@@ -61,9 +61,9 @@ def test_without_tensorrt_llm_it_is_the_embedded_engine() -> None:
             "medusa",
             "h200",
             "embedded",
-            "TensorRT-LLM 1.3.0rc27 is installed, but does not know the method",
+            "TensorRT-LLM 1.3.0rc27 is installed, but does not support the method",
         ),
-        ("1.2.1", "swift", "h200", "embedded", "TensorRT-LLM 1.2.1 is installed, but does not know the method"),
+        ("1.2.1", "swift", "h200", "embedded", "TensorRT-LLM 1.2.1 is installed, but does not support the method"),
         (
             "1.2.1",
             "none",
@@ -105,9 +105,9 @@ def test_what_is_installed_is_the_version_unless_the_recipe_says(install) -> Non
 @pytest.mark.parametrize(
     ("backend", "wanted", "said"),
     [
-        ("tensorrt_llm", "1.3", "nothing is known of version 1.3\nhint: known: 1.0.0, "),
-        ("vllm", "9", "nothing is known of version 9"),
-        ("embedded", "1.2", "this engine comes with trtspec and has no version\nhint: remove it"),
+        ("tensorrt_llm", "1.3", "unsupported version 1.3\nhint: supported: 1.0.0, "),
+        ("vllm", "9", "unsupported version 9"),
+        ("embedded", "1.2", "this engine is part of trtspec and has no version\nhint: remove it"),
     ],
 )
 def test_versions_that_a_backend_does_not_have(backend: str, wanted: str, said: str) -> None:

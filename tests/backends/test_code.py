@@ -114,12 +114,12 @@ RECORDED = {
         lambda root: append(
             root, CONFIG, 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/tmp/env.tar.gz" } }\n'
         ),
-        "no model of ours has the parameter EXECUTION_ENV_PATH",
+        "no model of trtspec has the parameter EXECUTION_ENV_PATH",
     ),
     "another backend": (lambda root: replace(root, CONFIG, 'backend: "python"', 'backend: "x"'), "on backend 'x'"),
     "another file": (
         lambda root: append(root, CONFIG, 'default_model_filename: "x.py"\n'),
-        "no model of ours runs on backend 'python'",
+        "trtspec has no model that runs on backend 'python'",
     ),
     "a warm-up that reads elsewhere": (
         lambda root: append(
@@ -127,24 +127,24 @@ RECORDED = {
             CONFIG,
             'model_warmup { name: "x" inputs { key: "a" value { input_data_file: "../../../x" } } }\n',
         ),
-        "its warm-up reads a file elsewhere",
+        "its warm-up reads a file outside the model's directory",
     ),
     "a field of no model": (lambda root: append(root, CONFIG, "optimization { }\n"), "no configuration of ours"),
     "weights elsewhere": (
         lambda root: replace(root, CONFIG, "../../checkpoints/target", "../../../checkpoints/target"),
-        "gpt_model_path leads out of the artifact",
+        "gpt_model_path points outside the artifact",
     ),
     "a tokenizer elsewhere": (
         lambda root: replace(root, CONFIG, "../../tokenizer", "1/../../../../tokenizer"),
-        "tokenizer_dir leads out of the artifact",
+        "tokenizer_dir points outside the artifact",
     ),
     "an absolute path": (
         lambda root: replace(root, CONFIG, "../../checkpoints/target", "/checkpoints/target"),
-        "gpt_model_path leads out of the artifact",
+        "gpt_model_path points outside the artifact",
     ),
     "arguments that run code": (
         lambda root: put(root, f"{REPOSITORY}/tensorrt_llm/1/model.json", '{"a": [{"trust_remote_code": true}]}'),
-        "trust_remote_code may run other code",
+        "trust_remote_code can load other code",
     ),
     "arguments that nobody reads": (
         lambda root: put(root, f"{REPOSITORY}/tensorrt_llm/1/model.json", "{"),
@@ -185,7 +185,7 @@ def test_the_commands_refuse_it_and_a_person_can_allow_it(
     monkeypatch.setenv(ALLOW, f"{'0' * 64}, {digest.upper()}")
     assert unknown_code(changed, load_manifest(changed)) == []
     wrong = trtspec("generate", changed, "-p", "x", "--allow-code", "mine")
-    assert (wrong.code, "'mine' is no SHA-256 of a file" in wrong.err) == (1, True)
+    assert (wrong.code, "'mine' is not a SHA-256 digest" in wrong.err) == (1, True)
 
 
 @pytest.mark.slow

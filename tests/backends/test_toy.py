@@ -164,7 +164,7 @@ def test_a_method_that_it_lacks_is_refused_with_those_that_have_it(trtspec: Trts
 def test_its_versions_are_its_own(trtspec: Trtspec, recipe: Path) -> None:
     assert trtspec("check", recipe, "--set", "engine.version='0.9'").returncode == 0
     (wrong,) = read(trtspec("check", recipe, "--set", "engine.version='2.0'", "--json", code=1))["problems"]
-    assert (wrong["message"], wrong["hint"]) == ("nothing is known of version 2.0", "known: 0.9, 1.0")
+    assert (wrong["message"], wrong["hint"]) == ("unsupported version 2.0", "supported: 0.9, 1.0")
 
 
 def test_from_plan_to_bench(trtspec: Trtspec, recipe: Path) -> None:
@@ -173,7 +173,7 @@ def test_from_plan_to_bench(trtspec: Trtspec, recipe: Path) -> None:
     except DeployError as error:
         pytest.skip(str(error))
     plan = read(trtspec("plan", recipe, "--json"))
-    assert plan["backend"] == {"name": "toy", "why": "the recipe asks for it"}
+    assert plan["backend"] == {"name": "toy", "why": "the recipe sets it"}
     assert (plan["toy"], plan["notes"]) == (True, ["toys are for children"])
     assert [gpu["id"] for gpu in plan["memory"]["gpus"]] == ["toy"]
     artifact = Path(read(trtspec("build", recipe, "--json"))["artifact"])

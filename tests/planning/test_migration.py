@@ -113,7 +113,7 @@ def test_options_of_trtllm_build_and_its_surroundings_are_dropped() -> None:
     assert found.document["serving"] == {"placement": {"target": [0]}}
     reasons = {change.path: change.why for change in found.changes if change.kind == "dropped"}
     assert reasons["engine.extra.tokens_per_block"].endswith("say it as kv_cache_config.tokens_per_block")
-    assert reasons["engine.extra.reduce_fusion"].endswith("it is about TensorRT engines")
+    assert reasons["engine.extra.reduce_fusion"].endswith("it applies to TensorRT engines")
 
 
 def test_quantizing_is_left_to_the_checkpoint() -> None:
@@ -136,7 +136,7 @@ def test_between_versions_with_engines_options_come_and_go() -> None:
     }
     assert kinds(found, "dropped") == ["engine.extra.auto_parallel"]
     dropped = next(change.why for change in found.changes if change.kind == "dropped")
-    assert dropped == "trtllm-build 1.2 lacks it; versions: 1.0, 1.1"
+    assert dropped == "not in trtllm-build 1.2; versions with it: 1.0, 1.1"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ AUTO = "auto"
 
 def choose(engine: Engine, method: str) -> Choice:
     """Return the backend for a recipe's `engine`. Raise TrtspecError for an unknown backend or version."""
-    name, why = (engine.backend, "set in the recipe") if engine.backend != AUTO else _auto(method, engine.gpu)
+    name, why = (engine.backend, "the recipe sets it") if engine.backend != AUTO else _auto(method, engine.gpu)
     return Choice(name, why, choose_version(find_backend(name), engine.version))
 
 

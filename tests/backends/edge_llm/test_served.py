@@ -125,9 +125,9 @@ def test_what_samples_runs_without_drafts_which_would_make_it_greedy(inputs, cha
     [
         ({"beam_width": 4}, "beam_width 4 is not supported by Edge-LLM"),
         ({"end_id": 5}, "end_id is not supported by Edge-LLM"),
-        ({"num_draft_tokens": 2}, "num_draft_tokens 2 is not supported by Edge-LLM: its engines decide"),
+        ({"num_draft_tokens": 2}, "num_draft_tokens 2 is not supported by Edge-LLM: its engines fix the number"),
         ({"text_input": texts("")}, "text_input is empty"),
-        ({"text_input": texts("broken")}, "Edge-LLM gave the request up"),
+        ({"text_input": texts("broken")}, "Edge-LLM aborted the request"),
     ],
 )
 def test_what_edge_llm_does_not_do_is_an_error_of_that_request(inputs, said: str, model: Any) -> None:

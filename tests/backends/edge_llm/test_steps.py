@@ -104,7 +104,7 @@ def test_without_its_commands_a_build_says_where_to_get_them(alone: Path, trtspe
     assert planned.document["toolchain"]["missing"] == "is not on PATH"
     refused = trtspec("build", alone, *FOR_EDGE)
     assert refused.code == 1
-    assert "nothing can be exported here: tensorrt-edgellm-export is not on PATH" in refused.err
+    assert "cannot export on this machine: tensorrt-edgellm-export is not on PATH" in refused.err
     assert "tensorrt-edgellm[tools]==0.11.0" in refused.err
     assert "TRTSPEC_EDGE_LLM" in refused.err
 
@@ -113,7 +113,7 @@ def test_another_release_is_refused(alone: Path, trtspec: Run, tools: Path, monk
     install(monkeypatch, "0.10.1")
     refused = trtspec("plan", alone, *FOR_EDGE)
     assert refused.code == 1
-    assert "TensorRT Edge-LLM 0.10.1 is installed, and the recipe is for 0.11.0" in refused.err
+    assert "TensorRT Edge-LLM 0.10.1 is installed, but the recipe requires 0.11.0" in refused.err
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_a_tensorrt_that_its_libraries_do_not_fit_builds_nothing(
     show_gpu(monkeypatch)
     facts = trtspec("plan", alone, *FOR_EDGE, "--json").document["toolchain"]
     wanted = "10.16.0.72 or 11.0.0.114"
-    assert facts["why_no_engines"] == f"TensorRT 10.3.0 is installed, and Edge-LLM 0.11.0 wants {wanted}"
+    assert facts["why_no_engines"] == f"TensorRT 10.3.0 is installed, but Edge-LLM 0.11.0 requires {wanted}"
 
 
 def test_a_command_that_fails_is_told_with_its_last_words(alone: Path, trtspec: Run, tools: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_command_that_leaves_less_than_it_should_is_no_step(alone: Path, trtsp
     (tools / "forgets").touch()
     failed = trtspec("build", alone, *FOR_EDGE)
     assert failed.code == 100
-    assert "tensorrt-edgellm-export ended well and left no llm/config.json" in failed.err
+    assert "tensorrt-edgellm-export succeeded but did not write llm/config.json" in failed.err
 
 
 def test_engines_of_other_sizes_are_not_published(tmp_path: Path) -> None:

@@ -83,10 +83,10 @@ def test_what_changes_the_measurements_changes_the_key(tmp_path: Path) -> None:
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
     source = make_source(tmp_path, vocab_size=32)
-    with pytest.raises(CheckpointError, match=r"the tokenizer makes the id \d+, and the model has 32") as raised:
+    with pytest.raises(CheckpointError, match=r"the tokenizer produces the id \d+, but the model has 32") as raised:
         calibrate_checkpoint(source, prompts("the rest"), 10)
     assert raised.value.where == str(source)
-    assert raised.value.hint == "take tokenizer and weights from the same model"
+    assert raised.value.hint == "use tokenizer and weights of the same model"
 
 
 def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
     dropping["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
     (source / "tokenizer.json").write_text(json.dumps(dropping))
     assert calibrate_checkpoint(source, prompts("  ", "the"), 10) == calibrate_checkpoint(source, prompts("the"), 10)
-    with pytest.raises(CheckpointError, match="the tokenizer makes no token of the prompts"):
+    with pytest.raises(CheckpointError, match="the tokenizer produces no tokens for the prompts"):
         calibrate_checkpoint(source, prompts("  "), 10)
 
 

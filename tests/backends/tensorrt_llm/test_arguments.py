@@ -95,11 +95,7 @@ def test_attention_and_matrices_follow_the_storage(
         ("none", {"engine__max_num_tokens": 100}, 100),
         ("none", {"engine__max_num_tokens": 16}, 32),  # a block
         ("none", {"engine__max_seq_len": 512}, 2048),  # the tokens of all texts
-        (
-            "medusa",
-            {"engine__max_seq_len": 64, "engine__max_batch_size": 1},
-            64,
-        ),  # the tokens of all texts, then the drafts
+        ("medusa", {"engine__max_seq_len": 64, "engine__max_batch_size": 1}, 64),  # of all texts, then the drafts
         ("medusa", {"engine__max_batch_size": 256}, 16384),
     ],
 )
@@ -139,7 +135,7 @@ def test_every_version_takes_every_word(version: str, method: str) -> None:
 
 
 def test_what_cannot_be_given() -> None:
-    with pytest.raises(TrtspecError, match=r"engine\.extra\.gemm_plugin: gemm_plugin: 'fp16' cannot be given"):
+    with pytest.raises(TrtspecError, match=r"engine\.extra\.gemm_plugin: gemm_plugin: 'fp16' is not a valid option"):
         build_arguments("target", make_context(engine__extra={"gemm_plugin": "fp16"}))
     with pytest.raises(TrtspecError, match="the recipe has no draft engine"):
         build_arguments("draft", make_context())

@@ -159,7 +159,7 @@ DIFFERENCES: dict[str, tuple[str, object, str]] = {
     ),
     "tokens": (
         "build_config.max_num_tokens", 23,
-        "build_config.max_num_tokens is 23, fewer than 4 requests of 5 drafts verify",
+        "build_config.max_num_tokens is 23, too few for 4 requests with 5 draft tokens",
     ),
     "no tokens": ("build_config.max_num_tokens", None, "build_config.max_num_tokens is None, expected a number"),
 }  # fmt: skip

@@ -154,4 +154,4 @@ def test_a_gpu_that_nobody_knows() -> None:
 @pytest.mark.parametrize("option", ["checkpoint_dir", "build_config", "visualize_network", "lora_dir"])
 def test_paths_are_the_builds_own(option: str) -> None:
     (diagnostic,) = check(context_of(extra(**{option: "/somewhere"})))
-    assert diagnostic.message == f"{option} is a path: a build sees its checkpoint and nothing else"
+    assert diagnostic.message == f"{option} is a path, but a build can read only its checkpoint"

@@ -58,9 +58,9 @@ def test_another_gpu(trtllm: Installation) -> None:
     assert (toolchain.kind, toolchain.tensorrt, toolchain.devices) == ("absent", "10.14.1.48", ())
     with pytest.raises(StepError) as caught:
         toolchain.check_present()
-    here = "the visible ones here are: NVIDIA H100 80GB HBM3"
+    here = "the visible GPUs are: NVIDIA H100 80GB HBM3"
     assert caught.value.message == f"no engine can be built here: the recipe is for the GPU h200, and {here}"
-    assert caught.value.hint == "build where it will run, or set engine.gpu"
+    assert caught.value.hint == "build on the target machine, or set engine.gpu"
 
 
 def test_another_version(trtllm: Installation) -> None:
@@ -68,7 +68,7 @@ def test_another_version(trtllm: Installation) -> None:
     with pytest.raises(TrtspecError) as caught:
         probe_toolchain("", "1.2.1", "h200")
     assert caught.value.message == (
-        "TensorRT-LLM 1.1.0 with TensorRT 10.13.3.9 is installed, and the recipe is for 1.2.1"
+        "TensorRT-LLM 1.1.0 with TensorRT 10.13.3.9 is installed, but the recipe requires 1.2.1"
     )
     assert str(caught.value.hint).startswith("pip install tensorrt-llm==1.2.1, or set engine.version")
     assert caught.value.where == str(trtllm.root / "bin" / "trtllm-build")
@@ -78,7 +78,7 @@ def test_another_version(trtllm: Installation) -> None:
 def test_a_candidate_is_its_release_and_goes_by_its_own_name(trtllm: Installation) -> None:
     trtllm.install("1.2.0rc8")
     assert probe_toolchain("", "1.2.0", "h200").tensorrt_llm == "1.2.0rc8"
-    with pytest.raises(TrtspecError, match=r"1\.2\.0rc8 .* is installed, and the recipe is for 1\.2\.1"):
+    with pytest.raises(TrtspecError, match=r"1\.2\.0rc8 .* is installed, but the recipe requires 1\.2\.1"):
         probe_toolchain("", "1.2.1", "h200")
 
 
@@ -95,7 +95,7 @@ def test_nothing_there_costs_no_process(bare: Path, monkeypatch: pytest.MonkeyPa
 
 def test_no_gpu(trtllm: Installation) -> None:
     (trtllm.root / "bin" / "nvidia-smi").unlink()
-    assert probe_toolchain("", "1.2.1", "h200").missing.endswith("the visible ones here are: none")
+    assert probe_toolchain("", "1.2.1", "h200").missing.endswith("the visible GPUs are: none")
 
 
 def test_an_image(trtllm: Installation) -> None:

@@ -54,10 +54,10 @@ def test_an_environment_or_its_interpreter_is_named(named: Path, monkeypatch: py
 
 def test_what_is_named_has_to_have_vllm(named: Path, tmp_path: Path) -> None:
     next(tmp_path.glob("venv/lib/*/*/*.dist-info")).rmdir()
-    with pytest.raises(DeployError, match="has no vLLM"):
+    with pytest.raises(DeployError, match="vLLM is not installed"):
         find_vllm()
     named.unlink()
-    with pytest.raises(DeployError, match="no interpreter of Python"):
+    with pytest.raises(DeployError, match="not a Python interpreter"):
         find_vllm()
     assert [probe.ok for probe in probe_vllm()] == [False]
 

@@ -143,7 +143,7 @@ def test_the_prompt_comes_back_where_it_is_asked_for(adapter) -> None:
         ({"return_generation_logits": True}, "return_generation_logits is not supported by vLLM"),
         ({"num_draft_tokens": 0}, "num_draft_tokens is not supported by vLLM: model.json decides"),
         ({"text_input": texts("")}, "text_input is empty"),
-        ({"seed": 2**63}, "seed is 9223372036854775808, vLLM takes at most 9223372036854775807"),
+        ({"seed": 2**63}, "seed is 9223372036854775808, but vLLM supports at most 9223372036854775807"),
         ({"max_tokens": 0}, "max_tokens is 0, expected at least 1"),
         ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
         (

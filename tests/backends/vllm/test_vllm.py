@@ -191,14 +191,14 @@ REFUSED = [
     (
         {"method": "eagle", "speculation__options": {"lossy": True}},
         "speculation.options.lossy lossy",
-        "vLLM accepts exactly; it has no typical acceptance",
+        "vLLM accepts drafts exactly; typical acceptance is not supported",
     ),
     ({"method": "medusa", "version": "0.33.0"}, "speculation.method method", "vLLM 0.33.0 has no medusa"),
-    ({"method": "mtp"}, "speculation.method no-draft", "the target has no layers for further tokens"),
+    ({"method": "mtp"}, "speculation.method no-draft", "the target has no MTP layers"),
     (
         {"method": "mtp", "target_facts": facts({"num_nextn_predict_layers": 1})},
         "speculation.method version",
-        "vLLM 0.27.1 does not draft with layers of llama",
+        "vLLM 0.27.1 does not draft with MTP layers of llama",
     ),
     (
         {
@@ -207,12 +207,12 @@ REFUSED = [
             "target_facts": facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 2}),
         },
         "speculation.draft_len out-of-range",
-        "the target has 2 layers for further tokens, which are used in turn: 3 is no multiple",
+        "the target's 2 MTP layers are used in turn, and 3 is not a multiple of 2",
     ),
     (
         {"version": "0.19.0", "target__quantization": {"weights": "fp8_rowwise"}},
         "target.quantization.weights quantization",
-        "vLLM 0.19.0 does not make fp8_rowwise while it loads",
+        "vLLM 0.19.0 does not quantize to fp8_rowwise on load",
     ),
     (
         {
@@ -220,7 +220,7 @@ REFUSED = [
             "target_facts": facts({"quantization_config": {"quant_method": "awq"}}),
         },
         "target.quantization.weights quantization",
-        "fp8 weights are wanted, the target is awq",
+        "fp8 weights are requested, but the target is awq",
     ),
     (
         {
@@ -229,7 +229,7 @@ REFUSED = [
             "speculation__draft": {"model": "./draft", "parallel": {"tensor": 2}},
         },
         "speculation.draft.parallel.tensor parallel",
-        "vLLM divides a draft as its target, over 4 GPUs, not over 2",
+        "the draft uses the target's 4 GPUs in vLLM, not 2",
     ),
     (
         {"serving__streaming": False},
@@ -239,7 +239,7 @@ REFUSED = [
     (
         {"version": "0.24.0", "method": "draft_target", "draft": "qwen2.5-7b"},
         "speculation.draft.model vocabulary",
-        "the draft has 152064 vocabulary entries, the target 128256: this engine runs both as they are, and cannot pad "
+        "the draft has 152064 vocabulary entries, the target 128256: this engine runs both unchanged and cannot pad "
         "the smaller one",
     ),
 ]
@@ -253,28 +253,28 @@ WARNED = [
     (
         {"method": "draft_target", "speculation__options": {"use_draft_logits": True}},
         "speculation.options.use_draft_logits unused",
-        "vLLM drafts the most probable tokens and verifies them as such",
+        "vLLM drafts and verifies greedily chosen tokens, without draft probabilities",
     ),
     (
         {"method": "draft_target", "draft": "qwen2.5-7b"},
         "speculation.draft.model vocabulary",
-        "draft and target have one tokenizer, but 152064 and 128256 rows: "
-        "vLLM maps the tokens that both have, on its V1 model runner",
+        "draft and target share a tokenizer, but have 152064 and 128256 rows: "
+        "vLLM maps the shared tokens, on its V1 model runner",
     ),
     (
         {"method": "suffix"},
         "speculation.method needs-package",
-        "vLLM drafts with arctic-inference, which its containers do not bring",
+        "vLLM needs arctic-inference for suffix decoding, which its containers do not include",
     ),
     (
         {"target__quantization": {"weights": "fp8", "exclude": ["lm_head", "*mlp*"]}},
         "target.quantization.exclude unused",
-        "vLLM quantizes every layer and not the head while it loads, whatever exclude says",
+        "vLLM quantizes every layer except the head on load and ignores exclude",
     ),
     (
         {"engine__extra": {"gemm_plugin": "auto"}},
         "engine.extra.gemm_plugin unused",
-        "an option of trtllm-build; vLLM builds no engine",
+        "an option of trtllm-build, which vLLM does not use",
     ),
 ]
 FOUND = [(*row, "error") for row in REFUSED] + [(*row, "warning") for row in WARNED]
