@@ -69,7 +69,7 @@ def test_without_tensorrt_llm_it_is_the_embedded_engine() -> None:
             "none",
             None,
             "embedded",
-            "TensorRT-LLM is installed, but the recipe names no engine.gpu to build for",
+            "TensorRT-LLM is installed, but the recipe has no engine.gpu to build for",
         ),
     ],
 )

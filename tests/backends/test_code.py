@@ -129,7 +129,7 @@ RECORDED = {
         ),
         "its warm-up reads a file outside the model's directory",
     ),
-    "a field of no model": (lambda root: append(root, CONFIG, "optimization { }\n"), "no configuration of ours"),
+    "a field of no model": (lambda root: append(root, CONFIG, "optimization { }\n"), "not a configuration of trtspec"),
     "weights elsewhere": (
         lambda root: replace(root, CONFIG, "../../checkpoints/target", "../../../checkpoints/target"),
         "gpt_model_path points outside the artifact",

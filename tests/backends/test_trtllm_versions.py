@@ -194,10 +194,10 @@ def test_a_candidate_goes_by_its_release(said: str | None, is_one: bool) -> None
 
 
 def test_an_unknown_version_lists_the_known_ones() -> None:
-    with pytest.raises(TrtspecError, match=r"^nothing is known of TensorRT-LLM 0\.17\.0\n") as caught:
+    with pytest.raises(TrtspecError, match=r"^unsupported TensorRT-LLM version 0\.17\.0\n") as caught:
         version_spec_of("0.17.0")
     assert caught.value.hint is not None
-    assert caught.value.hint.startswith("known: 1.0.0, 1.0.3.2510, 1.1.0, 1.2.0, 1.2.1, 1.3.0rc")
+    assert caught.value.hint.startswith("supported: 1.0.0, 1.0.3.2510, 1.1.0, 1.2.0, 1.2.1, 1.3.0rc")
 
 
 @pytest.mark.parametrize("spec", version_specs().values(), ids=version_specs())

@@ -43,7 +43,7 @@ def test_an_architecture_without_a_family_leads_to_the_backends_that_need_none(t
     ask_for(recipe, "LlavaForCausalLM")
     refused = trtspec("check", recipe)
     assert refused.code == 1
-    assert f"hint: engine.backend: {' or '.join(AS_IT_IS)} takes the model as it is" in said_of(refused)
+    assert f"hint: engine.backend: {' or '.join(AS_IT_IS)} runs the model without conversion" in said_of(refused)
     assert "did you mean" not in said_of(refused)
     for backend in AS_IT_IS:
         taken = trtspec("check", recipe, "--set", f"engine.backend={backend}")

@@ -144,7 +144,7 @@ def _why_not_document(path: Path) -> str:
         content = read_bounded(path, MAX_DOCUMENT_BYTES)
         document = json.loads(content) if path.suffix == ".json" else yaml.safe_load(content)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return "unreadable"
+        return "cannot be read"
     odd = next((key for key, value in _entries(document) if value and RUNS_CODE.fullmatch(key)), "")
     return f"{odd} can load other code" if odd else ""
 

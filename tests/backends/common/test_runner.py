@@ -107,18 +107,18 @@ def test_its_end_in_words(tool: Callable[..., Tool]) -> None:
     built = tool("for number in range(100): print('line', number)\nraise SystemExit(3)")
     with pytest.raises(StepError) as caught:
         run_tool(built)
-    assert caught.value.message == f"{sys.executable} ended with exit status 3"
+    assert caught.value.message == f"{sys.executable} failed with exit status 3"
     shown = "\n".join(f"line {number}" for number in range(80, 100))
     assert caught.value.hint == f"the end of {built.log}:\n{shown}"
     assert built.log.read_text().count("\nline ") == 100
-    with pytest.raises(StepError, match="ended with SIGKILL; the machine may be out of memory"):
+    with pytest.raises(StepError, match="failed with SIGKILL; the machine may be out of memory"):
         run_tool(tool("import os; os.kill(os.getpid(), 9)"))
     with pytest.raises(StepError, match=r"\(no output\)"):
         run_tool(tool("raise SystemExit(1)"))
 
 
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(StepError, match="no-such-builder ended with exit status 127: it cannot be started") as caught:
+    with pytest.raises(StepError, match="no-such-builder failed with exit status 127: it cannot be started") as caught:
         run_tool(Tool(("no-such-builder",), tmp_path, tmp_path / "log", PATIENCE_S))
     assert "no-such-builder: No such file or directory" in str(caught.value)
 

@@ -123,7 +123,7 @@ def test_quantization_says_device_format_and_samples() -> None:
         ({"engine__gpu": "l4"}, "engine.gpu gpu", "Edge-LLM 0.11.0 does not support l4, compute capability 8.9"),
         ({"target__dtype": "bfloat16"}, "target.dtype not-supported", "Edge-LLM computes in float16"),
         ({"target__parallel__tensor": 2}, "target.parallel parallel", "this backend runs Edge-LLM on one GPU"),
-        ({"target_facts": facts({"model_type": "phi3"})}, "target.model family", "builds no engine of phi3"),
+        ({"target_facts": facts({"model_type": "phi3"})}, "target.model family", "does not support phi3"),
         (
             {"target__quantization__weights": "fp8_rowwise"},
             "target.quantization.weights quantization",
@@ -137,7 +137,7 @@ def test_quantization_says_device_format_and_samples() -> None:
         (
             {"target__quantization__exclude": ["*.fc"]},
             "target.quantization.exclude not-supported",
-            "every layer and not the head",
+            "every layer except the head",
         ),
         (
             {"engine__build__image": "x@sha256:" + "0" * 64},

@@ -150,7 +150,7 @@ def test_engines_that_edge_llm_does_not_take_are_an_error(artifact: Path, monkey
     elsewhere = property(lambda llm: "/elsewhere", lambda llm, value: None)
     monkeypatch.setattr(experimental.server.LLM, "bundle_dir", elsewhere, raising=False)
     monkeypatch.setattr(experimental.server.Path, "is_dir", lambda path: True)
-    with pytest.raises(TrtspecError, match="does not take the artifact's engines"):
+    with pytest.raises(TrtspecError, match="does not use the artifact's engines"):
         load(artifact / "model_repository" / "edge_llm", 1, artifact / "cache")
 
 

@@ -172,7 +172,7 @@ def test_a_command_that_fails_is_told_with_its_last_words(alone: Path, trtspec: 
     (tools / "fails").touch()
     failed = trtspec("build", alone, *FOR_EDGE)
     assert failed.code == 100
-    assert "tensorrt-edgellm-export ended with exit status 3" in failed.err
+    assert "tensorrt-edgellm-export failed with exit status 3" in failed.err
     assert "the last words of tensorrt-edgellm-export" in failed.err
 
 

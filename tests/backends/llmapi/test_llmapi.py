@@ -279,7 +279,7 @@ REFUSED = [
     (
         {"method": "eagle"},
         "speculation.method method",
-        "the LLM API of TensorRT-LLM 1.2.1 has no eagle",
+        "the LLM API of TensorRT-LLM 1.2.1 does not support eagle",
     ),
     (
         {"method": "eagle3", "speculation__options": TREE},
@@ -304,12 +304,12 @@ REFUSED = [
     (
         {"version": "1.3.0rc27", "method": "eagle3", "speculation__options": {**TREE, "lossy": True}},
         "speculation.options.lossy lossy",
-        "the PyTorch backend accepts exactly; typical acceptance is of the engines",
+        "the PyTorch backend accepts exactly; only TensorRT engines support typical acceptance",
     ),
     (
         {"method": "suffix"},
         "speculation.method method",
-        "the LLM API of TensorRT-LLM 1.2.1 has no suffix",
+        "the LLM API of TensorRT-LLM 1.2.1 does not support suffix",
     ),
     (
         {"method": "eagle3", "speculation__draft_len": 6, "speculation__schedule": SCHEDULE},
@@ -345,22 +345,22 @@ REFUSED = [
             "target_facts": facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 2}),
         },
         "speculation.draft_len out-of-range",
-        "the target has 2 layers for further tokens, one for each token that can be drafted",
+        "the target has 2 MTP layers, one for each draft token",
     ),
     (
         {"version": "1.3.0rc27", "method": "draft_target", "target": "gemma-3-4b", "draft": "gemma-3-4b"},
         "speculation.method architecture",
-        "TensorRT-LLM 1.3.0rc27 drafts inside the target, and its Gemma3ForCausalLM is a plain decoder",
+        "TensorRT-LLM 1.3.0rc27 drafts inside the target, but Gemma3ForCausalLM is a plain decoder",
     ),
     (
         {"version": "1.4.0rc1", "method": "eagle3", "target": "qwen2.5-7b"},
         "speculation.method architecture",
-        "TensorRT-LLM 1.4.0rc1 drafts inside the target, and its Qwen2ForCausalLM is a plain decoder",
+        "TensorRT-LLM 1.4.0rc1 drafts inside the target, but Qwen2ForCausalLM is a plain decoder",
     ),
     (
         {"version": "1.2.1", "method": "eagle3", "target": "mixtral-8x7b"},
         "speculation.method architecture",
-        "TensorRT-LLM 1.2.1 drafts inside the target, and its MixtralForCausalLM is a plain decoder",
+        "TensorRT-LLM 1.2.1 drafts inside the target, but MixtralForCausalLM is a plain decoder",
     ),
     (
         {"method": "eagle3", "draft_facts": facts({"speculators_model_type": "eagle3"})},

@@ -101,7 +101,7 @@ def test_files_that_contradict_each_other_are_an_error(module, tmp_path: Path) -
     emit_llmapi("ngram", tmp_path)
     path = tmp_path / "tensorrt_llm" / "1" / "model.yaml"
     path.write_text(path.read_text().replace("decoupled: false", "decoupled: true"))
-    with pytest.raises(TrtspecError, match=r"triton_config is .*True.*, config.pbtxt has .*False") as caught:
+    with pytest.raises(TrtspecError, match=r"triton_config is .*True.*, but config.pbtxt has .*False") as caught:
         arguments(tmp_path, module)
     assert caught.value.where == str(path)
 

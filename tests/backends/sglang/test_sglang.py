@@ -107,7 +107,7 @@ def test_a_schedule_has_one_length_for_each_number_of_requests() -> None:
         ("dspark", "0.5.14", {}, "speculation.method method", "SGLang 0.5.14 does not support DSPARK"),
         ("eagle3_schedule", "0.5.12", {}, "speculation.schedule version", "0.5.12 does not adapt the draft length"),
         ("eagle3_block", "0.5.21", {}, "speculation.verify version", "0.5.21 does not support block verification"),
-        ("ngram", NEWEST, {"speculation__schedule": SCHEDULE}, "speculation.schedule not-supported", "not with ngram"),
+        ("ngram", NEWEST, {"speculation__schedule": SCHEDULE}, "speculation.schedule not-supported", "not for ngram"),
         (
             "ngram",
             NEWEST,
@@ -221,5 +221,5 @@ def test_deploy_needs_the_sglang_that_was_checked(monkeypatch: pytest.MonkeyPatc
         installed.check_installed(tmp_path, manifest)
     monkeypatch.setattr(installed, "find_spec", lambda name: object())
     monkeypatch.setattr(installed, "installed_version", lambda name: "0.5.22")
-    with pytest.raises(DeployError, match=r"SGLang 0\.5\.22 is installed here, .* checked for 0\.5\.23"):
+    with pytest.raises(DeployError, match=r"SGLang 0\.5\.22 is installed, .* checked for 0\.5\.23"):
         installed.check_installed(tmp_path, manifest)

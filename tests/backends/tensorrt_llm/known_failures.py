@@ -164,13 +164,13 @@ KNOWN_FAILURES = [
         "#3207 EAGLE with FP8",
         ask(**EAGLE, **fp8("fp8")),
         "target.quantization.weights",
-        "EAGLE engines are in float16 or bfloat16: FP8 is not supported",
+        "EAGLE engines require float16 or bfloat16: FP8 is not supported",
     ),
     Row(
         "models/eagle: kv_cache_quantize() gives each attention a scale, and the nets have none",
         ask(**EAGLE, **fp8("none", "fp8")),
         "target.quantization.kv_cache",
-        "EAGLE engines are in float16 or bfloat16: FP8 is not supported",
+        "EAGLE engines require float16 or bfloat16: FP8 is not supported",
     ),
     Row(
         "EAGLE README: no pipeline parallelism",
@@ -288,7 +288,7 @@ KNOWN_FAILURES = [
         "trtllm-build: invalid choice",
         extra(gemm_plugin="fp16"),
         "engine.extra.gemm_plugin",
-        "gemm_plugin is one of auto, float16, float32, bfloat16, int32, fp8, nvfp4, disable, not 'fp16'",
+        "gemm_plugin must be one of auto, float16, float32, bfloat16, int32, fp8, nvfp4, disable, not 'fp16'",
     ),
     Row(
         "trtllm-build: multiple_profiles is enabled, while opt_num_tokens is set",
@@ -325,7 +325,7 @@ KNOWN_FAILURES = [
         "plugins: FP8 matrices without FP8 weights",
         extra(low_latency_gemm_plugin="fp8"),
         "engine.extra.low_latency_gemm_plugin",
-        "low_latency_gemm_plugin needs fp8 weights, and the target's are none",
+        "low_latency_gemm_plugin needs fp8 weights, but the target has none",
     ),
     Row(
         "builder: GemmSwiGLU plugin requires --use_fused_mlp flag",
@@ -384,7 +384,7 @@ KNOWN_FAILURES = [
         "#1221, #2451 out of memory",
         ask("llama-3.3-70b"),
         "engine.gpu",
-        "GPU 0: weights and activations take about 133.3 GiB, and the GPU has 79.0 GiB",
+        "GPU 0: weights and activations take about 133.3 GiB, but the GPU has 79.0 GiB",
     ),
     Row(
         "runtime: maxSequenceLen is reduced to maxAttentionWindow",
@@ -403,7 +403,7 @@ KNOWN_FAILURES = [
         "runtime: deviceIds * numNodes must be equal to tp*pp*cp",
         ask(target__parallel={"tensor": 2}, serving__placement={"target": [0]}),
         "serving.placement.target",
-        "the target is divided over 2 GPUs, and 1 are named",
+        "the target is divided over 2 GPUs, but 1 are listed",
     ),
     Row(
         "a draft is placed that there is not",
@@ -451,7 +451,7 @@ KNOWN_FAILURES = [
         "Unsupported model architecture",
         ask(shape("llama-3.1-8b", architecture="OlmoForCausalLM")),
         "target.model",
-        "TensorRT-LLM 1.2.1 builds no engines of OlmoForCausalLM",
+        "TensorRT-LLM 1.2.1 does not support engines of OlmoForCausalLM",
         before=f"target/config.json: architecture 'OlmoForCausalLM' is not supported; supported: {SERVED}",
     ),
 ]

@@ -189,7 +189,7 @@ def test_nothing_to_build_with(make: Make, store: Store, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     step = replace(step, toolchain=probe_toolchain("", "1.2.1", "h200"))
     error = fail(step, store)
-    assert error.message == "no engine can be built here: trtllm-build is not on PATH"
+    assert error.message == "cannot build engines: trtllm-build is not on PATH"
     assert "pip install tensorrt-llm==1.2.1 on a machine with the GPU" in str(error.hint)
 
 
@@ -197,7 +197,7 @@ def test_a_failed_build(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("exit 3")
     step = make()
     error = fail(step, store)
-    assert (error.message, error.exit_code) == ("trtllm-build ended with exit status 3", 100)
+    assert (error.message, error.exit_code) == ("trtllm-build failed with exit status 3", 100)
     assert str(error.hint).startswith(f"the end of {step.log}:\n")
     assert str(error.hint).endswith("[TRT] [E] Error Code 2: OutOfMemory")
     trtllm.install()
@@ -211,13 +211,13 @@ def test_upstreams_refusal_is_shown(make: Make, store: Store) -> None:
 
 def test_a_killed_build(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("signal 9")
-    assert "ended with SIGKILL; the machine may be out of memory" in fail(make(), store).message
+    assert "failed with SIGKILL; the machine may be out of memory" in fail(make(), store).message
 
 
 def test_a_build_that_takes_too_long(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("sleep 600")
     error = fail(make(timeout_s=2.0), store, StepTimeout)
-    assert (error.message, error.exit_code) == ("trtllm-build did not end within 2 s", 101)
+    assert (error.message, error.exit_code) == ("trtllm-build did not finish within 2 s", 101)
     assert "Build TensorRT engine Unnamed Network 0" in str(error.hint)
 
 
@@ -234,7 +234,7 @@ def test_another_version_is_ended_at_once(make: Make, store: Store, trtllm: Inst
     """As in an image, whose version is unknown before it runs."""
     trtllm.trouble("version 1.1.0")
     error = fail(make(), store)
-    assert error.message == "TensorRT-LLM 1.1.0 runs, and the recipe is for 1.2.1"
+    assert error.message == "TensorRT-LLM 1.1.0 is running, but the recipe requires 1.2.1"
 
 
 def test_a_candidate_of_the_release_builds(make: Make, store: Store, trtllm: Installation) -> None:
@@ -271,7 +271,7 @@ def test_a_full_disk(make: Make, tiny_disk: Path, trtllm: Installation, monkeypa
     trtllm.trouble("fill")
     step = make()
     error = fail(step, store)
-    assert error.message == "trtllm-build ended with exit status 1"
+    assert error.message == "trtllm-build failed with exit status 1"
     assert "OSError: [Errno 28] No space left on device" in str(error.hint)
     trtllm.install()
     assert build(step, store), "there is space again"
@@ -346,7 +346,7 @@ def test_the_first_that_fails_ends_the_other(make: Make, store: Store, trtllm: I
     trtllm.trouble("sleep 600")
     target = make("target")
     draft = make("draft", arguments=(*ARGUMENTS, "--gather_context_logits", "--max_draft_len", "2"))
-    with pytest.raises(StepError, match="trtllm-build ended with exit status 1"):
+    with pytest.raises(StepError, match="trtllm-build failed with exit status 1"):
         execute(Plan([target, draft]), store, Unobserved(), devices=("0", "1"))
     assert running_in(store.root) == []
     assert {entry.name for entry in store.entries()} == {"convert-target", "convert-draft"}

@@ -71,7 +71,7 @@ def problems(engine: Path, wanted: Expected) -> list[str]:
     with pytest.raises(StepError) as caught:
         check_engine(engine, wanted)
     first, *rest = caught.value.message.splitlines()
-    assert first == "the engine is not the one that was asked for:"
+    assert first == "the engine differs from the request:"
     return [line.strip() for line in rest]
 
 
@@ -176,7 +176,7 @@ def test_all_differences_at_once(engine: Path, checkpoint: Path) -> None:
     change(engine, "pretrained_config.mapping", [])
     (engine / "rank1.engine").unlink()
     found = problems(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
-    assert "rank1.engine is missing or empty; 2 ranks were asked for" in found
+    assert "rank1.engine is missing or empty; 2 ranks were requested" in found
     assert "build_config.max_batch_size is missing, expected 4" in found
     assert "pretrained_config.mapping.world_size is missing, expected 2" in found
 
@@ -187,7 +187,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda engine: ((engine / "rank0.engine").unlink(), (engine / "rank0.engine").symlink_to("rank1.engine")),
         "rank0.engine is missing or empty",
     ),
-    "more": (lambda engine: (engine / "rank2.engine").write_bytes(b"x"), "rank2.engine is there, and 2 ranks"),
+    "more": (lambda engine: (engine / "rank2.engine").write_bytes(b"x"), "rank2.engine is unexpected; 2 ranks"),
     "no config": (lambda engine: (engine / "config.json").unlink(), "config.json: cannot be read: No such file"),
     "no json": (lambda engine: (engine / "config.json").write_text("{"), "config.json: not valid JSON"),
     "large": (

@@ -135,11 +135,15 @@ def test_a_near_spelling() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("tokens_per_block", "many", "tokens_per_block is a whole number of at least 0, not 'many'"),
-        ("tokens_per_block", -1, "tokens_per_block is a whole number of at least 0, not -1"),
-        ("fast_build", "yes", "fast_build is true or false, not 'yes'"),
-        ("multiple_profiles", "on", "multiple_profiles is one of enable, disable, not 'on'"),
-        ("gemm_plugin", False, "gemm_plugin is one of auto, float16, float32, bfloat16, int32, fp8, nvfp4, disable,"),
+        ("tokens_per_block", "many", "tokens_per_block must be an integer of at least 0, not 'many'"),
+        ("tokens_per_block", -1, "tokens_per_block must be an integer of at least 0, not -1"),
+        ("fast_build", "yes", "fast_build must be true or false, not 'yes'"),
+        ("multiple_profiles", "on", "multiple_profiles must be one of enable, disable, not 'on'"),
+        (
+            "gemm_plugin",
+            False,
+            "gemm_plugin must be one of auto, float16, float32, bfloat16, int32, fp8, nvfp4, disable,",
+        ),
     ],
 )
 def test_values_of_another_type(option: str, value: Any, message: str) -> None:

@@ -59,7 +59,7 @@ def test_another_gpu(trtllm: Installation) -> None:
     with pytest.raises(StepError) as caught:
         toolchain.check_present()
     here = "the visible GPUs are: NVIDIA H100 80GB HBM3"
-    assert caught.value.message == f"no engine can be built here: the recipe is for the GPU h200, and {here}"
+    assert caught.value.message == f"cannot build engines: the recipe requires the GPU h200, but {here}"
     assert caught.value.hint == "build on the target machine, or set engine.gpu"
 
 
@@ -88,7 +88,7 @@ def test_nothing_there_costs_no_process(bare: Path, monkeypatch: pytest.MonkeyPa
     assert toolchain == replace(
         LOCAL, kind="absent", devices=(), missing="trtllm-build is not on PATH", hint=toolchain.hint
     ), "the versions and the driver are those to be expected"
-    with pytest.raises(StepError, match="no engine can be built here: trtllm-build is not on PATH") as caught:
+    with pytest.raises(StepError, match="cannot build engines: trtllm-build is not on PATH") as caught:
         toolchain.check_present()
     assert "pip install tensorrt-llm==1.2.1 on a machine with the GPU" in str(caught.value)
 

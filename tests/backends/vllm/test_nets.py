@@ -114,7 +114,7 @@ def test_a_net_of_the_speculators_project_goes_by_its_type() -> None:
 def test_an_eagle3_target_has_a_type_that_the_release_takes() -> None:
     phi = target("Phi3ForCausalLM", "phi3")
     found = errors("0.19.0", "eagle3", target_facts=phi)["target.model version"]
-    assert found.message.endswith("llama, minicpm, nemotron_h, qwen and not for phi3")
+    assert found.message.endswith("llama, minicpm, nemotron_h, qwen, but not for phi3")
     assert errors("0.24.0", "eagle3", target_facts=phi) == {}
     assert errors("0.19.0", "eagle3", target_facts=target("Qwen3ForCausalLM", "qwen3")) == {}
 

@@ -193,7 +193,7 @@ REFUSED = [
         "speculation.options.lossy lossy",
         "vLLM accepts drafts exactly; typical acceptance is not supported",
     ),
-    ({"method": "medusa", "version": "0.33.0"}, "speculation.method method", "vLLM 0.33.0 has no medusa"),
+    ({"method": "medusa", "version": "0.33.0"}, "speculation.method method", "vLLM 0.33.0 does not support medusa"),
     ({"method": "mtp"}, "speculation.method no-draft", "the target has no MTP layers"),
     (
         {"method": "mtp", "target_facts": facts({"num_nextn_predict_layers": 1})},
@@ -244,11 +244,11 @@ REFUSED = [
     ),
 ]
 WARNED = [
-    ({"method": "eagle"}, "speculation.options tree", "vLLM drafts a chain: 5 tokens a step, not the tree's 25"),
+    ({"method": "eagle"}, "speculation.options tree", "vLLM drafts a chain of 5 tokens, not the tree's 25"),
     (
         {"method": "eagle3", "speculation__draft_len": 3, "speculation__options": TREE},
         "speculation.options tree",
-        "vLLM drafts a chain: 3 tokens a step, not the tree's 12",
+        "vLLM drafts a chain of 3 tokens, not the tree's 12",
     ),
     (
         {"method": "draft_target", "speculation__options": {"use_draft_logits": True}},
@@ -294,7 +294,7 @@ def test_a_draft_is_divided_as_its_target_whatever_the_default_says(version: str
     assert speculative_config(divided, DRAFT)["draft_tensor_parallel_size"] == 4
     one = {"model": "./draft", "parallel": {"tensor": 1}}
     found = diagnostics(version, "draft_target", target__parallel={"tensor": 4}, speculation__draft=one)
-    assert found["speculation.draft.parallel.tensor parallel"].hint == "leave it out"
+    assert found["speculation.draft.parallel.tensor parallel"].hint == "remove it"
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v4", "exaone4_5", "hy_v3"])

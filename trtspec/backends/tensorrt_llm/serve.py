@@ -54,7 +54,7 @@ def read_launch(artifact: Path) -> Launch:
     try:
         return _parse_launch(json.loads(read_bounded(path, MAX_LAUNCH_BYTES)))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DeployError(f"unreadable: {error}", where=str(path), hint="build it again") from None
+        raise DeployError(f"cannot be read: {error}", where=str(path), hint="build it again") from None
 
 
 def _parse_launch(document: dict[str, Any]) -> Launch:
