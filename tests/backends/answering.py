@@ -54,7 +54,7 @@ def asked(artifact: Path) -> list[dict[str, Any]]:
 class AnswersFromATable:
     """Subclassed by test modules with the fixtures `artifact`, `served` and `client`.
 
-    `STEPS` is the number of decoder steps that the engine reports for the fourth prompt; None if it reports no steps.
+    `STEPS` is the number of decoder steps that the engine reports for the fourth prompt, or None.
     """
 
     STEPS: int | None = None

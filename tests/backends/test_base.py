@@ -69,7 +69,7 @@ def test_without_tensorrt_llm_it_is_the_embedded_engine() -> None:
             "none",
             None,
             "embedded",
-            "TensorRT-LLM is installed, but the recipe has no engine.gpu to build for",
+            "TensorRT-LLM is installed, but the recipe does not set engine.gpu",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_is_installed_is_the_version_unless_the_recipe_says(install) -> Non
     [
         ("tensorrt_llm", "1.3", "unsupported version 1.3\nhint: supported: 1.0.0, "),
         ("vllm", "9", "unsupported version 9"),
-        ("embedded", "1.2", "this engine is part of trtspec and has no version\nhint: remove it"),
+        ("embedded", "1.2", "this engine is part of trtspec and does not have a version\nhint: remove it"),
     ],
 )
 def test_versions_that_a_backend_does_not_have(backend: str, wanted: str, said: str) -> None:

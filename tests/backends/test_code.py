@@ -114,12 +114,12 @@ RECORDED = {
         lambda root: append(
             root, CONFIG, 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/tmp/env.tar.gz" } }\n'
         ),
-        "no model of trtspec has the parameter EXECUTION_ENV_PATH",
+        "trtspec does not emit the parameter EXECUTION_ENV_PATH",
     ),
     "another backend": (lambda root: replace(root, CONFIG, 'backend: "python"', 'backend: "x"'), "on backend 'x'"),
     "another file": (
         lambda root: append(root, CONFIG, 'default_model_filename: "x.py"\n'),
-        "trtspec has no model that runs on backend 'python'",
+        "trtspec does not emit models for backend 'python'",
     ),
     "a warm-up that reads elsewhere": (
         lambda root: append(

@@ -58,7 +58,7 @@ def test_a_refusal_has_its_place_and_a_remedy(recipe: Path, trtspec: Run) -> Non
 
 def test_nothing_is_scheduled_without_drafts() -> None:
     assert findings("none", verify="block") == [
-        ("speculation.verify", "none drafts nothing, so verify has no effect"),
+        ("speculation.verify", "none drafts nothing, so verify is ignored"),
     ]
 
 
@@ -67,7 +67,7 @@ def test_a_schedule_begins_with_the_draft_len() -> None:
     assert findings("draft_target", draft_len=3, schedule=VALUES["schedule"]) == [
         ("speculation.schedule", "it begins with 5 draft tokens, but speculation.draft_len is 3")
     ]
-    assert findings("medusa", schedule=VALUES["schedule"])[0][1].startswith("medusa has no draft_len")
+    assert findings("medusa", schedule=VALUES["schedule"])[0][1].startswith("medusa does not use draft_len")
 
 
 def test_block_verification_is_for_chains() -> None:
@@ -83,7 +83,7 @@ def test_a_length_by_confidence_is_for_chains_of_tokens_with_probabilities() -> 
         "a length by confidence supports chains only"
     )
     assert findings("ngram", confidence=0.5) == [
-        ("speculation.confidence", "ngram has no probabilities to estimate the confidence of a draft")
+        ("speculation.confidence", "ngram does not provide probabilities to estimate the confidence of a draft")
     ]
 
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.integration]
 
 TIMEOUT_S = 180
 CODE = '''
-"""Toy: the torch engine once more, behind a model of its own."""
+"""Toy: the torch engine behind another model."""
 
 from dataclasses import dataclass
 from pathlib import Path

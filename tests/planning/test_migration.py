@@ -73,7 +73,7 @@ def test_what_is_gone_becomes_eagle3_where_a_net_is_published(method: str) -> No
     }
     assert kinds(found, "open") == ["speculation.draft.revision"]
     assert not found.is_complete
-    assert any(f"{method} has no successor in the LLM API" in change.why for change in found.changes)
+    assert any(f"{method} does not have a successor in the LLM API" in change.why for change in found.changes)
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle", "redrafter", "lookahead"])

@@ -80,7 +80,7 @@ class Backend:
         warms: `serving.warmup` is supported; `check` rejects it otherwise.
         maps_vocabularies: returns whether a version and method support a draft model with another vocabulary.
         devices, dtypes, defaults: the supported values of `engine.device`, `dtype` and `serving.defaults`.
-        package: the required Python package; None if the engine is part of trtspec.
+        package: the required Python package, or None if the engine is part of trtspec.
         versions: returns the supported values of `engine.version`, the default last.
         check: yields the reasons why a recipe cannot be built or served.
         serving: returns how tritonserver runs the engine.

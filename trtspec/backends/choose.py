@@ -37,7 +37,7 @@ def _auto(method: str, gpu: str | None) -> tuple[str, str]:
 
 
 def choose_version(backend: Backend, wanted: str | None) -> str:
-    """Return the backend's version for a recipe's `engine.version`. Raise TrtspecError if it has no such version.
+    """Return the backend's version for a recipe's `engine.version`. Raise TrtspecError for an unsupported version.
 
     The default is the installed version, else the newest supported one. A version without a patch number, such as 1.2,
     selects its newest patch release.
@@ -50,7 +50,9 @@ def choose_version(backend: Backend, wanted: str | None) -> str:
     if not found:
         supported = ", ".join(filter(None, versions))
         raise TrtspecError(
-            f"unsupported version {wanted}" if supported else "this engine is part of trtspec and has no version",
+            f"unsupported version {wanted}"
+            if supported
+            else "this engine is part of trtspec and does not have a version",
             hint=f"supported: {supported}" if supported else "remove it",
         )
     return found[-1]

@@ -109,7 +109,7 @@ def _why_not_config(path: Path, ours: list[Any]) -> str:
     except TrtspecError as error:
         return f"not a configuration of trtspec: {error.message}"
     if not any(_runs(config) == _runs(each) for each in ours):
-        return f"trtspec has no model that runs on backend {config.backend or config.platform!r}"
+        return f"trtspec does not emit models for backend {config.backend or config.platform!r}"
     files = [each.input_data_file for sample in config.model_warmup for each in sample.inputs.values()]
     if any("/" in file for file in files):
         return "its warm-up reads a file outside the model's directory"
@@ -118,7 +118,7 @@ def _why_not_config(path: Path, ours: list[Any]) -> str:
             continue
         values = {each.parameters[key].string_value for each in ours if key in each.parameters}
         if not values:
-            return f"no model of trtspec has the parameter {key}"
+            return f"trtspec does not emit the parameter {key}"
         if _leads_out(parameter.string_value, path.parent.name, values):
             return f"{key} points outside the artifact"
     return ""
@@ -129,7 +129,7 @@ def _runs(config: Any) -> tuple[str, str, str]:
 
 
 def _leads_out(value: str, model: str, ours: set[str]) -> bool:
-    """Return whether a value is a path that is neither in `ours` nor below the artifact."""
+    """Return whether a value is a path outside the artifact that is not in `ours`."""
     if any(each.startswith("/") for each in ours):
         return value not in ours
     normal = posixpath.normpath(posixpath.join(REPOSITORY, model, value))
@@ -137,7 +137,7 @@ def _leads_out(value: str, model: str, ours: set[str]) -> bool:
 
 
 def _why_not_document(path: Path) -> str:
-    """Return the engine argument that could load foreign code, as a reason; "" if there is none."""
+    """Return the engine argument that could load foreign code, as a reason, or ""."""
     import yaml  # also parses the values of JSON
 
     try:

@@ -17,7 +17,7 @@ def check_knobs(speculation: Speculation, method: Method, options: Options, back
     """Yield the features that the backend does not support or that do not apply to the method."""
     for knob in speculation.knobs:
         if method.draft_shape(options, method.default_draft_len).max_tokens == 0:
-            message = f"{speculation.method} drafts nothing, so {knob} has no effect"
+            message = f"{speculation.method} drafts nothing, so {knob} is ignored"
             yield Diagnostic(f"speculation.{knob}", "unused", message, f"remove {knob}, or set another method")
         elif knob not in backend.knobs:
             message = f"{knob} is not supported by this backend ({backend.summary})"
@@ -60,7 +60,7 @@ def _remedy(knob: str, method: str) -> str:
 def _check_schedule(speculation: Speculation, method: Method) -> Iterator[Diagnostic]:
     """Yield schedule errors: engines reserve draft_len tokens for a request, so the first entry must equal it."""
     if not method.draft_lens:
-        message = f"{speculation.method} has no draft_len that a schedule could shorten: its options decide"
+        message = f"{speculation.method} does not use draft_len, so a schedule cannot shorten it"
         yield Diagnostic(SCHEDULE, "not-supported", message, "remove schedule")
         return
     first = speculation.schedule[0].draft_len
@@ -80,5 +80,5 @@ def _check_chain(knob: str, speculation: Speculation, method: Method, options: O
         message = f"{what} supports chains only, and this method drafts a tree"
         yield Diagnostic(f"speculation.{knob}", "not-supported", message, hint)
     elif knob == "confidence" and not method.has_confidence:
-        message = f"{speculation.method} has no probabilities to estimate the confidence of a draft"
+        message = f"{speculation.method} does not provide probabilities to estimate the confidence of a draft"
         yield Diagnostic(f"speculation.{knob}", "not-supported", message, hint)

@@ -50,7 +50,7 @@ def log_of(tool: Tool) -> list[str]:
 
 
 class Family:
-    """The processes that a tool reports as its own."""
+    """The processes that a tool reports."""
 
     def __init__(self) -> None:
         self.found: dict[int, int | None] = {}
@@ -127,7 +127,7 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
 def test_time_runs_out(tool: Callable[..., Tool]) -> None:
     family = Family()
     built = tool(DEAF_FAMILY, timeout_s=2.0, grace_s=0.2)
-    with pytest.raises(StepTimeout, match="did not end within 2 s") as caught:
+    with pytest.raises(StepTimeout, match="did not finish within 2 s") as caught:
         run_tool(built, family.listen)
     assert str(max(family.found)) in str(caught.value.hint)
     assert family.is_gone, "also a child that ignores SIGTERM, and one in another session"

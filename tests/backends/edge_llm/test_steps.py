@@ -130,7 +130,7 @@ def test_without_a_gpu_the_artifact_has_what_engines_are_built_of(alone: Path, t
     assert "tensorrt-edgellm-build --model-dir checkpoints/target --engine-dir engines/target" in script
     assert subprocess.run(["sh", "-n", made / "reproduce.sh"], check=False, timeout=60).returncode == 0
     assert not before
-    with pytest.raises(DeployError, match="the artifact has no engines"):
+    with pytest.raises(DeployError, match="the artifact contains only the inputs of engines"):
         check_machine(made, load_manifest(made))
 
 

@@ -337,7 +337,7 @@ REFUSED = [
         "speculation.options.max_cached_requests out-of-range",
         "the LLM API caches 4 (max_batch_size) to 1024 texts",
     ),
-    ({"method": "mtp"}, "speculation.method no-draft", "the target has no MTP layers"),
+    ({"method": "mtp"}, "speculation.method no-draft", "the target lacks MTP layers"),
     (
         {
             "method": "mtp",
@@ -430,7 +430,7 @@ WARNED = [
     (
         {"version": "1.3.0rc27", "method": "suffix", "speculation__options": {"min_token_prob": 0.2}},
         "speculation.options.min_token_prob unused",
-        "the LLM API's suffix automaton has no min_token_prob: it drafts what follows the longest match",
+        "the LLM API's suffix automaton does not support min_token_prob: it drafts what follows the longest match",
     ),
     (
         {
@@ -445,7 +445,7 @@ WARNED = [
     (
         {"method": "ngram", "speculation__options": {"min_match": 3}},
         "speculation.options.min_match unused",
-        "the LLM API has no minimum match length: it drafts after a single repeated token",
+        "the LLM API does not support a minimum match length: it drafts after a single repeated token",
     ),
     (
         {"method": "mtp", "target_facts": facts({"model_type": "mimo", "num_nextn_predict_layers": 1})},
@@ -569,14 +569,16 @@ def test_another_versions_classes_say_all_that_they_do_not_take(double) -> None:
     document["max_sequence_len"] = 5
     document["kv_cache_config"]["free_gpu_memory_fraction"] = 1.5
     found = validate_installed(document)
-    assert found[0].startswith("LLM has no argument max_sequence_len")
+    assert found[0].startswith("LLM does not support the argument max_sequence_len")
     assert found[1] == "kv_cache_config.free_gpu_memory_fraction: Input should be less than or equal to 1"
     assert found[2].startswith("speculative_config: Input tag 'DraftTarget' found using 'decoding_type' does not match")
     double.setenv("TRTLLM_DOUBLE", "1.0.0")
     newer = model_yaml(case("1.3.0rc27", "draft_target"), "../../checkpoints/target", DRAFT)
     assert validate_installed(newer) == ["speculative_config: Invalid decoding type: Draft_Target"]
     medusa = {"model": "m", "speculative_config": {"decoding_type": "Medusa"}}
-    assert validate_installed(medusa) == ["speculative_config: decoding_type Medusa has no PyTorch backend"]
+    assert validate_installed(medusa) == [
+        "speculative_config: decoding_type Medusa does not support the PyTorch backend"
+    ]
     alone = {"model": "m", "speculative_config": {"decoding_type": "Eagle", "max_draft_len": 3}}
     assert validate_installed(alone) == ["speculative_config: Draft model must be provided for EAGLE"]
 

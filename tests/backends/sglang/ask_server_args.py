@@ -3,10 +3,10 @@
 
 Reads JSON lines from standard input, each a list of documents, and writes a JSON line for each to the given file
 descriptor: for each document `problem` (null if it is valid) and `resolved`, SGLang's resolved speculation arguments. A
-list is processed in a fork, so that earlier lists have no effect. Each document passes SGLang's command-line parser
+list is processed in a fork, so that lists are independent. Each document passes SGLang's command-line parser
 (which knows the choices), its resolution and its checks, as on a machine with CUDA and an NVIDIA H100.
 
-There are no kernels: the modules of STAND_INS are empty, and their attributes do nothing. Nothing is computed.
+Kernels are missing: the modules of STAND_INS are empty, and their attributes do nothing.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ RUNS = {
     *("qwen3-8b-dflash-edge", "qwen3-8b-dflash-sglang", "qwen3-8b-dflash-vllm"),
     *("qwen3-8b-eagle3", "qwen3-8b-eagle3-edge", "qwen3-8b-eagle3-sglang"),
 }
-# What ServerArgs reject without a GPU: MXFP4, and the snapshots of linear attention's states.
+# ServerArgs reject these without a GPU: MXFP4, and the snapshots of linear attention's states.
 NEEDS_GPU = {
     **dict.fromkeys(("gpt-oss-120b-ngram", "gpt-oss-20b-eagle3-vllm"), "Unknown quantization method: mxfp4"),
     **dict.fromkeys(("qwen3.5-27b-dflash-vllm", "qwen3.5-27b-mtp-vllm"), "extra_buffer requires platform support"),

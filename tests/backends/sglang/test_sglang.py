@@ -139,7 +139,7 @@ def test_a_schedule_has_one_length_for_each_number_of_requests() -> None:
             "speculation.draft_len out-of-range",
             "blocks of 8 draft tokens",
         ),
-        ("mtp", NEWEST, {"target_facts": facts(LLAMA)}, "speculation.method no-draft", "no MTP layers"),
+        ("mtp", NEWEST, {"target_facts": facts(LLAMA)}, "speculation.method no-draft", "lacks MTP layers"),
         (
             "tensor",
             NEWEST,

@@ -70,7 +70,7 @@ def test_more_than_may_be_read_now_stays_unread(
     assert all(digest.startswith(UNREAD) for _, digest in files.digests)
     assert files.unproven == ("a", "b")
     assert not files.is_read
-    assert read(root, digests, unread_above=0).is_read  # cached digests need no reading
+    assert read(root, digests, unread_above=0).is_read  # cached digests are not read again
 
 
 def test_a_file_that_cannot_be_read(root: Path, digests: DigestCache) -> None:

@@ -24,7 +24,7 @@ NAME = "mc_sim_7b_63"
 
 
 def settings(method: str, **values: Any) -> EngineRepositorySettings:
-    """Return the settings of a method; `values` override those of a plain repository."""
+    """Return the settings of a method; `values` override a plain repository's."""
     plain = {"draft_len": 0, "options": "{}", "max_batch_size": 8, "max_seq_len": 2048, "vocab_size": 32000}
     return EngineRepositorySettings(method=method, **{**plain, "target": EngineServing((0,), 0.9), **values})
 

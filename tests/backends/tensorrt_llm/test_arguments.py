@@ -137,7 +137,7 @@ def test_every_version_takes_every_word(version: str, method: str) -> None:
 def test_what_cannot_be_given() -> None:
     with pytest.raises(TrtspecError, match=r"engine\.extra\.gemm_plugin: gemm_plugin: 'fp16' is not a valid option"):
         build_arguments("target", make_context(engine__extra={"gemm_plugin": "fp16"}))
-    with pytest.raises(TrtspecError, match="the recipe has no draft engine"):
+    with pytest.raises(TrtspecError, match="the recipe does not have a draft engine"):
         build_arguments("draft", make_context())
 
 

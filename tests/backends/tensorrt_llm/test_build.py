@@ -84,7 +84,7 @@ def make(source: Path, workplace: Path, trtllm: Installation) -> Make:
     return make
 
 
-def build(step: BuildEngine, store: Store, observer: Observer = Unobserved()) -> Path:  # noqa: B008  has no state
+def build(step: BuildEngine, store: Store, observer: Observer = Unobserved()) -> Path:  # noqa: B008  stateless
     return execute(Plan([step]), store, observer)[-1].entry.files_dir
 
 

@@ -30,7 +30,7 @@ TYPES = ("", "BOOL", "UINT8", "", "", "UINT64", "", "", "INT32", "INT64", "FP16"
 
 # Parameters that no repository sets, and the backend's behaviour without them.
 LEFT_OUT = {
-    "encoder_model_path": "an engine here has no encoder",
+    "encoder_model_path": "engines lack an encoder",
     "cross_kv_cache_fraction": "without an encoder the executor refuses it",
     "max_attention_window_size": "the engine's max_seq_len decides",
     "sink_token_length": "no model here has sinks",

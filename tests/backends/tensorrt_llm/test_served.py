@@ -98,7 +98,7 @@ def rename(model: str, method: str) -> str:
 def with_double(server: Server, backends: Path) -> Server:
     """Return the server with the double next to its Python backend, which must be a copy if another test uses it."""
     if server.backends is None:
-        pytest.skip("a server whose backends lie elsewhere")
+        pytest.skip("the server's backends are in another directory")
     shutil.copytree(server.backends, backends)
     shutil.copytree(DOUBLE, backends / "tensorrtllm", ignore=shutil.ignore_patterns("__pycache__"))
     return replace(server, backends=backends)

@@ -32,7 +32,7 @@ MTP = {
     "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "num_nextn_predict_layers": 1,
     "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
 }  # fmt: skip
-# Multimodal classes, for which vLLM imports torchvision; there is no CPU build of it for this PyTorch.
+# Multimodal classes, for which vLLM imports torchvision; a CPU build of it for this PyTorch does not exist.
 NEED_TORCHVISION = {
     "gemma-3-27b-suffix-vllm", "gemma-4-31b-suffix-vllm", "llama-4-scout-suffix-vllm", "qwen3.5-27b-dflash-vllm",
     "qwen3.5-27b-mtp-vllm",

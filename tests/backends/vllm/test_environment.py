@@ -188,7 +188,7 @@ def test_the_scheduler_says_how_many_run_whenever_that_changes(worker) -> None:
 
 
 def test_metrics_say_what_vllm_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps by number of accepted tokens; a response without streaming has no time of its first token."""
+    """Steps by number of accepted tokens; a response without streaming does not report the time of its first token."""
     pb_utils = make_pb_utils()
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb_utils)
     stand_in = importlib.import_module("trtspec.backends.vllm.stand_in")

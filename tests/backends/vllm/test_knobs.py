@@ -77,7 +77,7 @@ def test_block_verification_draws_drafts_by_their_probabilities() -> None:
         (
             "0.32.0",
             "ngram",
-            "ngram has no draft probabilities, so block verification accepts the same tokens as standard",
+            "ngram does not provide draft probabilities, so block verification accepts the same tokens as standard",
         ),
     ],
 )

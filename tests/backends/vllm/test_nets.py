@@ -100,7 +100,7 @@ def test_an_eagle_net_with_a_bias_is_refused_where_its_class_has_none() -> None:
 def test_a_net_whose_class_a_release_lacks_is_refused(version, method, architecture, name, has) -> None:
     """vllm-project/vllm#24967."""
     found = errors(version, method, draft_facts=net(architecture))
-    message = f"vLLM {version} has no class {name}, which this drafter requires"
+    message = f"vLLM {version} lacks the class {name}, which this drafter requires"
     assert [each.message for each in found.values()] == ([] if has else [message])
 
 

@@ -194,7 +194,7 @@ REFUSED = [
         "vLLM accepts drafts exactly; typical acceptance is not supported",
     ),
     ({"method": "medusa", "version": "0.33.0"}, "speculation.method method", "vLLM 0.33.0 does not support medusa"),
-    ({"method": "mtp"}, "speculation.method no-draft", "the target has no MTP layers"),
+    ({"method": "mtp"}, "speculation.method no-draft", "the target lacks MTP layers"),
     (
         {"method": "mtp", "target_facts": facts({"num_nextn_predict_layers": 1})},
         "speculation.method version",

@@ -48,7 +48,7 @@ class Wheel:
         self.archive = zipfile.ZipFile(path)
 
     def text(self, path: str) -> str:
-        """Return a source's text, "" if the release has no such file."""
+        """Return a source's text, or "" if it is missing."""
         return self.archive.read(path).decode() if path in self.archive.namelist() else ""
 
     def tree(self, path: str) -> ast.Module:

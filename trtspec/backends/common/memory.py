@@ -44,7 +44,7 @@ def plan_memory(
     """Return the CPU memory plan of the torch engine, which computes in float32, and for FP8 models in float64.
 
     KV caches hold `rows` texts of `seq_len` tokens, plus `kept_tokens` of finished texts. The largest activations are
-    those of a prefill step of `num_tokens` (hidden state, queries, keys and values, both MLP branches) and the logits
+    a prefill step's of `num_tokens` (hidden state, queries, keys and values, both MLP branches) and the logits
     of a verify step of `max_draft_tokens` draft tokens. The drafter is either a model, whose texts are `longer` times
     as long, or a head with `head_parameters` parameters.
     """

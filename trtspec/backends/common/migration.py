@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migrate a recipe to another version of its backend or of a successor, with a record of what changed."""
+"""Migrate a recipe to another version of its backend or of a successor, and record the changes."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def share_of_the_rest(budget: Budget) -> int:
 def plan_source_memory(context: PlanContext, limit: Callable[[Budget], int] = whole_gpu) -> list[MemoryPlan]:
     """Return a plan for each GPU of the target; empty if the model's config is insufficient.
 
-    The drafter is on the same GPUs, divided in the same way. The KV cache is that of full batches of the longest texts;
+    The drafter is on the same GPUs, divided in the same way. The KV cache holds full batches of the longest texts;
     servers use all remaining memory and hold as many texts as fit. `limit` returns the engine's limit on a GPU.
     """
     recipe, found = context.recipe, _taken(context, "target")

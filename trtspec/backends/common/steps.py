@@ -95,7 +95,7 @@ def companions(context: PlanContext, reader: FileReader) -> dict[str, Step]:
 
 
 def _heads(context: PlanContext, reader: FileReader) -> tuple[HeadFiles, ...]:
-    """Return the files of the head inside the target; empty if there is none."""
+    """Return the files of the head inside the target, or an empty tuple."""
     speculation, head = context.resolved.speculation, context.head
     if head is None:
         return ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of Edge-LLM's commands for a recipe. Every value with a default of their own is passed explicitly.
+"""The arguments of Edge-LLM's commands for a recipe. Values with a default are passed explicitly too.
 
 Option names: NVIDIA/TensorRT-Edge-LLM:experimental/builder/cli.py and tensorrt_edgellm/scripts/{export,quantize}.py
 @0.11.0. Paths are relative to the artifact's root.

@@ -65,7 +65,7 @@ def _check_models(context: PlanContext, release: EdgeRelease) -> Iterator[Diagno
         message = f"Edge-LLM {release.version} does not draft with MTP layers of {model_type}"
         yield Diagnostic(METHOD, "version", message, "use method: eagle3 with a draft for this target", source=CLI)
     elif context.recipe.speculation.method == "mtp" and not count_layers(context.sources["target"].config):
-        yield Diagnostic(METHOD, "no-draft", "the target has no MTP layers", "use method: eagle3")
+        yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: eagle3")
     for role, path, asked in models_of(context):
         if asked.dtype == "bfloat16":
             message = f"Edge-LLM computes in float16, but the recipe requests bfloat16 for the {role}"

@@ -175,7 +175,7 @@ def _notes(context: PlanContext, tools: EdgeToolchain, sources: dict[str, StageC
             f"reproduce.sh builds the engines on the device: {shlex.join(build_command(context))}"
         )
     if sources["target"].plain_template:
-        yield "the target has no chat template, which Edge-LLM requires: its copy gets one that adds nothing to a text"
+        yield "the target lacks a chat template, which Edge-LLM requires: its copy gets one that adds nothing to a text"
 
 
 def _tool_facts(tools: EdgeToolchain) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from trtspec.store.manifest import Manifest
 
 
 def check_machine(artifact: Path, manifest: Manifest) -> None:
-    """Raise DeployError if an artifact has no engines or they were built for another machine."""
+    """Raise DeployError if an artifact's engines are missing or were built for another machine."""
     if not (artifact / engine("target")).is_dir():
         hint = "build the recipe on the device that will serve it; sh reproduce.sh DIRECTORY builds only the engines"
-        raise DeployError("the artifact has no engines, only their inputs", where=str(artifact), hint=hint)
+        raise DeployError("the artifact contains only the inputs of engines", where=str(artifact), hint=hint)
     if not find_spec("tensorrt_edgellm"):
         hint = f"pip install 'tensorrt-edgellm[server]=={manifest.recipe.engine.version}' next to trtspec"
         raise DeployError("the Python package tensorrt_edgellm is not installed here", where=sys.executable, hint=hint)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find Edge-LLM's commands on this machine, their versions, and the GPU that they can build for.
 
-TRTSPEC_EDGE_LLM is the environment that contains them; by default they are searched on PATH. Nothing is imported.
+TRTSPEC_EDGE_LLM is the environment that contains them; by default they are searched on PATH. Edge-LLM is not imported.
 """
 
 from __future__ import annotations

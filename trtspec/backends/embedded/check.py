@@ -34,7 +34,7 @@ def check(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def _check_vocabulary(context: PlanContext) -> Diagnostic:
-    """Return how much of the target's vocabulary the draft shares: a warning, or an error if there is no overlap."""
+    """Return how much of the target's vocabulary the draft shares: a warning, or an error without overlap."""
     message, hint = (
         "draft and target have different tokenizers",
         "a draft of the target's family is accepted more often",

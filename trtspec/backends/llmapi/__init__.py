@@ -57,7 +57,7 @@ def _offer(method: str, gpu: str | None) -> Offer:
     if not installed:
         return Offer(False, "TensorRT-LLM is not installed here")
     if gpu is None:
-        return Offer(False, "TensorRT-LLM is installed, but the recipe has no engine.gpu to build for")
+        return Offer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
     if method not in _methods():
         return Offer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
     return Offer(True, f"TensorRT-LLM {installed} is installed")

@@ -32,7 +32,7 @@ SUFFIX_SOURCE = f"{LLM_ARGS}, SADecodingConfig"
 SUFFIX_SLOTS = 1024
 LAST_WITH_TRANSFORMERS_4 = (1, 2)
 SAMPLER = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py, pulls 14745 and 15775"
-# Methods whose drafters have config.json keys of their own authors or of speculators.
+# Methods whose drafters have the config.json keys of their authors or of speculators.
 NETS = ("eagle3", "dflash", "dspark")
 # Additional norms of some EAGLE-3 heads.
 NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
@@ -81,7 +81,7 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
         message = "the LLM API decides itself whether drafts are verified with their logits"
         yield Diagnostic(f"{OPTIONS}.use_draft_logits", "not-supported", message, "remove it", source=LLM_ARGS)
     if isinstance(options, NgramOptions) and "min_match" in context.recipe.speculation.options:
-        message = "the LLM API has no minimum match length: it drafts after a single repeated token"
+        message = "the LLM API does not support a minimum match length: it drafts after a single repeated token"
         yield Diagnostic(f"{OPTIONS}.min_match", "unused", message, severity="warning", source=LLM_ARGS)
     if isinstance(options, Eagle3Options) and options.top_k:
         yield from _check_tree(context, options.top_k)
@@ -92,7 +92,7 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
 def _check_suffix(context: PlanContext, options: SuffixOptions) -> Iterable[Diagnostic]:
     for key in ("max_tree_depth", "max_spec_factor", "min_token_prob"):
         if key in context.recipe.speculation.options:
-            message = f"the LLM API's suffix automaton has no {key}: it drafts what follows the longest match"
+            message = f"the LLM API's suffix automaton does not support {key}: it drafts what follows the longest match"
             yield Diagnostic(f"{OPTIONS}.{key}", "unused", message, severity="warning", source=SUFFIX_SOURCE)
     configured = context.recipe.speculation.options.get("max_cached_requests", 0)
     least = context.recipe.engine.max_batch_size
@@ -129,7 +129,7 @@ def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
     config = context.sources["target"].config
     layers, model_type = count_layers(config), str(config.get("model_type"))
     if not layers:
-        yield Diagnostic(METHOD, "no-draft", "the target has no MTP layers", "use method: ngram")
+        yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: ngram")
     elif 1 < layers < context.draft_shape.max_depth:
         message = f"the target has {layers} MTP layers, one for each draft token"
         yield Diagnostic("speculation.draft_len", "out-of-range", message, f"at most {layers}", source=MTP_SOURCE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the LLM API drafts, inside the target's class or separately, and the targets that do not support it."""
+"""Check whether the LLM API drafts inside the target's class or separately, and whether the target supports it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineFor
 
 
 def architecture_of(context: PlanContext) -> str:
-    """Return the target's class from its config.json, "" if there is none."""
+    """Return the target's class from its config.json, or ""."""
     if context.target_config:
         return context.target_config.architecture
     named = context.sources["target"].config.get("architectures")

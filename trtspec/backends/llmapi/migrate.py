@@ -37,7 +37,7 @@ def migrate(migration: Migration, recipe: Recipe) -> None:
     document, engine, spec = migration.document, migration.document["engine"], version_spec_of(migration.version)
     for option in recipe.engine.extra:
         reason = f"use {ELSEWHERE[option]}" if option in ELSEWHERE else "it applies to TensorRT engines"
-        migration.drop(f"engine.extra.{option}", f"there is no trtllm-build: {reason}")
+        migration.drop(f"engine.extra.{option}", f"trtllm-build does not exist: {reason}")
     if "extra" in engine and not engine["extra"]:
         del engine["extra"]
     migration.drop("engine.build", "no engine is built")
@@ -65,14 +65,14 @@ def _method(migration: Migration, recipe: Recipe, spec: VersionSpec) -> None:
         migration.drop("speculation.draft.parallel", "the draft uses the target's parallelism")
         migration.drop("speculation.draft.quantization", "the draft's checkpoint runs unchanged")
         return
-    gone = f"{method} has no successor in the LLM API"
+    gone = f"{method} does not have a successor in the LLM API"
     head = EAGLE3_HEADS.get(recipe.target.model) if method in ("medusa", "eagle", "redrafter") else None
     if head:
         migration.document["speculation"] = {"method": "eagle3", "draft_len": 4, "draft": {"model": head}}
         migration.note("changed", "speculation.method", f"{gone}; eagle3 drafts with a head published for this target")
         migration.note("open", "speculation.draft.revision", f"the commit of {head} to use")
         return
-    why = "ngram needs no training; an EAGLE-3 head trained for the target is accepted more often"
+    why = "ngram does not need training; an EAGLE-3 head trained for the target is accepted more often"
     _take_ngram(migration, recipe, f"{gone}; {why}")
 
 

@@ -25,7 +25,7 @@ def problems(document: dict[str, Any]) -> Iterator[str]:
     known = {name for field, info in arguments.model_fields.items() for name in (field, info.alias) if name}
     for key in sorted(document.keys() - known - {*OWN_KEYS}):
         hint = did_you_mean(key, sorted(known))
-        yield f"LLM has no argument {key}" + (f" ({hint})" if hint else "")
+        yield f"LLM does not support the argument {key}" + (f" ({hint})" if hint else "")
     yield from _complaints("kv_cache_config", document, lambda values: llm_args.KvCacheConfig(**values))
     yield from _complaints("speculative_config", document, lambda values: _make_speculative_config(llm_args, values))
 
@@ -40,7 +40,7 @@ def _make_speculative_config(llm_args: Any, values: dict[str, Any]) -> None:
 
         config = TypeAdapter(llm_args.SpeculativeConfig).validate_python(values)
     if not config.supports_backend("pytorch"):
-        raise ValueError(f"decoding_type {kind} has no PyTorch backend")
+        raise ValueError(f"decoding_type {kind} does not support the PyTorch backend")
     if "validate" in vars(type(config)):  # the class's own method in 1.0 and 1.1, pydantic's in later versions
         config.validate()
 

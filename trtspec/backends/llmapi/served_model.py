@@ -125,7 +125,7 @@ def counted(update: Update, result: Any) -> Update:
 
 
 def queue_s(times: Any) -> float | None:
-    """Return the seconds until the request first joined a batch; None if the engine reports no time or 0."""
+    """Return the seconds until the request first joined a batch, or None if the engine reports neither time nor 0."""
     if times is None or not times.first_scheduled_time:
         return None
     return float((times.first_scheduled_time - times.arrival_time).total_seconds())

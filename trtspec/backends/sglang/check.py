@@ -68,7 +68,7 @@ def _check_options(context: PlanContext) -> Iterable[Diagnostic]:
         message = "SGLang drafts and verifies greedily chosen tokens, without draft probabilities"
         yield Diagnostic(f"{OPTIONS}.use_draft_logits", "unused", message, severity="warning", source=WORKER)
     if isinstance(options, NgramOptions) and "min_match" in configured:
-        message = "SGLang has no minimum match length: it drafts after a single repeated token"
+        message = "SGLang does not support a minimum match length: it drafts after a single repeated token"
         source = f"{SRT}/speculative/ngram_worker.py@v0.5.23"
         yield Diagnostic(f"{OPTIONS}.min_match", "unused", message, severity="warning", source=source)
 
@@ -100,7 +100,7 @@ def _check_mtp(context: PlanContext) -> Iterable[Diagnostic]:
     config = context.sources["target"].config
     found = (config.get("architectures") or ["none"])[0]
     if not count_layers(config):
-        yield Diagnostic(METHOD, "no-draft", "the target has no MTP layers", "use method: ngram")
+        yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: ngram")
     elif found not in releases()[context.version].mtp_targets:
         message = f"SGLang {context.version} does not draft with MTP layers of {found}"
         yield Diagnostic(METHOD, "version", message, "use method: ngram", source=DRAFTED)

@@ -12,7 +12,7 @@ from trtspec.core.package_data import read_own
 DATA = Path(__file__).with_name("versions.yaml")
 
 # SGLang's algorithm names by trtspec's method names. UNO is omitted: it drafts with a LoRA adapter, which no method
-# has. So is suffix decoding: NGRAM drafts a fixed number of tokens, independent of a match's length and counts.
+# has. Suffix decoding is omitted: NGRAM drafts a fixed number of tokens, independent of a match's length and counts.
 ALGORITHMS = {
     "draft_target": "STANDALONE",
     "ngram": "NGRAM",

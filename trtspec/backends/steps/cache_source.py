@@ -65,7 +65,7 @@ def remember_source(asked: ModelSource, source: Source, weights: Mapping[str, Ab
 
 
 def remembered_source(asked: ModelSource, store: Store) -> Source | None:
-    """Return the cached hub model, whose weight files are absent; None if it is not cached."""
+    """Return the cached hub model, whose weight files are absent, or None if it is not cached."""
     entry = store.peek(_step(asked).key).entry if asked.revision else None
     if entry is None:
         return None

@@ -48,9 +48,9 @@ def _offer(method: str, gpu: str | None) -> Offer:
     if not installed:
         return Offer(False, "TensorRT-LLM is not installed here")
     if gpu is None:
-        return Offer(False, "TensorRT-LLM is installed, but the recipe has no engine.gpu to build for")
+        return Offer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
     if tuple(int(part) for part in installed.split(".")[:2]) >= (1, 3):
-        return Offer(False, f"TensorRT-LLM {installed} has no trtllm-build")
+        return Offer(False, f"TensorRT-LLM {installed} does not include trtllm-build")
     if method not in MODES:
         return Offer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
     return Offer(True, f"TensorRT-LLM {installed} is installed")

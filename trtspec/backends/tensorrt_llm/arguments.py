@@ -18,11 +18,11 @@ def build_arguments(role: Role, context: PlanContext) -> list[str]:
 
     Every option that affects serving is explicit, and so are the values that upstream would adjust silently. Options
     that follow from the checkpoint are omitted: plugins for its dtype, quantization, NCCL. Raise TrtspecError if the
-    context has no such engine, or an option of `engine.extra` is invalid.
+    context lacks this engine, or an option of `engine.extra` is invalid.
     """
     spec = next((spec for spec in engine_specs(context) if spec.role == role), None)
     if spec is None:
-        raise TrtspecError(f"the recipe has no {role} engine")
+        raise TrtspecError(f"the recipe does not have a {role} engine")
     own, extra = _settings(spec), _extra(context)
     if extra.get("multiple_profiles") == ["--multiple_profiles", "enable"]:
         del own["opt_num_tokens"]  # upstream rejects the combination
@@ -88,7 +88,7 @@ def _extra(context: PlanContext) -> dict[str, list[str]]:
 
 
 def option_words(option: Option, value: Any) -> list[str] | None:
-    """Return an option as arguments, empty for a flag that is not set; None if the value is invalid."""
+    """Return an option as arguments, empty for a flag that is not set, or None if the value is invalid."""
     name = f"--{option.name}"
     if option.type == "flag":
         return [name] * value if isinstance(value, bool) else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parse the phases and the version from the output of trtllm-build.
 
-The messages are those of NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d, tensorrt_llm/_common.py and __init__.py.
+The messages are from NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d, tensorrt_llm/_common.py and __init__.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Phases:
         self._begun = [0] * len(_PHASES)
 
     def read(self, line: str) -> str | None:
-        """Return a description of the phase that starts with this line; None if none starts."""
+        """Return a description of the phase that starts with this line, or None."""
         for number, (pattern, words) in enumerate(_PHASES):
             if pattern.search(line):
                 self._begun[number] += 1

@@ -141,7 +141,7 @@ def _samples(settings: EngineRepositorySettings, role: str) -> tuple[Sample, ...
 
 
 def _engine(settings: EngineRepositorySettings, serving: EngineServing, path: str) -> Parameters:
-    """Return an engine's parameters; None removes a parameter.
+    """Return an engine's parameters; the value None removes a parameter.
 
     Only a target drafts inside its engine: with a draft model, neither engine has a mode or a tree.
     """

@@ -10,7 +10,7 @@ from trtspec.methods.redrafter import RedrafterOptions
 # Medusa matches only ids, which is temperature 0 (NVIDIA/TensorRT-LLM:docs/source/legacy/advanced/
 # speculative-decoding.md@28af34e8, its limitations). Lookahead takes the argmax of the target's logits
 # (cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11). EAGLE is greedy without a threshold for typical
-# acceptance (examples/eagle/README.md@585c7565), for which the Triton backend has no parameter
+# acceptance (examples/eagle/README.md@585c7565), which the Triton backend does not pass on
 # (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08).
 GREEDY_MODES = (MEDUSA, EAGLE, LOOKAHEAD)
 

@@ -75,7 +75,7 @@ def _check_mtp(context: PlanContext, release: VllmRelease) -> Iterable[Diagnosti
     source, depth = context.sources["target"], context.draft_shape.max_depth
     layers = count_layers(source.config)
     if not layers:
-        yield Diagnostic(METHOD, "no-draft", "the target has no MTP layers", "use method: ngram")
+        yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: ngram")
     elif depth > layers and depth % layers:
         message = f"the target's {layers} MTP layers are used in turn, and {depth} is not a multiple of {layers}"
         yield Diagnostic("speculation.draft_len", "out-of-range", message, source=f"{cite(release)}, n_predict")

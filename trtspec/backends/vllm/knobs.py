@@ -40,7 +40,9 @@ def _block_objection(context: PlanContext, release: VllmRelease) -> str:
     if "block" not in release.rules or "runs_v2" not in release.does:
         return f"vLLM {release.version} does not support block verification for every target"
     if method in ("ngram", "suffix"):
-        return f"{method} has no draft probabilities, so block verification accepts the same tokens as standard"
+        return (
+            f"{method} does not provide draft probabilities, so block verification accepts the same tokens as standard"
+        )
     v1 = release.methods[method] in release.not_in_v2 or method in PARALLEL
     if v1 or (context.method.drafts_with == "model" and has_other_vocabulary(context)):
         return f"vLLM runs this drafter on its V1 model runner, which verifies {method} token by token"

@@ -107,7 +107,7 @@ def _memory(context: PlanContext) -> dict[str, Any]:
     if context.recipe.engine.device == "cpu":
         needed = sum(4 * each.kv_cache_bytes for each in plan_source_memory(context))
         return {"kv_cache_memory_bytes": max(needed, LEAST_KV_BYTES), "enforce_eager": True}
-    # the fraction of all memory, including weights and activations: vLLM has no limit relative to the free memory
+    # the fraction of all memory, including weights and activations: vLLM cannot limit a fraction of the free memory
     return {"gpu_memory_utilization": context.recipe.serving.kv_cache_fraction}
 
 

@@ -49,7 +49,11 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
 
     `artifact` is the artifact's path for the server, which may differ in a container.
     """
-    from trtspec.serving.triton.config import load_config, render_config, set_parameter  # planning needs no protobuf
+    from trtspec.serving.triton.config import (
+        load_config,
+        render_config,
+        set_parameter,
+    )  # planning does not need protobuf
 
     copy_tree(repository, out)
     adapter = out / "sampling_parameters" / "config.pbtxt"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A substitute for Triton's backend `vllm`, which has no wheel, for a tritonserver without that backend.
+"""A substitute for Triton's backend `vllm`, which is not published as a wheel, for a tritonserver without it.
 
 It has the tensors and the model.json of that backend (triton-inference-server/vllm_backend:src/model.py@00ea75bc), so
 that both can serve the same artifact. vLLM runs in a separate process (`worker`) with its own interpreter. Unlike

@@ -103,7 +103,7 @@ def _release(version: str, triton: list[str], facts: dict[str, set[str]]) -> Vll
 
 
 def having(test: Callable[[VllmRelease], bool]) -> str:
-    """Return a hint with the releases for which the test holds; "" if there are none."""
+    """Return a hint with the releases for which the test holds, or ""."""
     found = [version for version, release in releases().items() if test(release)]
     span = " to ".join(dict.fromkeys([found[0], found[-1]])) if found else ""
     return f"supported by vLLM {span}: see engine.version" if found else ""

@@ -90,7 +90,7 @@ def counts(metrics: Any) -> tuple[int, int]:
 
 
 def queue_s(stats: Any) -> float | None:
-    """Return the seconds until a request first joined a batch; None if vLLM does not report it."""
+    """Return the seconds until a request first joined a batch, or None if vLLM does not report it."""
     return stats.scheduled_ts - stats.queued_ts if stats and stats.scheduled_ts else None
 
 
@@ -116,7 +116,7 @@ def occupancy_logger(say: Say) -> Any:
 
 
 def finish_reason(completion: Any) -> str | None:
-    """Return trtspec's finish reason of a completion; None while it is running."""
+    """Return trtspec's finish reason of a completion, or None while it is running."""
     if completion.finish_reason == "stop":
         return "stop" if isinstance(completion.stop_reason, str) else "end_id"
     return {None: None, "length": "length", "abort": "cancelled"}.get(completion.finish_reason, "error")

@@ -25,8 +25,8 @@ OptionType = Literal["int", "str", "path", "flag", "switch", "strings"]
 class Option:
     """One option of trtllm-build.
 
-    A "flag" has no value, a "switch" is enable or disable, "strings" has several values. `choices` is empty if any
-    value of the type is valid, and `default` is None if the option has no default. `inferred` marks an option that was
+    A "flag" stands alone, a "switch" is enable or disable, "strings" has several values. `choices` is empty if any
+    value of the type is valid, and `default` is None without a default. `inferred` marks an option that was
     not read in this version itself.
     """
 
@@ -98,7 +98,7 @@ class ApiSpec:
 
 @dataclass(frozen=True)
 class VersionSpec:
-    """All facts about a minor version; `options` is empty if it has no trtllm-build.
+    """All facts about a minor version; `options` is empty without trtllm-build.
 
     `modes` are the values of --speculative_decoding_mode and the integers that an engine's config.json stores.
     """

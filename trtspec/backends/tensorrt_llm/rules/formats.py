@@ -51,7 +51,7 @@ def rows_verify_no_tree(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def rows_have_no_head_norms(context: PlanContext) -> Iterator[Diagnostic]:
-    """Attention with row-wise scales has no query and key norms; the loader only warns about their weights."""
+    """Attention with row-wise scales lacks query and key norms; the loader only warns about their weights."""
     for spec in engine_specs(context):
         if spec.quant_format.weights == "fp8_rowwise" and spec.config.qk_norm:
             message = f"fp8_rowwise engines of {spec.config.architecture} omit its norms of queries and keys,"

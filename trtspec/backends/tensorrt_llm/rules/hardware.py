@@ -86,13 +86,13 @@ def rows_have_no_scales_on_blackwell(context: PlanContext) -> Iterator[Diagnosti
 
 
 def plugins_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
-    """Some plugins have no kernels for compute capability 10.0."""
+    """Some plugins lack kernels for compute capability 10.0."""
     gpu = gpu_of(context)
     if gpu is None or gpu.sm != BLACKWELL:
         return
     for name in NOT_ON_BLACKWELL:
         if context.recipe.engine.extra.get(name, "disable") not in ("disable", False):
-            message = f"{name} has no kernels for {_describe(gpu)}"
+            message = f"{name} does not support {_describe(gpu)}"
             yield Diagnostic(f"engine.extra.{name}", "gpu", message, "remove it", source=PLUGINS)
 
 

@@ -57,7 +57,7 @@ ONE_STAGE = {
 
 
 def acceptance_is_exact(context: PlanContext) -> Iterator[Diagnostic]:
-    """The Triton backend has no parameter for the thresholds of typical acceptance."""
+    """The Triton backend does not pass on the thresholds of typical acceptance."""
     if mode_of(context) and context.options.acceptance != "exact":
         message = "the Triton backend does not support typical acceptance"
         yield Diagnostic("speculation.options.lossy", "lossy", message, "remove lossy", source=TRITON)
@@ -123,7 +123,7 @@ def requests_are_greedy(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def examples_exist(context: PlanContext) -> Iterator[Diagnostic]:
-    """Other models of the same classes may work, but upstream has no example."""
+    """Other models of the same classes may work, but upstream does not show them."""
     target = engine_specs(context)[0]
     known, source = EXAMPLES.get(target.mode, ((), ""))
     if known and target.config.architecture not in known:

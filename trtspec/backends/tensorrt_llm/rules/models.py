@@ -26,18 +26,18 @@ GEMMA, PHI = ("Gemma2ForCausalLM", "Gemma3ForCausalLM"), ("Phi3ForCausalLM",)
 
 
 def layers_take_no_mask_of_drafts(context: PlanContext) -> Iterator[Diagnostic]:
-    """The layers of these models have no parameter for the attention mask of drafts."""
+    """The layers of these models lack a parameter for the attention mask of drafts."""
     target = engine_specs(context)[0]
     if target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER) and target.config.architecture in GEMMA + PHI:
         method, model = context.recipe.speculation.method, target.config.architecture
-        message = f"{method} engines do not support {model}: its layers have no attention mask for drafts"
+        message = f"{method} engines do not support {model}: its layers do not accept an attention mask for drafts"
         source = f"{GEMMA_MODEL if model in GEMMA else PHI_MODEL}, {DECODER}"
         hint = "method: draft_target or ngram"
         yield Diagnostic("speculation.method", "architecture", message, hint, source=source)
 
 
 def positions_under_windows_are_scaled(context: PlanContext) -> Iterator[Diagnostic]:
-    """Engines scale both sets of rotary positions, but Gemma 3 scales only those of layers without a window."""
+    """Engines scale both sets of rotary positions, but Gemma 3 scales only the set for layers without a window."""
     for spec in engine_specs(context):
         if spec.config.local_rotary_base and spec.config.rope_scaling:
             message = f"engines of {spec.config.architecture} also scale the rotary positions of sliding-window layers,"
@@ -83,7 +83,7 @@ def embeddings_of_gemma_are_divided(context: PlanContext) -> Iterator[Diagnostic
 
 
 def rows_lose_what_is_not_llamas(context: PlanContext) -> Iterator[Diagnostic]:
-    """Attention and MLP with row-wise scales have no parameters for the extensions of these models."""
+    """Attention and MLP with row-wise scales lack parameters for the extensions of these models."""
     for spec in engine_specs(context):
         if spec.quant_format.weights == "fp8_rowwise" and spec.config.architecture in GEMMA + PHI:
             message = f"fp8_rowwise engines of {spec.config.architecture} omit its extensions of Llama's layers"

@@ -48,7 +48,7 @@ def options_exist(context: PlanContext) -> Iterator[Diagnostic]:
     for name in context.recipe.engine.extra:
         if name not in options:
             others = minors_with(name)
-            message = f"trtllm-build {context.version} has no option {name}"
+            message = f"trtllm-build {context.version} does not have the option {name}"
             hint = f"{' and '.join(others)} {'have' if len(others) > 1 else 'has'} it" if others else None
             yield _diagnostic(name, "unknown-key", message, hint or did_you_mean(name, options), BUILD)
 
@@ -150,7 +150,7 @@ def plugins_fit_the_weights(context: PlanContext) -> Iterator[Diagnostic]:
     for name, weights in wanted.items():
         for spec in engine_specs(context) if _on(context, name) else ():
             if spec.quant_format.weights != weights:
-                message = f"{name} needs {weights} weights, but the {spec.role} has {spec.quant_format.weights}"
+                message = f"{name} needs {weights} weights, but the {spec.role} uses {spec.quant_format.weights}"
                 yield _diagnostic(name, "fp8", message, f"{spec.path}.quantization: {{weights: {weights}}}", PLUGINS)
 
 

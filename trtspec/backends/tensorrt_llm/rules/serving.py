@@ -43,7 +43,7 @@ def a_draft_is_placed(context: PlanContext) -> Iterator[Diagnostic]:
     """Only a draft model has separate GPUs."""
     placement = context.recipe.serving.placement
     if placement and placement.draft and context.draft_config is None:
-        message = f"{context.recipe.speculation.method} has no draft model to place"
+        message = f"{context.recipe.speculation.method} does not use a draft model"
         yield Diagnostic("serving.placement.draft", "placement", message, "remove draft", source=TRITON)
 
 
@@ -52,10 +52,12 @@ def fast_logits_have_a_way(context: PlanContext) -> Iterator[Diagnostic]:
     if not context.recipe.serving.fast_logits:
         return
     if context.draft_config is None or mode_of(context) != EXTERNAL:
-        message = f"fast_logits transfers a draft model's logits, but {context.recipe.speculation.method} has none"
+        message = (
+            f"fast_logits transfers a draft model's logits, but {context.recipe.speculation.method} does not use one"
+        )
         yield Diagnostic("serving.fast_logits", "not-supported", message, "remove it", source=DRAFT_README)
     elif not uses_draft_logits(context):
-        message = "fast_logits has no effect without use_draft_logits"
+        message = "fast_logits is ignored without use_draft_logits"
         hint = "use_draft_logits: true, or remove fast_logits"
         yield Diagnostic("serving.fast_logits", "not-supported", message, hint, source=DRAFT_README)
 
