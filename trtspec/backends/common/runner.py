@@ -72,16 +72,16 @@ def run_tool(
     started = time.monotonic()
     deadline, output = started + tool.timeout_s, _Log(tool)
 
-    def keep_waiting() -> None:
+    def poll() -> None:
         on_wait()
         if time.monotonic() >= deadline:
             raise output.error(StepTimeout, f"{tool.command[0]} did not finish within {tool.timeout_s:g} s")
 
     with output.opened(), _guarded(tool) as process:
-        for line in _lines(process.stdout, keep_waiting):
+        for line in _lines(process.stdout, poll):
             output.add(line)
             on_line(line)
-        status = _status(process, keep_waiting)
+        status = _status(process, poll)
     log.info("%s exited with %d after %.1f s", tool.command[0], status, time.monotonic() - started)
     if status:
         raise output.error(StepError, f"{tool.command[0]} failed with {_describe_status(status)}")

@@ -61,7 +61,7 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
         config[api.draft_key] = draft_path
     if drafts_beside(context):
         config[kind.beside] = False
-    return config | length_fields(context) | _own_fields(context)
+    return config | length_fields(context) | _option_fields(context)
 
 
 def verifies_with_logits(context: PlanContext) -> bool:
@@ -84,7 +84,7 @@ def length_field(kind: DecodingType) -> str:
     return next(name for name in ("num_nextn_predict_layers", "max_draft_len") if name in kind.required)
 
 
-def _own_fields(context: PlanContext) -> dict[str, Any]:
+def _option_fields(context: PlanContext) -> dict[str, Any]:
     """Return the fields of a method's options."""
     options = context.options
     if isinstance(options, NgramOptions):

@@ -52,7 +52,7 @@ def engine_arguments(context: PlanContext, target_path: str, draft_path: str | N
 def speculation(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
     """Return the speculation arguments of a recipe with a drafter."""
     recipe = context.recipe.speculation
-    found = {"speculative_algorithm": ALGORITHMS[recipe.method], **_lengths(context), **_own_fields(context)}
+    found = {"speculative_algorithm": ALGORITHMS[recipe.method], **_lengths(context), **_option_fields(context)}
     if recipe.draft and draft_path:
         found |= _draft(context, recipe.draft, draft_path)
     if recipe.verify == "block":
@@ -93,7 +93,7 @@ def width_of(context: PlanContext) -> int:
     return options.top_k or 1 if isinstance(options, EagleOptions | Eagle3Options) else 1
 
 
-def _own_fields(context: PlanContext) -> dict[str, Any]:
+def _option_fields(context: PlanContext) -> dict[str, Any]:
     """Return the fields of a method's own options."""
     options, depth = context.options, context.draft_shape.max_depth
     if isinstance(options, NgramOptions):

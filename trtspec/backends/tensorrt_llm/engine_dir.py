@@ -72,7 +72,7 @@ class Expected:
         """Yield the dotted keys of config.json with their expected values."""
         yield VERSION, self.version
         for key in _TAKEN_OVER:
-            if (value := _look_up(self.checkpoint, key)) != MISSING:
+            if (value := _get_dotted(self.checkpoint, key)) != MISSING:
                 yield f"pretrained_config.{key}", value
         for key in _REPEATED:
             if key in self.arguments:
@@ -142,7 +142,7 @@ def _config_problems(path: Path, expected: Expected) -> Iterator[str]:
         yield f"{CONFIG}: {error.message}"
         return
     for key, value in expected.values():
-        found = _look_up(config, key)
+        found = _get_dotted(config, key)
         if not _AGREE.get(key, _is_equal)(found, value):
             yield f"{key} is {_format_value(found)}, expected {_format_value(value)}"
     yield from _num_tokens_problem(config, expected)
@@ -165,15 +165,15 @@ _AGREE: dict[str, Callable[[Any, Any], bool]] = {VERSION: is_release, CACHE_TYPE
 
 def _num_tokens_problem(config: dict[str, Any], expected: Expected) -> Iterator[str]:
     """Yield a problem if a step is too small for all requests' drafts: upstream lowers it for short sequences."""
-    draft_len, batch = (_look_up(config, f"build_config.{key}") for key in ("max_draft_len", "max_batch_size"))
-    tokens = _look_up(config, "build_config.max_num_tokens")
+    draft_len, batch = (_get_dotted(config, f"build_config.{key}") for key in ("max_draft_len", "max_batch_size"))
+    tokens = _get_dotted(config, "build_config.max_num_tokens")
     if type(tokens) is not int or type(draft_len) is not int or type(batch) is not int:
         yield f"build_config.max_num_tokens is {_format_value(tokens)}, expected a number"
     elif tokens < batch * (draft_len + 1) and "speculative_decoding_mode" in expected.arguments:
         yield f"build_config.max_num_tokens is {tokens}, too few for {batch} requests with {draft_len} draft tokens"
 
 
-def _look_up(document: Mapping[str, Any], key: str) -> Any:
+def _get_dotted(document: Mapping[str, Any], key: str) -> Any:
     value: Any = document
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:

@@ -26,12 +26,12 @@ def check_knobs(context: PlanContext, release: VllmRelease) -> Iterable[Diagnost
     elif speculation.schedule and speculation.method in ONE_LENGTH:
         message = f"vLLM does not adapt the draft length of {speculation.method} to the batch size"
         yield Diagnostic(SCHEDULE, "not-supported", message, "remove schedule", source=cite(release, "v1/spec_decode"))
-    if speculation.verify == "block" and (message := _block_objection(context, release)):
+    if speculation.verify == "block" and (message := _block_rejection(context, release)):
         hint = "set verify: standard" if "runs_v2" in release.does else having(lambda each: "runs_v2" in each.does)
         yield Diagnostic(VERIFY, "not-supported", message, hint, source=cite(release, "v1/sample/rejection_sampler.py"))
 
 
-def _block_objection(context: PlanContext, release: VllmRelease) -> str:
+def _block_rejection(context: PlanContext, release: VllmRelease) -> str:
     """Return why block verification is not available; "" if it is.
 
     vLLM's V1 model runner does not support block verification and does not report that it ignores the setting.

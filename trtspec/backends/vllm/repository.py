@@ -59,16 +59,16 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
     adapter = out / "sampling_parameters" / "config.pbtxt"
     config = load_config(adapter)
     tokenizer = config.parameters["tokenizer_dir"].string_value
-    set_parameter(config, "tokenizer_dir", _seen(artifact, repository, "sampling_parameters", tokenizer))
+    set_parameter(config, "tokenizer_dir", _server_path(artifact, repository, "sampling_parameters", tokenizer))
     adapter.write_text(render_config(config), encoding="utf-8")
     document = json.loads((repository / MODEL_JSON).read_text(encoding="utf-8"))
     for section in (document, document.get("speculative_config", {})):
         if "model" in section:
-            section["model"] = _seen(artifact, repository, "vllm_model", section["model"])
+            section["model"] = _server_path(artifact, repository, "vllm_model", section["model"])
     _write(out, document)
 
 
-def _seen(artifact: str, repository: Path, model: str, path: str) -> str:
+def _server_path(artifact: str, repository: Path, model: str, path: str) -> str:
     """Return the server's path of a model's file; hub ids are unchanged."""
     if not path.startswith("."):
         return path

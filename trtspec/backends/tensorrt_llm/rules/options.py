@@ -55,7 +55,7 @@ def options_exist(context: PlanContext) -> Iterator[Diagnostic]:
 
 def options_are_free(context: PlanContext) -> Iterator[Diagnostic]:
     """Other recipe keys determine some options, the repository determines others, and the build sets paths."""
-    for name, option, _ in _known_options(context):
+    for name, option, _ in _recipe_options(context):
         if name in DECIDED_BY:
             message = f"{name} is determined by {DECIDED_BY[name]}"
             yield _diagnostic(name, "not-allowed", message, "remove it here", BUILD)
@@ -68,7 +68,7 @@ def options_are_free(context: PlanContext) -> Iterator[Diagnostic]:
 
 def options_take_their_values(context: PlanContext) -> Iterator[Diagnostic]:
     """A value has the option's type and is one of its choices."""
-    for name, option, value in _known_options(context):
+    for name, option, value in _recipe_options(context):
         if option_words(option, value) is None:
             choices = choices_of(option)
             expected = f"one of {', '.join(choices)}" if choices else _TYPES[option.type]
@@ -184,7 +184,7 @@ def fusions_are_kept(context: PlanContext) -> Iterator[Diagnostic]:
         yield _diagnostic("pp_reduce_scatter", "architecture", message, "remove it", BUILD)
 
 
-def _known_options(context: PlanContext) -> Iterator[tuple[str, Option, Any]]:
+def _recipe_options(context: PlanContext) -> Iterator[tuple[str, Option, Any]]:
     options = version_spec_of(context.version).options
     for name, value in context.recipe.engine.extra.items():
         if name in options:
