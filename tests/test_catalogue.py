@@ -246,7 +246,7 @@ def test_it_is_planned_for_the_engine_it_names_and_fits_its_gpus(name: str, plac
     recipe = load_recipe(place / f"{name}.yaml").recipe
     plan = plan_of(name)
     assert plan["name"] == name
-    assert plan["backend"] == {"name": recipe.engine.backend, "why": "the recipe asks for it"}
+    assert plan["backend"] == {"name": recipe.engine.backend, "why": "the recipe sets it"}
     gpus = plan["memory"]["gpus"]
     if recipe.engine.backend == "embedded":
         assert [gpu["id"] for gpu in gpus] == ["cpu"]

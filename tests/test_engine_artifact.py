@@ -117,10 +117,10 @@ def test_where_nothing_can_build_the_plan_says_so_and_nothing_is_converted(engin
     assert plan["toolchain"]["kind"] == "absent"
     assert plan["toolchain"]["missing"] == "trtllm-build is not on PATH"
     (note,) = plan["notes"]
-    assert note.startswith("the engines cannot be built here (trtllm-build is not on PATH)")
+    assert note.startswith("this machine cannot build the engines (trtllm-build is not on PATH)")
     failed = trtspec("build", engine_recipe, "--json")
     assert failed.code == 1
-    assert "no engine can be built here: trtllm-build is not on PATH" in failed.err
+    assert "cannot build engines: trtllm-build is not on PATH" in failed.err
     assert "pip install tensorrt-llm==1.2.1" in failed.err
     assert not (engine_recipe.parent / "build").exists()
     statuses = {step["name"]: step["status"] for step in trtspec("plan", engine_recipe, "--json").document["steps"]}
@@ -230,7 +230,7 @@ def test_a_launch_of_several_ranks_is_mpi_s(built: Path, tmp_path: Path, monkeyp
     rewrite_launch(built, world_size=2, environment={}, models=[{"name": "tensorrt_llm", "gpu_device_ids": [0, 1]}])
     launch = serving_of(built).launch(built)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DeployError, match="the engines run in 2 processes, and mpirun is not on PATH"):
+    with pytest.raises(DeployError, match="the engines need 2 processes, but mpirun is not on PATH"):
         launch.command(server(tmp_path), Path("/repository"), PORTS, "p_")
     (tmp_path / "mpirun").touch(mode=0o755)
     command = launch.command(server(tmp_path), Path("/repository"), PORTS, "p_")

@@ -116,7 +116,7 @@ def test_tokens_of_one_id_that_differ_are_other_tokenizers(trtspec: Run, wider_d
     _add_token(wider_draft.parent / "target", PAIR_VOCAB, "<pad>")
     _add_token(wider_draft.parent / "draft", PAIR_VOCAB, "<mask>")
     (problem,) = trtspec("check", wider_draft, "--json").document["problems"]
-    assert "other tokenizers" in problem["message"]
+    assert "different tokenizers" in problem["message"]
 
 
 def _add_token(root: Path, at: int, content: str = "<pad>") -> None:

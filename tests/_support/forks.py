@@ -52,7 +52,7 @@ FOUND = (
     ),
     ("cache", True, "/home/ada/.cache/trtspec, 65.3 GiB free", None),
     ("gpu", True, "none; the torch engine uses the CPU", None),
-    ("trtllm-build", True, "not on PATH; engines are built where it is, or in engine.build.image", None),
+    ("trtllm-build", True, "not on PATH; build engines on a machine that has it, or with engine.build.image", None),
 )
 
 

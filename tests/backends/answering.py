@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every model on an asynchronous engine has to do on a real tritonserver, whatever stands in for the engine.
+"""Shared tests of models on asynchronous engines, with a real tritonserver and an engine double.
 
-Stand-ins answer from a table; what is tested is everything between a client and the engine: streams, stop texts,
-counts and clients that leave. The tokenizer's tokens are single bytes.
+Doubles answer from a table; the tests cover everything between client and engine: streams, stop texts, counts and
+cancelled requests. The tokenizer's tokens are single bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtspec.checkpoints.tokenizer import Tokenizer
 from trtspec.core.processes import wait_until
 from trtspec.serving.triton.client import Client
 
-QUEUE_S = 0.25  # what the stand-in says that each request waited
+QUEUE_S = 0.25  # the queue time that the double reports for each request
 ANSWERS = {f"prompt {number}": f"answer {number}: é and more" for number in range(8)} | {
     "until": "one two three",
     "slow": "x" * 200,
@@ -32,7 +32,7 @@ ANSWERS = {f"prompt {number}": f"answer {number}: é and more" for number in ran
 
 
 def make_checkpoints(root: Path, pause_s: float = 0.0) -> None:
-    """Lay out tokenizer and models that are tables; texts come three tokens a step, and end with the end id."""
+    """Write a tokenizer and table-driven models; a step has three tokens, and texts end with the end id."""
     tokenizer = Tokenizer(make_tokenizer(root / "tokenizer"))
     for role in ("target", "draft"):
         (root / "checkpoints" / role).mkdir(parents=True)
@@ -46,15 +46,15 @@ def make_checkpoints(root: Path, pause_s: float = 0.0) -> None:
 
 
 def asked(artifact: Path) -> list[dict[str, Any]]:
-    """Return what the stand-in noted of its requests."""
+    """Return the requests that the double recorded."""
     notes = artifact / "checkpoints" / "target" / "requests.jsonl"
     return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
 
 
 class AnswersFromATable:
-    """To be collected below another name, in a module with fixtures `artifact`, `served` and `client`.
+    """Subclassed by test modules with the fixtures `artifact`, `served` and `client`.
 
-    `STEPS` is how many decoder steps the engine tells of the fourth prompt's answer; None where its parts are no steps.
+    `STEPS` is the number of decoder steps that the engine reports for the fourth prompt, or None.
     """
 
     STEPS: int | None = None
@@ -95,7 +95,7 @@ class AnswersFromATable:
         assert client.generate(request)["text_output"] == "untilone"
 
     def test_a_client_that_leaves_ends_its_request(self, served: Served, client: Client, artifact: Path) -> None:
-        """Over gRPC and at the engine: this server passes cancellations on from nowhere else."""
+        """Over gRPC, the only protocol for which this server passes on cancellations, and at the engine."""
         grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
         before = len(asked(artifact))
         prompt = Tokenizer(artifact / "tokenizer").encode("slow")
@@ -120,9 +120,9 @@ class AnswersFromATable:
         assert client.generate({"text_input": "until", "max_tokens": 20})["text_output"] == ANSWERS["until"]
 
     def test_metrics_say_what_the_engine_told(self, served: Served) -> None:
-        """Where a text's parts are no steps, nothing is said of positions."""
+        """Without steps, no metrics by position are reported."""
         request = {"text_input": "prompt 3", "max_tokens": 60}
-        told_s, before = 1.1, None  # what the tests before asked is told twice a second
+        told_s, before = 1.1, None  # the metrics of earlier requests are reported twice a second
         while before != (before := exported(served, "tensorrt_llm")):
             time.sleep(told_s)
         news = added(served, "tensorrt_llm", lambda: served.client.generate(request))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes for engines with the sizes of published models, as `check` would hand them to the engine."""
+"""Recipes for engines with the sizes of published models, as contexts of `check`."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ PLAIN: dict[str, Any] = {"gpu": "h100", "backend": "tensorrt_llm", "max_batch_si
 
 
 def shape(name: str, **changes: Any) -> ModelConfig:
-    """Return a published model's description."""
+    """Return a published model's configuration."""
     return model_config(**SHAPES[name] | changes)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A recipe as it is written, and the models that lie where it looks for them; the draft's if it is one."""
+    """A recipe, and the models that it names; `draft` is None without a draft model."""
 
     document: dict[str, Any]
     target: ModelConfig
@@ -105,7 +105,7 @@ class Asked:
 def ask(target: ModelConfig | str = "llama-3.1-8b", draft: ModelConfig | str | None = None, **changes: Any) -> Asked:
     """Return a recipe; `changes` are its dotted keys, with __ for the dots: engine__max_batch_size=8.
 
-    Methods that need something to draft with get it, from ./draft.
+    Methods that need a drafter get ./draft.
     """
     document: dict[str, Any] = {
         "schema": "trtspec.recipe/1",
@@ -125,12 +125,12 @@ def ask(target: ModelConfig | str = "llama-3.1-8b", draft: ModelConfig | str | N
 
 
 def ask_pair(**changes: Any) -> Asked:
-    """Return Llama 3.1 8B with a draft model of 1B."""
+    """Return Llama 3.1 8B with a 1B draft model."""
     return ask(**{"draft": "llama-3.2-1b", "speculation__method": "draft_target", **changes})
 
 
 def context_of(asked: Asked, version: str = "1.2.1") -> PlanContext:
-    """Return what a backend is asked; methods that draft from inside get a head of one small matrix."""
+    """Return a backend's context; methods that draft inside the target get a head with one small matrix."""
     recipe = Recipe.model_validate(asked.document)
     speculation, method = recipe.speculation, find_method(recipe.speculation.method)
     options = method.parse(speculation.options)
@@ -159,7 +159,7 @@ def make_pair(**changes: Any) -> PlanContext:
 
 
 def source_model(config: ModelConfig) -> SourceModel:
-    """Return a source of which nothing but its description is asked."""
+    """Return a source model that has only a configuration."""
     return SourceModel(SOURCE, "a family", "", config, [], Matched({}, {}), None)
 
 

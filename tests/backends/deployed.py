@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An artifact deployed by the command, as a user would, until the block that asks its server ends."""
+"""An artifact deployed with the command-line interface for the duration of a block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOADING_S = 120
 
 
 def need_server() -> None:
-    """Skip the test where there is no tritonserver."""
+    """Skip the test without tritonserver."""
     try:
         find_server()
     except DeployError as error:
@@ -31,7 +31,7 @@ def need_server() -> None:
 
 @contextmanager
 def deployed(trtspec: Run, artifact: Path, *options: str) -> Iterator[tuple[dict[str, Any], Client]]:
-    """Yield the document of `deploy` and a client; a server that is not there skips the test."""
+    """Yield the document of `deploy` and a client; skip the test without tritonserver."""
     need_server()
     try:
         started = trtspec("deploy", artifact, "--detach", "--json", "--timeout", LOADING_S, *options)
@@ -42,9 +42,9 @@ def deployed(trtspec: Run, artifact: Path, *options: str) -> Iterator[tuple[dict
 
 
 def lend_packages(monkeypatch: pytest.MonkeyPatch, packages: Path, version: Path) -> None:
-    """Let this process import what lies below `packages`, and the model whose `version` directory is named.
+    """Make the packages below `packages` importable in this process and in the model with the directory `version`.
 
-    Triton's stub reads no PYTHONPATH: it looks beside the model before it looks anywhere else that a test could choose.
+    Triton's stub ignores PYTHONPATH, but searches the model's directory before any other path that a test can set.
     """
     monkeypatch.syspath_prepend(packages)
     shutil.copytree(packages, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -52,14 +52,14 @@ def lend_packages(monkeypatch: pytest.MonkeyPatch, packages: Path, version: Path
 
 
 def listed(trtspec: Run) -> tuple[str, ...]:
-    """Return name, state, backend and method of the only deployment that `ps` lists, nothing where there is none."""
+    """Return name, state, backend and method of the only deployment in `ps`, or an empty tuple."""
     deployments = trtspec("ps", "--json").document["deployments"]
     assert len(deployments) <= 1
     return tuple(each[key] for each in deployments for key in ("name", "state", "backend", "method"))
 
 
 def measured(trtspec: Run, artifact: Path, prompt: str) -> dict[str, Any]:
-    """Return what `bench` makes of a live deployment beside itself; alone it is told what to give."""
+    """Return the result of `bench` for a live deployment with itself as the baseline."""
     assert trtspec("status", artifact.name, "--json").document["state"] == "live"
     prompts = artifact.parent / "one.jsonl"
     prompts.write_text(json.dumps({"prompt": prompt}))
@@ -70,7 +70,7 @@ def measured(trtspec: Run, artifact: Path, prompt: str) -> dict[str, Any]:
 
 
 def refused(trtspec: Run, artifact: Path) -> dict[str, Any]:
-    """Return the error of a `deploy` that refuses a machine before anything is started."""
+    """Return the error of a `deploy` that rejects the machine before it starts a process."""
     need_server()
     outcome = trtspec("deploy", artifact, "--detach", "--json")
     assert (outcome.code, outcome.document["ok"]) == (1, False)

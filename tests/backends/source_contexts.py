@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of engines that run sources as they lie: what a case says, and what the checkpoints say of themselves."""
+"""Contexts for engines that run unconverted checkpoints, with the facts of the recipe and the checkpoints."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FP8 = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
 
 
 def facts(config: dict[str, Any] | None = None, quantization: dict[str, Any] | None = None) -> Source:
-    """Return a checkpoint's word on itself, by default a plain Llama's."""
+    """Return a checkpoint's metadata, by default a plain Llama's."""
     plain = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 131072}
     return Source(Path("/nowhere"), plain | (config or {}), {}, quantization or {})
 
 
 def source_context(backend: str, version: str, method: str = "none", **changes: Any) -> PlanContext:
-    """Return a context; `target_facts` and `draft_facts` are the checkpoints', the other changes `make_context`'s."""
+    """Return a context; `target_facts` and `draft_facts` are the checkpoints', other changes `make_context`'s."""
     sources = {role: changes.pop(f"{role}_facts", facts()) for role in ("target", "draft")}
     engine = {"engine__backend": backend, "engine__gpu": "h100", "engine__max_batch_size": 4}
     draft = {"draft": "llama-3.2-1b"} if find_method(method).drafts_with == "model" else {}
@@ -32,7 +32,7 @@ def source_context(backend: str, version: str, method: str = "none", **changes: 
 
 
 def said(diagnostics: Any) -> dict[str, Diagnostic]:
-    """Return diagnostics by path and code, of which none stands twice."""
+    """Return diagnostics by path and code, all of which are unique."""
     listed = list(diagnostics)
     found = {f"{diagnostic.path} {diagnostic.code}": diagnostic for diagnostic in listed}
     assert len(found) == len(listed)

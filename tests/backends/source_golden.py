@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One repository of the LLM API and one of vLLM for each method, as they were read and found right.
+"""Golden files: one reviewed repository of the LLM API and one of vLLM for each method.
 
-The files lie in golden_llmapi/METHOD and golden_vllm/METHOD; `python -m tests.backends.source_golden` writes them anew:
-read what changed before you keep it.
+The files are in llmapi/golden/METHOD and vllm/golden/METHOD; `python -m tests.backends.source_golden` regenerates
+them. Review the changes before you commit them.
 """
 
 from __future__ import annotations

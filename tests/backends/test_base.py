@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine a recipe gets, in which version, and for which GPU."""
+"""The selection of a recipe's backend and version, and the GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def chosen_for(backend: str, method: str, gpu: str | None) -> tuple[str, str]:
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch):
-    """Let TensorRT-LLM of a version look installed."""
+    """Return a function that simulates an installed version of TensorRT-LLM."""
 
     def installed(version: str) -> None:
         for module in (choose_module, tensorrt_llm, llmapi):
@@ -43,7 +43,7 @@ def test_every_backend_says_which_versions_it_has() -> None:
 
 def test_what_a_recipe_asks_for_it_gets() -> None:
     for name in backends():
-        assert chosen_for(name, "none", None) == (name, "the recipe asks for it")
+        assert chosen_for(name, "none", None) == (name, "the recipe sets it")
 
 
 def test_without_tensorrt_llm_it_is_the_embedded_engine() -> None:
@@ -61,15 +61,15 @@ def test_without_tensorrt_llm_it_is_the_embedded_engine() -> None:
             "medusa",
             "h200",
             "embedded",
-            "TensorRT-LLM 1.3.0rc27 is installed, but does not know the method",
+            "TensorRT-LLM 1.3.0rc27 is installed, but does not support the method",
         ),
-        ("1.2.1", "swift", "h200", "embedded", "TensorRT-LLM 1.2.1 is installed, but does not know the method"),
+        ("1.2.1", "swift", "h200", "embedded", "TensorRT-LLM 1.2.1 is installed, but does not support the method"),
         (
             "1.2.1",
             "none",
             None,
             "embedded",
-            "TensorRT-LLM is installed, but the recipe names no engine.gpu to build for",
+            "TensorRT-LLM is installed, but the recipe does not set engine.gpu",
         ),
     ],
 )
@@ -98,16 +98,16 @@ def test_what_is_installed_is_the_version_unless_the_recipe_says(install) -> Non
     install("1.2.0")
     assert choose_version(backends()["tensorrt_llm"], None) == "1.2.0"
     assert choose_version(backends()["tensorrt_llm"], "1.1") == "1.1.0"
-    install("1.2.0rc8")  # of which nothing is known
+    install("1.2.0rc8")  # an unsupported version
     assert choose_version(backends()["tensorrt_llm"], None) == "1.2.1"
 
 
 @pytest.mark.parametrize(
     ("backend", "wanted", "said"),
     [
-        ("tensorrt_llm", "1.3", "nothing is known of version 1.3\nhint: known: 1.0.0, "),
-        ("vllm", "9", "nothing is known of version 9"),
-        ("embedded", "1.2", "this engine comes with trtspec and has no version\nhint: remove it"),
+        ("tensorrt_llm", "1.3", "unsupported version 1.3\nhint: supported: 1.0.0, "),
+        ("vllm", "9", "unsupported version 9"),
+        ("embedded", "1.2", "this engine is part of trtspec and does not have a version\nhint: remove it"),
     ],
 )
 def test_versions_that_a_backend_does_not_have(backend: str, wanted: str, said: str) -> None:

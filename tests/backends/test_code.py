@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of an artifact may run: attacks on a built one, each with a manifest that says that all is as recorded."""
+"""The code policy of artifacts: attacks on a built artifact, each with a manifest that matches the modified files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def changed(artifact: Path, tmp_path: Path) -> Path:
-    """A copy of an artifact that can be changed."""
+    """A modifiable copy of an artifact."""
     copy = shutil.copytree(artifact, tmp_path / "changed")
     for path in copy.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -39,7 +39,7 @@ def changed(artifact: Path, tmp_path: Path) -> Path:
 
 
 def record_again(artifact: Path) -> None:
-    """Write a manifest that vouches for every file that lies there."""
+    """Write a manifest that matches every file in the artifact."""
     manifest = load_manifest(artifact)
     (artifact / "manifest.json").write_bytes(manifest.model_copy(update={"files": records(artifact)}).render())
 
@@ -114,12 +114,12 @@ RECORDED = {
         lambda root: append(
             root, CONFIG, 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/tmp/env.tar.gz" } }\n'
         ),
-        "no model of ours has the parameter EXECUTION_ENV_PATH",
+        "trtspec does not emit the parameter EXECUTION_ENV_PATH",
     ),
     "another backend": (lambda root: replace(root, CONFIG, 'backend: "python"', 'backend: "x"'), "on backend 'x'"),
     "another file": (
         lambda root: append(root, CONFIG, 'default_model_filename: "x.py"\n'),
-        "no model of ours runs on backend 'python'",
+        "trtspec does not emit models for backend 'python'",
     ),
     "a warm-up that reads elsewhere": (
         lambda root: append(
@@ -127,24 +127,24 @@ RECORDED = {
             CONFIG,
             'model_warmup { name: "x" inputs { key: "a" value { input_data_file: "../../../x" } } }\n',
         ),
-        "its warm-up reads a file elsewhere",
+        "its warm-up reads a file outside the model's directory",
     ),
-    "a field of no model": (lambda root: append(root, CONFIG, "optimization { }\n"), "no configuration of ours"),
+    "a field of no model": (lambda root: append(root, CONFIG, "optimization { }\n"), "not a configuration of trtspec"),
     "weights elsewhere": (
         lambda root: replace(root, CONFIG, "../../checkpoints/target", "../../../checkpoints/target"),
-        "gpt_model_path leads out of the artifact",
+        "gpt_model_path points outside the artifact",
     ),
     "a tokenizer elsewhere": (
         lambda root: replace(root, CONFIG, "../../tokenizer", "1/../../../../tokenizer"),
-        "tokenizer_dir leads out of the artifact",
+        "tokenizer_dir points outside the artifact",
     ),
     "an absolute path": (
         lambda root: replace(root, CONFIG, "../../checkpoints/target", "/checkpoints/target"),
-        "gpt_model_path leads out of the artifact",
+        "gpt_model_path points outside the artifact",
     ),
     "arguments that run code": (
         lambda root: put(root, f"{REPOSITORY}/tensorrt_llm/1/model.json", '{"a": [{"trust_remote_code": true}]}'),
-        "trust_remote_code may run other code",
+        "trust_remote_code can load other code",
     ),
     "arguments that nobody reads": (
         lambda root: put(root, f"{REPOSITORY}/tensorrt_llm/1/model.json", "{"),
@@ -180,12 +180,12 @@ def test_the_commands_refuse_it_and_a_person_can_allow_it(
         done = trtspec(command, changed, *options)
         assert done.code == code, (command, done.err)
         assert f"{MODEL}: not code that this trtspec emits (sha256 {digest})" in done.out + done.err
-    monkeypatch.setenv(ALLOW, "")  # which the option changes, and the test puts back
+    monkeypatch.setenv(ALLOW, "")  # restored after the test, because the option changes it
     assert trtspec("generate", changed, "-p", "x", "--max-tokens", 1, "--allow-code", digest).code == 0
     monkeypatch.setenv(ALLOW, f"{'0' * 64}, {digest.upper()}")
     assert unknown_code(changed, load_manifest(changed)) == []
     wrong = trtspec("generate", changed, "-p", "x", "--allow-code", "mine")
-    assert (wrong.code, "'mine' is no SHA-256 of a file" in wrong.err) == (1, True)
+    assert (wrong.code, "'mine' is not a SHA-256 digest" in wrong.err) == (1, True)
 
 
 @pytest.mark.slow

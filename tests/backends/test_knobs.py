@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of `speculation` that not every backend honours: refused, never ignored."""
+"""Keys of `speculation` that a backend does not support are rejected, not ignored."""
 
 from __future__ import annotations
 
@@ -58,30 +58,32 @@ def test_a_refusal_has_its_place_and_a_remedy(recipe: Path, trtspec: Run) -> Non
 
 def test_nothing_is_scheduled_without_drafts() -> None:
     assert findings("none", verify="block") == [
-        ("speculation.verify", "none drafts nothing, so verify has no effect"),
+        ("speculation.verify", "none drafts nothing, so verify is ignored"),
     ]
 
 
 def test_a_schedule_begins_with_the_draft_len() -> None:
     assert not findings("draft_target", schedule=VALUES["schedule"])
     assert findings("draft_target", draft_len=3, schedule=VALUES["schedule"]) == [
-        ("speculation.schedule", "it begins with 5 draft tokens, and speculation.draft_len is 3")
+        ("speculation.schedule", "it begins with 5 draft tokens, but speculation.draft_len is 3")
     ]
-    assert findings("medusa", schedule=VALUES["schedule"])[0][1].startswith("medusa has no draft_len")
+    assert findings("medusa", schedule=VALUES["schedule"])[0][1].startswith("medusa does not use draft_len")
 
 
 def test_block_verification_is_for_chains() -> None:
     assert not findings("eagle3", verify="block")
     tree = {"top_k": 4, "nodes": 8}
-    assert findings("eagle3", verify="block", options=tree)[0][1].startswith("block verification is for chains")
+    assert findings("eagle3", verify="block", options=tree)[0][1].startswith("block verification supports chains only")
 
 
 def test_a_length_by_confidence_is_for_chains_of_tokens_with_probabilities() -> None:
     assert not findings("dflash", confidence=0.5)
     tree = {"top_k": 4, "nodes": 8}
-    assert findings("eagle3", confidence=0.5, options=tree)[0][1].startswith("a length by confidence is for chains")
+    assert findings("eagle3", confidence=0.5, options=tree)[0][1].startswith(
+        "a length by confidence supports chains only"
+    )
     assert findings("ngram", confidence=0.5) == [
-        ("speculation.confidence", "ngram has no probabilities that say how sure a draft is")
+        ("speculation.confidence", "ngram does not provide probabilities to estimate the confidence of a draft")
     ]
 
 

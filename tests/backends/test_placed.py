@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device and the compute type are refused by backends that do not honour them."""
+"""Backends reject a device and a compute dtype that they do not support."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backend from another package: from `check` to `bench`, with no line of trtspec changed."""
+"""A backend from another package, from `check` to `bench`, without changes of trtspec."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.integration]
 
 TIMEOUT_S = 180
 CODE = '''
-"""Toy: the torch engine once more, behind a model of its own."""
+"""Toy: the torch engine behind another model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,7 @@ Trtspec = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed packages with toy's: its module, its model and its entry point."""
+    """An import path with the toy package: its module, its model and its entry point."""
     from trtspec.core.paths import model_repository_dir
 
     root = tmp_path_factory.mktemp("site")
@@ -128,7 +128,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trtspec(site: Path, recipe: Path) -> Iterator[Trtspec]:
-    """Run a command as a process that finds toy; what it left running is stopped."""
+    """Return a function that runs a command with toy on the import path; remaining deployments are stopped."""
     places = {"TRTSPEC_CACHE": str(recipe.parent / "cache"), "TRTSPEC_STATE": str(recipe.parent / "state")}
     environment = {**os.environ, **places, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
 
@@ -164,7 +164,7 @@ def test_a_method_that_it_lacks_is_refused_with_those_that_have_it(trtspec: Trts
 def test_its_versions_are_its_own(trtspec: Trtspec, recipe: Path) -> None:
     assert trtspec("check", recipe, "--set", "engine.version='0.9'").returncode == 0
     (wrong,) = read(trtspec("check", recipe, "--set", "engine.version='2.0'", "--json", code=1))["problems"]
-    assert (wrong["message"], wrong["hint"]) == ("nothing is known of version 2.0", "known: 0.9, 1.0")
+    assert (wrong["message"], wrong["hint"]) == ("unsupported version 2.0", "supported: 0.9, 1.0")
 
 
 def test_from_plan_to_bench(trtspec: Trtspec, recipe: Path) -> None:
@@ -173,7 +173,7 @@ def test_from_plan_to_bench(trtspec: Trtspec, recipe: Path) -> None:
     except DeployError as error:
         pytest.skip(str(error))
     plan = read(trtspec("plan", recipe, "--json"))
-    assert plan["backend"] == {"name": "toy", "why": "the recipe asks for it"}
+    assert plan["backend"] == {"name": "toy", "why": "the recipe sets it"}
     assert (plan["toy"], plan["notes"]) == (True, ["toys are for children"])
     assert [gpu["id"] for gpu in plan["memory"]["gpus"]] == ["toy"]
     artifact = Path(read(trtspec("build", recipe, "--json"))["artifact"])

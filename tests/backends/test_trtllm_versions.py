@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts known of each TensorRT-LLM version: whole, well-formed, and as upstream's own examples need them."""
+"""The facts about each TensorRT-LLM version: complete, well-formed, and consistent with upstream's examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENGINES = ("1.0", "1.1", "1.2")
 LLM_API_ONLY = ("1.3", "1.4")
 OPTIONS = [(minor, option) for minor, spec in version_specs().items() for option in spec.options.values()]
 
-# How examples/*/README.md of NVIDIA/TensorRT-LLM build: draft_target_model@11925f62, eagle@06255cb7,
+# Build commands of examples/*/README.md of NVIDIA/TensorRT-LLM: draft_target_model@11925f62, eagle@06255cb7,
 # lookahead@7ed07f06, redrafter@2d234357; Medusa as in triton-inference-server/tutorials@6b48ce4.
 README_BUILDS = {
     "draft": "--checkpoint_dir=d --output_dir=e --gemm_plugin=float16 --use_paged_context_fmha=enable"
@@ -41,7 +41,7 @@ README_BUILDS = {
 
 
 def parser_of(spec: VersionSpec) -> argparse.ArgumentParser:
-    """Return the parser that a spec describes; it raises instead of leaving the process."""
+    """Return the parser that a spec describes; it raises instead of exiting."""
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     for option in spec.options.values():
         parser.add_argument(f"--{option.name}", default=option.default, **parsing(option))
@@ -71,7 +71,7 @@ def test_every_fact_has_a_public_source(spec: VersionSpec) -> None:
 @pytest.mark.parametrize(("minor", "option"), OPTIONS, ids=[f"{minor}-{option.name}" for minor, option in OPTIONS])
 def test_an_option_is_well_formed(minor: str, option: Option) -> None:
     assert option.type in ("int", "str", "path", "flag", "switch", "strings")
-    assert all(isinstance(choice, str) for choice in option.choices)  # yes, no, on and off are not, unless quoted
+    assert all(isinstance(choice, str) for choice in option.choices)  # unquoted yes, no, on and off are not strings
     assert len(set(option.choices)) == len(option.choices)
     assert option.default is None or isinstance(option.default, int if option.type == "int" else str)
     if option.choices and option.default is not None:
@@ -194,10 +194,10 @@ def test_a_candidate_goes_by_its_release(said: str | None, is_one: bool) -> None
 
 
 def test_an_unknown_version_lists_the_known_ones() -> None:
-    with pytest.raises(TrtspecError, match=r"^nothing is known of TensorRT-LLM 0\.17\.0\n") as caught:
+    with pytest.raises(TrtspecError, match=r"^unsupported TensorRT-LLM version 0\.17\.0\n") as caught:
         version_spec_of("0.17.0")
     assert caught.value.hint is not None
-    assert caught.value.hint.startswith("known: 1.0.0, 1.0.3.2510, 1.1.0, 1.2.0, 1.2.1, 1.3.0rc")
+    assert caught.value.hint.startswith("supported: 1.0.0, 1.0.3.2510, 1.1.0, 1.2.0, 1.2.1, 1.3.0rc")
 
 
 @pytest.mark.parametrize("spec", version_specs().values(), ids=version_specs())

@@ -52,5 +52,5 @@ def test_the_longest_text_decides_for_all(tmp_path: Path) -> None:
 def test_check_says_where_short_texts_change(longest: int, said: bool) -> None:
     case = make_context("phi-4-mini", engine__backend="embedded", engine__max_seq_len=longest)
     found = [(each.path, each.severity, each.hint) for each in check(case)]
-    expected = ("target.model", "warning", "engine.max_seq_len: 4096, where no text is longer")
+    expected = ("target.model", "warning", "engine.max_seq_len: 4096, if no text is longer")
     assert found == [expected] * said

@@ -79,7 +79,7 @@ def test_a_build_without_a_builder_converts_nothing(
     assert failed.code == 1
     codes = [each["code"] for each in failed.document["problems"] if each["severity"] == "error"]
     assert codes == ["no-toolchain"], failed.err
-    assert "no engine can be built here: trtllm-build is not on PATH" in failed.err
+    assert "cannot build engines: trtllm-build is not on PATH" in failed.err
     assert nothing_was_done(recipe.parent)
 
 

@@ -43,7 +43,7 @@ def test_an_architecture_without_a_family_leads_to_the_backends_that_need_none(t
     ask_for(recipe, "LlavaForCausalLM")
     refused = trtspec("check", recipe)
     assert refused.code == 1
-    assert f"hint: engine.backend: {' or '.join(AS_IT_IS)} takes the model as it is" in said_of(refused)
+    assert f"hint: engine.backend: {' or '.join(AS_IT_IS)} runs the model without conversion" in said_of(refused)
     assert "did you mean" not in said_of(refused)
     for backend in AS_IT_IS:
         taken = trtspec("check", recipe, "--set", f"engine.backend={backend}")
@@ -54,7 +54,7 @@ def test_an_architecture_without_a_family_leads_to_the_backends_that_need_none(t
 def test_an_architecture_with_a_method_that_only_converted_models_have(trtspec: Run, recipe: Path) -> None:
     recipe.write_text(ALONE + "speculation: {method: lookahead}\n")
     ask_for(recipe, "LlavaForCausalLM")
-    assert "no backend that takes a model as it is runs lookahead" in said_of(trtspec("check", recipe))
+    assert "no backend runs lookahead on an unconverted model" in said_of(trtspec("check", recipe))
 
 
 def test_a_missing_schema_says_which_line(trtspec: Run, recipe: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_draft_model_of_a_plain_decoder_does_not_carry_over(model: str) -> Non
     assert found.document["speculation"] == {"method": "ngram", "draft_len": 4}
     changed = next(change for change in found.changes if change.path == "speculation.method")
     assert changed.kind == "changed"
-    assert changed.why.startswith("from 1.3 on draft_target drafts inside the target, and ")
+    assert changed.why.startswith("from 1.3 on draft_target drafts inside the target, but ")
     stays = migrate(recipe(target=target, speculation={"method": "draft_target", "draft": DRAFT}), "1.2.0")
     assert stays.document["speculation"]["method"] == "draft_target"
 
@@ -73,7 +73,7 @@ def test_what_is_gone_becomes_eagle3_where_a_net_is_published(method: str) -> No
     }
     assert kinds(found, "open") == ["speculation.draft.revision"]
     assert not found.is_complete
-    assert any(f"{method} has no successor in the LLM API" in change.why for change in found.changes)
+    assert any(f"{method} does not have a successor in the LLM API" in change.why for change in found.changes)
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle", "redrafter", "lookahead"])
@@ -87,7 +87,7 @@ def test_and_prompt_lookup_elsewhere(method: str) -> None:
 def test_limits_that_were_set_for_another_method_are_pointed_at() -> None:
     found = migrate(recipe(speculation={"method": "lookahead"}, gates={"min_speedup": 1.2}), "1.3")
     assert found.document["gates"] == {"min_speedup": 1.2}
-    assert ("kept", "gates", "its limits were set for another method: measure again") in [
+    assert ("kept", "gates", "the limits were set for another method: measure again") in [
         (change.kind, change.path, change.why) for change in found.changes
     ]
 
@@ -112,8 +112,8 @@ def test_options_of_trtllm_build_and_its_surroundings_are_dropped() -> None:
     assert "build" not in found.document["engine"]
     assert found.document["serving"] == {"placement": {"target": [0]}}
     reasons = {change.path: change.why for change in found.changes if change.kind == "dropped"}
-    assert reasons["engine.extra.tokens_per_block"].endswith("say it as kv_cache_config.tokens_per_block")
-    assert reasons["engine.extra.reduce_fusion"].endswith("it is about TensorRT engines")
+    assert reasons["engine.extra.tokens_per_block"].endswith("use kv_cache_config.tokens_per_block")
+    assert reasons["engine.extra.reduce_fusion"].endswith("it applies to TensorRT engines")
 
 
 def test_quantizing_is_left_to_the_checkpoint() -> None:
@@ -136,7 +136,7 @@ def test_between_versions_with_engines_options_come_and_go() -> None:
     }
     assert kinds(found, "dropped") == ["engine.extra.auto_parallel"]
     dropped = next(change.why for change in found.changes if change.kind == "dropped")
-    assert dropped == "trtllm-build 1.2 lacks it; versions: 1.0, 1.1"
+    assert dropped == "not in trtllm-build 1.2; versions with it: 1.0, 1.1"
 
 
 @pytest.mark.parametrize(

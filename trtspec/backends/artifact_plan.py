@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend makes of a recipe: the steps of its artifact, and what the plan says of them."""
+"""The plan of an artifact: its steps, and the facts and notes about them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ArtifactPlan:
-    """The steps whose files make an artifact, by their directory in it ("" is its root).
+    """The steps of an artifact, keyed by the directory of their files in it ("" is the artifact's root).
 
-    `tools` and `gpu` are what the manifest records of who builds and for which device; `notes` is what people should
-    know of the plan, and `facts` the same for programs, by key of `plan --json`. `problems` asks the installed tools
-    what they have against it, which takes long; a build does. `lacks` says, by a step's directory, why it cannot run on
-    this machine. `devices` are what steps may be given.
+    `tools` and `gpu` are the builder and device that the manifest records. `notes` are remarks for users, and `facts`
+    their machine-readable form, by key of `plan --json`. `problems` returns the objections of the installed tools; it
+    is slow, and only builds call it. `lacks` maps the directory of a step to the reason why this machine cannot run
+    the step. `devices` are the devices that steps may use.
     """
 
     steps: Mapping[str, Step]

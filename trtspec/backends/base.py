@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend is: one engine, and everything that depends on which one it is.
+"""The interface of a backend: one engine, and everything that depends on the engine.
 
-A folder of this package joins by defining `BACKEND`, a package of somebody else's by an entry point in the group
-`trtspec.backends`. Nothing outside a backend's folder names it, and no backend knows another.
+A subpackage of this package registers by defining `BACKEND`; another distribution registers through an entry point in
+the group `trtspec.backends`. Code outside a backend's subpackage never names it, and backends do not import each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
 
 @dataclass(frozen=True)
 class Offer:
-    """A backend's answer to `engine.backend: auto`: whether it takes the recipe on this machine, and why."""
+    """A backend's answer to `engine.backend: auto`: whether it can serve the recipe on this machine, and why."""
 
     takes: bool
     why: str
@@ -38,9 +38,9 @@ class Offer:
 
 @dataclass(frozen=True)
 class Auto:
-    """How a backend takes part in `engine.backend: auto`: those of the lowest `rank` are asked first.
+    """A backend's part in `engine.backend: auto`: backends are tried by ascending `rank`.
 
-    `offer` gets the method's name and `engine.gpu`.
+    `offer` takes the method's name and `engine.gpu`.
     """
 
     rank: int
@@ -63,24 +63,30 @@ def _nothing(context: PlanContext) -> Iterable[Diagnostic]:
 
 @dataclass(frozen=True)
 class Backend:
-    """One engine. Functions that need more than data import it when they are called: `check` loads every backend.
+    """One engine. Functions that need heavy modules import them lazily, because `check` loads every backend.
 
-    `methods` returns the speculation methods it runs and what it calls each; `memory` what serving takes on each
-    device; `plan` the steps of an artifact. `converts` tells whether it runs a converted checkpoint, which the torch
-    engine can open in this process, or the source as it is; `in_process` whether its engine is that very torch engine,
-    so that what is measured in this process counts. `builds_engines` tells whether TensorRT engines are what it runs,
-    which a recipe may want to stay with when it moves. `keeps_windows` tells whether layers with a sliding window keep
-    to it, so that texts may be longer. `stretches` are the kinds of rotary scaling with which its engine takes texts
-    beyond config.json's max_position_embeddings, up to the length that the scaling is made for. `knobs` are the keys of
-    `speculation` that it honours, out of recipe.schema's KNOBS; `check` refuses the others, so none is ignored in
-    silence. `warms` tells whether `serving.warmup` adds anything; `check` refuses it elsewhere. `devices` are the
-    values of `engine.device` that it takes, `dtypes` those of `dtype`, `defaults` those of `serving.defaults`.
-    `maps_vocabularies` tells of a version and a method whether it drafts with a model of another vocabulary. `package`
-    is the Python package that it needs, None for one that comes with trtspec, and `versions` the versions that can be
-    asked for, the default last. `check` yields
-    what keeps a recipe from being built or served. `serving` says how tritonserver runs it. `build_arguments` returns
-    what its builder is told of a method and a draft shape, for backends that build engines. `probes` says what of it is
-    on this machine, for `doctor`; `migrate` moves a recipe to one of its versions.
+    Fields:
+        methods: returns the supported speculation methods and the engine's name for each.
+        memory: returns the memory plan of each device.
+        plan: returns the steps of an artifact.
+        converts: the backend runs a converted checkpoint, which the torch engine can load in this process; otherwise it
+            runs the source checkpoint unchanged.
+        in_process: its engine is the torch engine, so measurements made in this process are valid for it.
+        builds_engines: it runs TensorRT engines; migrations prefer to stay with such a backend.
+        keeps_windows: sliding-window layers are honoured, so texts may be longer than the window.
+        stretches: the kinds of RoPE scaling for which texts may exceed config.json's max_position_embeddings, up to the
+            length that the scaling is made for.
+        knobs: the supported keys of `speculation` among KNOBS of recipe.schema; `check` rejects the others.
+        warms: `serving.warmup` is supported; `check` rejects it otherwise.
+        maps_vocabularies: returns whether a version and method support a draft model with another vocabulary.
+        devices, dtypes, defaults: the supported values of `engine.device`, `dtype` and `serving.defaults`.
+        package: the required Python package, or None if the engine is part of trtspec.
+        versions: returns the supported values of `engine.version`, the default last.
+        check: yields the reasons why a recipe cannot be built or served.
+        serving: returns how tritonserver runs the engine.
+        build_arguments: returns the builder's arguments for a method and a draft shape, if the backend builds engines.
+        probes: returns the checks of this machine for `doctor`.
+        migrate: moves a recipe to one of the backend's versions.
     """
 
     summary: str
@@ -108,36 +114,36 @@ class Backend:
     migrate: Migrate | None = None
 
     def positions(self, config: ModelConfig) -> int:
-        """Return how long texts of a model may be on this backend."""
+        """Return the longest text of a model on this backend, in tokens."""
         return config.positions(self.stretches, keeps_windows=self.keeps_windows)
 
 
 def backends() -> dict[str, Backend]:
-    """Return every backend there is, by name."""
+    """Return all registered backends by name."""
     return discover_all(PACKAGE, ATTRIBUTE)
 
 
 def find_backend(name: str) -> Backend:
-    """Return a backend by name; an unknown one is an error that lists the known ones."""
+    """Return a backend by name. Raise TrtspecError, with the registered names, if it does not exist."""
     backend: Backend = find(PACKAGE, ATTRIBUTE, name, "backend")
     return backend
 
 
 def running(method: str) -> list[str]:
-    """Return the names of the backends that run a method."""
+    """Return the names of the backends that support a method."""
     return [name for name, backend in backends().items() if method in backend.methods()]
 
 
 def as_it_is(method: str) -> str:
-    """Return which backends run a method with a checkpoint as it is, as a hint for one that cannot be converted."""
+    """Return a hint for a model that cannot be converted: the backends that run the method on the source checkpoint."""
     known = {name: find_backend(name) for name in running(method)}
     taking = [name for name, each in known.items() if not (each.converts or each.builds_engines)]
     if not taking:
-        return f"no backend that takes a model as it is runs {method}"
-    return f"engine.backend: {' or '.join(taking)} takes the model as it is"
+        return f"no backend runs {method} on an unconverted model"
+    return f"engine.backend: {' or '.join(taking)} runs the model without conversion"
 
 
 def engine_arguments(method: str, shape: DraftShape) -> list[str]:
-    """Return what the builder of engines is told of a method, whichever backend has one; empty where none knows it."""
-    told = (each.build_arguments(method, shape) for each in backends().values() if each.build_arguments)
-    return next((arguments for arguments in told if arguments), [])
+    """Return the engine builder's arguments for a method, from the first backend that has any; else an empty list."""
+    candidates = (each.build_arguments(method, shape) for each in backends().values() if each.build_arguments)
+    return next((arguments for arguments in candidates if arguments), [])

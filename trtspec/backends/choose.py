@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend a recipe gets, in which version, and why: decided while planning, and recorded in the manifest."""
+"""Select the backend and version of a recipe during planning; the manifest records the choice and the reason."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ AUTO = "auto"
 
 
 def choose(engine: Engine, method: str) -> Choice:
-    """Return the backend that a recipe's `engine` gets; raises TrtspecError for one that nobody brings."""
-    name, why = (engine.backend, "the recipe asks for it") if engine.backend != AUTO else _auto(method, engine.gpu)
+    """Return the backend for a recipe's `engine`. Raise TrtspecError for an unknown backend or version."""
+    name, why = (engine.backend, "the recipe sets it") if engine.backend != AUTO else _auto(method, engine.gpu)
     return Choice(name, why, choose_version(find_backend(name), engine.version))
 
 
 def in_process() -> tuple[str, Backend]:
-    """Return the backend whose engine runs in this process, and its name."""
+    """Return the name and the backend of the engine that runs in this process."""
     return next((name, backend) for name, backend in backends().items() if backend.in_process)
 
 
 def _auto(method: str, gpu: str | None) -> tuple[str, str]:
-    """Ask the backends of ours that can be chosen, in order; the last takes everything, for the others' last reason."""
-    asked = [(each.auto, name) for name, each in discover(PACKAGE, ATTRIBUTE).items() if each.auto]
+    """Return the first built-in backend that accepts, by rank; if its reason is empty, use the last rejection's."""
+    candidates = [(each.auto, name) for name, each in discover(PACKAGE, ATTRIBUTE).items() if each.auto]
     reason = ""
-    for auto, name in sorted(asked, key=lambda pair: pair[0].rank):
+    for auto, name in sorted(candidates, key=lambda pair: pair[0].rank):
         offer = auto.offer(method, gpu)
         if offer.takes:
             return name, offer.why or reason
         reason = offer.why
-    raise TrtspecError("no backend takes the recipe", hint="name one under engine.backend")
+    raise TrtspecError("no backend supports the recipe", hint="set engine.backend")
 
 
 def choose_version(backend: Backend, wanted: str | None) -> str:
-    """Return the backend's version for a recipe's `engine.version`; TrtspecError where it has no such one.
+    """Return the backend's version for a recipe's `engine.version`. Raise TrtspecError for an unsupported version.
 
-    Unless the recipe says, it is the one that is installed here, else the newest. A version without a patch number, as
-    1.2, is the newest of its kind.
+    The default is the installed version, else the newest supported one. A version without a patch number, such as 1.2,
+    selects its newest patch release.
     """
     versions = backend.versions()
     if wanted is None:
@@ -48,9 +48,11 @@ def choose_version(backend: Backend, wanted: str | None) -> str:
         return installed if installed in versions else versions[-1]
     found = [each for each in versions if each == wanted or each.startswith(f"{wanted}.")]
     if not found:
-        known = ", ".join(filter(None, versions))
+        supported = ", ".join(filter(None, versions))
         raise TrtspecError(
-            f"nothing is known of version {wanted}" if known else "this engine comes with trtspec and has no version",
-            hint=f"known: {known}" if known else "remove it",
+            f"unsupported version {wanted}"
+            if supported
+            else "this engine is part of trtspec and does not have a version",
+            hint=f"supported: {supported}" if supported else "remove it",
         )
     return found[-1]

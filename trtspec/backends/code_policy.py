@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which code of an artifact may run: what this trtspec emits or built itself, and what a person allows by its digest.
+"""Restrict the code of an artifact to files that this trtspec emits or built, and digests that the user allows.
 
-A manifest proves that files are those that were recorded, not who recorded them. So nothing is taken from an artifact
-that tritonserver or the torch engine would run, unless the same bytes come with this installation:
+A manifest proves the integrity of files, not their author. Files that tritonserver or the torch engine would execute
+must therefore be identical to files of this installation:
 
-    model_repository/MODEL/config.pbtxt        names backends and parameters of our own models alone
-    model_repository/MODEL/1/*.json, *.yaml    arguments of an engine, none of which lets it run more code
-    model_repository/MODEL/warmup/*.int32      numbers that tritonserver sends to the model as a request's
+    model_repository/MODEL/config.pbtxt        only backends and parameters of trtspec's own models
+    model_repository/MODEL/1/*.json, *.yaml    arguments of an engine, none of which loads more code
+    model_repository/MODEL/warmup/*.int32      numbers that tritonserver sends to the model as a request
     model_repository/**, all else              a file of the hand-written models, byte for byte
-    plugins/*                                  a library that this machine's trtspec compiled
+    plugins/*                                  a library that trtspec compiled on this machine
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from trtspec.store.artifact_contents import BYTE_CODE
 from trtspec.store.artifact_paths import PLUGINS, REPOSITORY
 from trtspec.store.manifest import Manifest
 
-ALLOW = "TRTSPEC_ALLOW_CODE"  # SHA-256 digests, divided by commas
+ALLOW = "TRTSPEC_ALLOW_CODE"  # SHA-256 digests, separated by commas
 CONFIG = re.compile(r"[^/]+/config\.pbtxt")
 DOCUMENT = re.compile(r"[^/]+/1/[^/]+\.(json|yaml)")
 NUMBERS = re.compile(r"[^/]+/warmup/[^/]+\.int32")
 MAX_DOCUMENT_BYTES = 1 << 20
-# Arguments of engines that load code of a checkpoint's, or a class by its name.
+# Engine arguments that load code of a checkpoint, or a class by its name.
 RUNS_CODE = re.compile(r"trust_remote_code|code_revision|.*(_cls|_class|_module|_plugins?|_processors?|_loader|_hook)")
 HINT = (
-    "build it with this trtspec and on this machine (what is converted stays in the store), or read the file and allow "
-    "it: --allow-code SHA256"
+    "build it with this trtspec on this machine (converted checkpoints stay in the store), or review the file and "
+    "allow it: --allow-code SHA256"
 )
 
 
 def check_code(root: Path, manifest: Manifest) -> None:
-    """Raise UnknownCode where an artifact, or a copy of its parts that can run, has code that nobody vouches for."""
+    """Raise UnknownCode if an artifact, or a copy of its executable parts, contains code that is not allowed."""
     if found := unknown_code(root, manifest):
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise UnknownCode("; ".join(found[:3]) + more, where=str(root), hint=HINT)
 
 
 def unknown_code(root: Path, manifest: Manifest) -> list[str]:
-    """Return what may not run, one line a file, with its digest."""
+    """Return the files that may not run, one line each, with their digests."""
     allowed = allowed_digests()
     found = [*_models(root / REPOSITORY, manifest.backend.name), *_libraries(root / PLUGINS)]
-    strange = [(path, why, digest) for path, why in found if (digest := file_sha256(path)) not in allowed]
-    return [f"{path.relative_to(root)}: {why} (sha256 {digest})" for path, why, digest in strange]
+    denied = [(path, why, digest) for path, why in found if (digest := file_sha256(path)) not in allowed]
+    return [f"{path.relative_to(root)}: {why} (sha256 {digest})" for path, why, digest in denied]
 
 
 def allowed_digests() -> frozenset[str]:
-    """Return the digests of code that a person allows; TrtspecError for what is no digest."""
+    """Return the digests that the user allows. Raise TrtspecError for an invalid digest."""
     digests = [word for word in re.split(r"[\s,]+", os.environ.get(ALLOW, "").lower()) if word]
     if odd := next((word for word in digests if not re.fullmatch("[0-9a-f]{64}", word)), None):
-        raise TrtspecError(f"{odd!r} is no SHA-256 of a file", where=ALLOW, hint="64 hex digits, as sha256sum prints")
+        raise TrtspecError(f"{odd!r} is not a SHA-256 digest", where=ALLOW, hint="64 hex digits, as sha256sum prints")
     return frozenset(digests)
 
 
 def _models(repository: Path, backend: str) -> Iterator[tuple[Path, str]]:
-    from trtspec.serving.triton.config import load_config  # protobuf: a plan does without
+    from trtspec.serving.triton.config import load_config  # imports protobuf, which planning does not need
 
     own = find_backend(backend).serving().models
     sources = [root for root in (model_repository_dir(), own) if root]
@@ -89,7 +89,7 @@ def _models(repository: Path, backend: str) -> Iterator[tuple[Path, str]]:
 
 
 def _libraries(plugins: Path) -> Iterator[tuple[Path, str]]:
-    from trtspec.kernels.build import list_libraries  # `check` loads this module with all of its package
+    from trtspec.kernels.build import list_libraries  # imported late, because `check` loads this module
 
     files = _files(plugins)
     known = {file_sha256(each.path) for each in list_libraries() if each.path.is_file()} if files else set()
@@ -101,26 +101,26 @@ def _files(root: Path) -> list[Path]:
 
 
 def _why_not_config(path: Path, ours: list[Any]) -> str:
-    """Return what a model's configuration asks for that none of the hand-written ones does."""
+    """Return why a model's configuration differs from every hand-written one; "" if it is allowed."""
     from trtspec.serving.triton.config import load_config
 
     try:
         config = load_config(path)
     except TrtspecError as error:
-        return f"no configuration of ours: {error.message}"
+        return f"not a configuration of trtspec: {error.message}"
     if not any(_runs(config) == _runs(each) for each in ours):
-        return f"no model of ours runs on backend {config.backend or config.platform!r}"
+        return f"trtspec does not emit models for backend {config.backend or config.platform!r}"
     files = [each.input_data_file for sample in config.model_warmup for each in sample.inputs.values()]
     if any("/" in file for file in files):
-        return "its warm-up reads a file elsewhere"
+        return "its warm-up reads a file outside the model's directory"
     for key, parameter in config.parameters.items():
-        if key == PARAMETER and parameter.string_value in (NVIDIA, MODEL):  # which emission adds
+        if key == PARAMETER and parameter.string_value in (NVIDIA, MODEL):  # added when the repository is emitted
             continue
         values = {each.parameters[key].string_value for each in ours if key in each.parameters}
         if not values:
-            return f"no model of ours has the parameter {key}"
+            return f"trtspec does not emit the parameter {key}"
         if _leads_out(parameter.string_value, path.parent.name, values):
-            return f"{key} leads out of the artifact"
+            return f"{key} points outside the artifact"
     return ""
 
 
@@ -129,7 +129,7 @@ def _runs(config: Any) -> tuple[str, str, str]:
 
 
 def _leads_out(value: str, model: str, ours: set[str]) -> bool:
-    """Return whether a value is a path that is neither ours nor below the artifact."""
+    """Return whether a value is a path outside the artifact that is not in `ours`."""
     if any(each.startswith("/") for each in ours):
         return value not in ours
     normal = posixpath.normpath(posixpath.join(REPOSITORY, model, value))
@@ -137,8 +137,8 @@ def _leads_out(value: str, model: str, ours: set[str]) -> bool:
 
 
 def _why_not_document(path: Path) -> str:
-    """Return which argument of an engine would let it run code of its own choice."""
-    import yaml  # YAML's values are JSON's too
+    """Return the engine argument that could load foreign code, as a reason, or ""."""
+    import yaml  # also parses the values of JSON
 
     try:
         content = read_bounded(path, MAX_DOCUMENT_BYTES)
@@ -146,7 +146,7 @@ def _why_not_document(path: Path) -> str:
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return "cannot be read"
     odd = next((key for key, value in _entries(document) if value and RUNS_CODE.fullmatch(key)), "")
-    return f"{odd} may run other code" if odd else ""
+    return f"{odd} can load other code" if odd else ""
 
 
 def _entries(document: Any) -> Iterator[tuple[str, Any]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one value that carries a recipe from `check` to the plan: what it asks for, and all that is known of it."""
+"""The input of `check` and the planner: a recipe with everything derived from it and its checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trtspec.recipe.schema import ModelSource, Recipe
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that a recipe gets, why, and its version ("" where it comes with trtspec)."""
+    """The backend of a recipe, the reason, and its version ("" if the engine is part of trtspec)."""
 
     name: str
     why: str
@@ -28,12 +28,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class PlanContext:
-    """A recipe, and all that its checkpoints, method and options say; nothing in it is loaded or computed twice.
+    """A recipe with its checkpoints, method and options; each is loaded and computed only once.
 
-    `recipe` is what was asked for, with max_seq_len lowered to what the target has positions for; `resolved` leaves no
-    default open. `sources` are the checkpoints by role ("target", "draft"). `target` is None for an architecture that
-    no family describes, which only backends that convert nothing take; a `draft` model or a `head` that is stored with
-    the target drafts, or neither. The backend `translates` the tokens of a draft model whose vocabulary is another.
+    `recipe` is the user's, with max_seq_len limited to the target's positions; `resolved` has every default filled in.
+    `sources` are the checkpoints by role ("target", "draft"). `target` is None for an architecture without a family,
+    which only backends without conversion support. Either a `draft` model or a `head` stored with the target drafts, or
+    neither. `translates` is set if the backend maps the tokens of a draft model with another vocabulary.
     """
 
     recipe: Recipe
@@ -54,32 +54,32 @@ class PlanContext:
 
     @property
     def target_config(self) -> ModelConfig | None:
-        """Return the target's description."""
+        """Return the target's configuration."""
         return self.target.config if self.target else None
 
     @property
     def draft_config(self) -> ModelConfig | None:
-        """Return the draft model's description."""
+        """Return the draft model's configuration."""
         return self.draft.config if self.draft else None
 
     @property
     def draft_head(self) -> DraftHead | None:
-        """Return the head's description."""
+        """Return the configuration of the head."""
         return self.head.head if self.head else None
 
     @cached_property
     def target_format(self) -> QuantFormat:
-        """Return how a conversion stores the target."""
+        """Return the format in which a conversion stores the target."""
         return _format(self.recipe.target, self.target)
 
     @cached_property
     def draft_format(self) -> QuantFormat:
-        """Return how a conversion stores the draft model."""
+        """Return the format in which a conversion stores the draft model."""
         return _format(self.recipe.speculation.draft, self.draft)
 
     @cached_property
     def resolved(self) -> ResolvedRecipe:
-        """Return the recipe with nothing left open."""
+        """Return the recipe with every default filled in."""
         decisions = Decisions(
             target_dtype=_dtype(self.target),
             draft_dtype=_dtype(self.draft or self.target),
@@ -100,5 +100,5 @@ def _format(asked: ModelSource | None, model: SourceModel | None) -> QuantFormat
 
 
 def _dtype(model: SourceModel | None) -> str:
-    """Return what a model computes in; one that no family describes is left to its engine."""
+    """Return the compute dtype of a model; without a family the engine decides."""
     return model.config.dtype if model else "source"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a backend's artifact is served: what tritonserver must have, from which files, by which processes."""
+"""How a backend's artifact is served: the requirements on tritonserver, the staged files and the processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trtspec.store.manifest import Manifest
 
 @dataclass(frozen=True)
 class Launch:
-    """How many server processes serve a repository, and what they are told beside the usual.
+    """The number of server processes for a repository, and their additional environment and options.
 
-    Rank 0 takes the requests; the others load the models of `engines` alone.
+    Rank 0 receives the requests; the other ranks load only the models of `engines`.
     """
 
     world_size: int = 1
@@ -31,20 +31,20 @@ class Launch:
     def command(
         self, server: Server, repository: Path, ports: Ports, shm_prefix: str, drain_s: int = EXIT_TIMEOUT_S
     ) -> list[str]:
-        """Return the argv; raises DeployError where there is no mpirun for several processes."""
-        # all models, since what a Python model asks by itself only it knows; by name, so that an error names its model
+        """Return the argv. Raise DeployError if several processes are needed and mpirun is missing."""
+        # load all models, since a Python model's calls are not declared; list the names, so that errors name the model
         first, *more = sorted(path.parent.name for path in repository.glob(f"*/{CONFIG}")) or ["*"]
         command = server_command(server, repository, ports, model=first, shm_prefix=shm_prefix, drain_s=drain_s)
         own = [*command, *(f"--load-model={name}" for name in more), *self.options]
         if self.world_size == 1:
             return own
         if shutil.which("mpirun") is None:
-            hint = "start it in the container that has TensorRT-LLM: it has MPI too"
-            raise DeployError(f"the engines run in {self.world_size} processes, and mpirun is not on PATH", hint=hint)
+            hint = "deploy in the TensorRT-LLM container, which includes MPI"
+            raise DeployError(f"the engines need {self.world_size} processes, but mpirun is not on PATH", hint=hint)
         command = ["mpirun", "--allow-run-as-root", "-n", "1", *own]
         for rank in range(1, self.world_size):
             ranks = f"{shm_prefix}{rank}_"
-            inside = replace(ports, host=LOOPBACK)  # it takes no requests
+            inside = replace(ports, host=LOOPBACK)  # it receives no requests
             worker = server_command(server, repository, inside, model=self.engines[0], shm_prefix=ranks)
             command += [":", "-n", "1", *worker, *(f"--load-model={name}" for name in self.engines[1:]), *self.options]
         return command
@@ -64,9 +64,9 @@ def _one_process(artifact: Path) -> Launch:
 
 @dataclass(frozen=True)
 class StandIn:
-    """What serves where tritonserver lacks a backend: a folder that is put in its place, and what else it answers.
+    """A substitute for a missing Triton backend: the folder to install, and a change of the staged repository.
 
-    `adapt` changes the repository that is about to be served.
+    `adapt` modifies the repository before it is served.
     """
 
     folder: Path
@@ -79,11 +79,11 @@ def _no_stand_in() -> StandIn | None:
 
 @dataclass(frozen=True)
 class Alone:
-    """How an engine serves the checkpoints of an artifact without Triton, as operators for engines start it.
+    """The command line of the engine's own server for an artifact's checkpoints, used by operators without Triton.
 
-    `framework` is what they call it; `serve` the argv of its own server for OpenAI's clients, to which a port and a
-    name are added as --port and --served-model-name; `arguments` the options alone, the model's path among them;
-    `files` are configuration that it reads at /config, by name.
+    `framework` is the operators' name of the engine. `serve` is the argv of the engine's OpenAI-compatible server, to
+    which --port and --served-model-name are added. `arguments` are only the options, including the model's path.
+    `files` are configuration files by name, which the server reads at /config.
     """
 
     framework: str
@@ -94,9 +94,9 @@ class Alone:
 
 @dataclass(frozen=True)
 class Nodes:
-    """How an engine spans machines: what the first runs before it serves, and what the others run.
+    """Commands of an engine that spans machines: for the first machine before it serves, and for the others.
 
-    The variable LWS_LEADER_ADDRESS holds the first's address.
+    The environment variable LWS_LEADER_ADDRESS holds the address of the first machine.
     """
 
     leader: str
@@ -113,19 +113,20 @@ def _not_alone(repository: Path, artifact: str) -> Alone | None:
 
 @dataclass(frozen=True)
 class ServingHooks:
-    """What `deploy` asks of a backend.
+    """The backend's part in `deploy`.
 
-    `triton_backend` is what tritonserver must have beside its Python backend; `stand_in` returns what serves where it
-    is not there, None where nothing does, and raises DeployError where that lacks something. `check_machine` raises it
-    where this machine is another than the artifact was built for, or lacks what runs it; `stage` writes the repository
-    to serve at a path, for a server that sees the artifact at another; `launch` reads which processes serve it.
-    `models` are the hand-written models of the backend's own, whose code an artifact may bring.
+    `triton_backend` is the backend that tritonserver needs in addition to its Python backend. `stand_in` returns the
+    substitute if it is missing, or None; it raises DeployError if the substitute's requirements are missing.
+    `check_machine` raises DeployError if this machine differs from the one the artifact was built for, or lacks the
+    engine. `stage` writes the served repository to a path, for a server that sees the artifact at another path.
+    `launch` reads the processes from the repository. `models` are the backend's own hand-written models, whose code an
+    artifact may contain.
 
-    Of containers: `images` are the public ones by tag that hold a version of the engine, newest first, none where any
-    with tritonserver will do, `requirements` what pip adds for a version beside trtspec, whose `extra` it installs;
-    `kv_usage` is the metric of the KV cache's used part (0 to 1), "" where none is exported. `alone` reads of a
-    repository how the engine serves without Triton, for an artifact that lies at a path; `nodes` how it spans
-    machines, None where it cannot.
+    For containers: `images` are the public images, by tag, with a version of the engine, newest first; empty if any
+    tritonserver image is suitable. `requirements` are the packages that pip installs for a version in addition to
+    trtspec and its `extra`. `kv_usage` is the metric of the used part of the KV cache (0 to 1), "" if not exported.
+    `alone` returns the standalone server for a repository and the artifact's path; `nodes` are the commands for several
+    machines, None if unsupported.
     """
 
     triton_backend: str = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builders that end well, badly, late or not at all: what is said of it, and that nothing of them is left."""
+"""Build tools that succeed, fail, time out or hang: the error messages, and that no process is left."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ time.sleep(600)
 
 @pytest.fixture
 def tool(tmp_path: Path) -> Callable[..., Tool]:
-    """Return a tool that runs a piece of Python."""
+    """Return a tool that runs Python source."""
 
     def tool(code: str, timeout_s: float = PATIENCE_S, **options: Any) -> Tool:
         (tmp_path / "work").mkdir(exist_ok=True)
@@ -50,7 +50,7 @@ def log_of(tool: Tool) -> list[str]:
 
 
 class Family:
-    """The processes that a tool says are its own."""
+    """The processes that a tool reports."""
 
     def __init__(self) -> None:
         self.found: dict[int, int | None] = {}
@@ -107,18 +107,18 @@ def test_its_end_in_words(tool: Callable[..., Tool]) -> None:
     built = tool("for number in range(100): print('line', number)\nraise SystemExit(3)")
     with pytest.raises(StepError) as caught:
         run_tool(built)
-    assert caught.value.message == f"{sys.executable} ended with exit status 3"
+    assert caught.value.message == f"{sys.executable} failed with exit status 3"
     shown = "\n".join(f"line {number}" for number in range(80, 100))
     assert caught.value.hint == f"the end of {built.log}:\n{shown}"
     assert built.log.read_text().count("\nline ") == 100
-    with pytest.raises(StepError, match="ended with SIGKILL; the machine may be out of memory"):
+    with pytest.raises(StepError, match="failed with SIGKILL; the machine may be out of memory"):
         run_tool(tool("import os; os.kill(os.getpid(), 9)"))
-    with pytest.raises(StepError, match=r"\(it said nothing\)"):
+    with pytest.raises(StepError, match=r"\(no output\)"):
         run_tool(tool("raise SystemExit(1)"))
 
 
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(StepError, match="no-such-builder ended with exit status 127: it cannot be started") as caught:
+    with pytest.raises(StepError, match="no-such-builder failed with exit status 127: it cannot be started") as caught:
         run_tool(Tool(("no-such-builder",), tmp_path, tmp_path / "log", PATIENCE_S))
     assert "no-such-builder: No such file or directory" in str(caught.value)
 
@@ -127,10 +127,10 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
 def test_time_runs_out(tool: Callable[..., Tool]) -> None:
     family = Family()
     built = tool(DEAF_FAMILY, timeout_s=2.0, grace_s=0.2)
-    with pytest.raises(StepTimeout, match="did not end within 2 s") as caught:
+    with pytest.raises(StepTimeout, match="did not finish within 2 s") as caught:
         run_tool(built, family.listen)
     assert str(max(family.found)) in str(caught.value.hint)
-    assert family.is_gone, "also a child that is deaf to SIGTERM, and one in a session of its own"
+    assert family.is_gone, "also a child that ignores SIGTERM, and one in another session"
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ run_tool(tool, lambda line: print(line, flush=True))
     assert us.wait(30) == -signal.SIGKILL
     us.stdout.close()
     assert family.is_gone
-    assert wait_until(cleaned.exists, 30), "what a container needs to end is done too"
+    assert wait_until(cleaned.exists, 30), "the cleanup command has run too"
 
 
 def test_a_full_disk_costs_the_log_and_not_the_words(tool: Callable[..., Tool], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ VERSION = "0.11.0"
 MTP = facts({"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1})
 BLOCK = facts({"model_type": "qwen3", "block_size": 16})
 LATE = facts({"block_size": 16, "dspark_config": {"sample_from_anchor": False}})
-# by method: what a recipe of it says beside the method
+# additional recipe keys by method
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},
     "eagle3": {"speculation__draft_len": 5},
@@ -25,7 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def case(method: str = "none", **changes: Any) -> PlanContext:
-    """Return a recipe's context for an RTX 5090; an EAGLE-3 net reads the layers that `layers` names."""
+    """Return a recipe's context for an RTX 5090; `layers` are the target layers that an EAGLE-3 drafter reads."""
     layers = changes.pop("layers", None)
     changes = {"engine__gpu": "rtx5090", "engine__max_batch_size": 1, **METHODS.get(method, {}), **changes}
     context = source_context("edge_llm", VERSION, method, **changes)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a served model's document with the installed Edge-LLM, up to where it needs a GPU; runs in its environment.
+"""Load a served model's document with the installed Edge-LLM, up to the use of a GPU; runs in its environment.
 
-python load.py MODEL_DIRECTORY CACHE      says what its runtime would be started with
+python load.py MODEL_DIRECTORY CACHE      prints the start arguments of its runtime
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the installed TensorRT Edge-LLM; runs in its own environment, which has nothing of ours.
+"""Query the installed TensorRT Edge-LLM; runs in its environment, without trtspec.
 
 python real.py parse | signatures      JSON on standard input, JSON on standard output
 """
@@ -20,11 +20,11 @@ MODULES = {
 
 
 class Parsed(BaseException):
-    """A command line was taken."""
+    """Raised after a command line was parsed successfully."""
 
 
 def parse(lines: list[list[str]]) -> list[str]:
-    """Return what each command's own parser says against a command line, "" for nothing."""
+    """Return the error of each command's own parser for a command line, "" without an error."""
     own = argparse.ArgumentParser.parse_args
 
     def parse_args(parser, argv=None, namespace=None):

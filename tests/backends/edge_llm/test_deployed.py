@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe on Edge-LLM from its build to its end on a real tritonserver: stand-ins build its engines and answer."""
+"""An Edge-LLM recipe from build to shutdown on a real tritonserver, with doubles for its commands and runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ON_EDGE = ("--set", "engine.backend=edge_llm", "--set", "engine.gpu=rtx5090", "-
 
 @pytest.fixture
 def built(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tools: Path) -> Path:  # noqa: F811
-    """The artifact of a machine that has engines; its target answers every prompt of the gates alike."""
+    """The artifact of a machine that can build engines; its target answers every prompt of the gates identically."""
     install(monkeypatch, tensorrt="11.0.0.114")
     show_gpu(monkeypatch)
     done = trtspec("build", "quickstart-eagle3", *ON_EDGE)
@@ -40,7 +40,7 @@ def built(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tools:
 def test_from_the_recipe_to_the_end_of_its_server(
     built: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # deploy looks for this name, the model imports what is installed with it
+    # deploy searches for this name, the model imports the package that is installed with it
     (tmp_path / "installed" / "tensorrt_edgellm").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path / "installed")
     lend_packages(monkeypatch, DOUBLES / "edge_llm", built / "model_repository" / MODEL_JSON.parent)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge-LLM: what its commands and its Python API are told of each method, and what of a recipe is refused."""
+"""Edge-LLM: arguments of its commands and its Python API for each method, and rejected recipes."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def test_quantization_says_device_format_and_samples() -> None:
     ("changes", "key", "message"),
     [
         ({"engine__gpu": None}, "engine.gpu missing-key", "an engine is built for one GPU"),
-        ({"engine__gpu": "h100"}, "engine.gpu gpu", "Edge-LLM 0.11.0 has nothing for h100, compute capability 9.0"),
-        ({"engine__gpu": "l4"}, "engine.gpu gpu", "Edge-LLM 0.11.0 has nothing for l4, compute capability 8.9"),
+        ({"engine__gpu": "h100"}, "engine.gpu gpu", "Edge-LLM 0.11.0 does not support h100, compute capability 9.0"),
+        ({"engine__gpu": "l4"}, "engine.gpu gpu", "Edge-LLM 0.11.0 does not support l4, compute capability 8.9"),
         ({"target__dtype": "bfloat16"}, "target.dtype not-supported", "Edge-LLM computes in float16"),
-        ({"target__parallel__tensor": 2}, "target.parallel parallel", "Edge-LLM serves one GPU here"),
-        ({"target_facts": facts({"model_type": "phi3"})}, "target.model family", "builds no engine of phi3"),
+        ({"target__parallel__tensor": 2}, "target.parallel parallel", "this backend runs Edge-LLM on one GPU"),
+        ({"target_facts": facts({"model_type": "phi3"})}, "target.model family", "does not support phi3"),
         (
             {"target__quantization__weights": "fp8_rowwise"},
             "target.quantization.weights quantization",
@@ -132,17 +132,17 @@ def test_quantization_says_device_format_and_samples() -> None:
         (
             {"target__quantization__weights": "fp8", "engine__gpu": "jetson-orin"},
             "engine.gpu quantization",
-            "jetson-orin multiplies no FP8; it has FP16, INT8 and INT4 alone",
+            "which jetson-orin does not support; it supports only FP16, INT8 and INT4",
         ),
         (
             {"target__quantization__exclude": ["*.fc"]},
             "target.quantization.exclude not-supported",
-            "every layer and not the head",
+            "every layer except the head",
         ),
         (
             {"engine__build__image": "x@sha256:" + "0" * 64},
             "engine.build.image not-supported",
-            "Edge-LLM's builder takes no image here",
+            "Edge-LLM's builder does not support image",
         ),
     ],
 )
@@ -167,7 +167,7 @@ def test_the_layers_that_a_net_reads_are_looked_at() -> None:
     assert "speculation.draft.model aux-layers" not in found("eagle3", layers=(2, 16, 29))
     warned = found("eagle3", layers=(1, 16, 29))["speculation.draft.model aux-layers"]
     assert warned.severity == "warning"
-    assert warned.message == "the exported ONNX of the target hands on layers 2, 16, 29, and the net reads 1, 16, 29"
+    assert warned.message == "the target's exported ONNX provides layers 2, 16, 29, but the drafter reads 1, 16, 29"
     assert "speculation.draft.model aux-layers" in errors("eagle3", layers=(2, 16, 32))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT Edge-LLM itself, on a CPU: its parsers, its Python API up to the GPU, whole conversions with its tools."""
+"""The real TensorRT Edge-LLM on a CPU: its parsers, its Python API up to the GPU, and complete conversions."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ Ask = Callable[[str, Any], Any]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where Edge-LLM is found; what takes long to import is imported once for its interpreter and tools."""
+    """The environment of Edge-LLM; modules with a slow import are imported once for its interpreter and tools."""
     return make_forking(tmp_path_factory.mktemp("forking") / "edge_llm", "edge_llm", *IMPORTED, programs=MODULES)
 
 
 @pytest.fixture(scope="module")
 def ask(environment: Path) -> Ask:
-    """A function that returns what the environment's own classes answer."""
+    """Return a function that queries the environment's own classes."""
 
     def answer(what: str, question: Any) -> Any:
         command = [environment / "bin" / "python", HERE / "real.py", what]
@@ -65,7 +65,7 @@ def ask(environment: Path) -> Ask:
 
 
 def command_lines() -> list[list[str]]:
-    """Return every command line for every method, size of model, GPU and format."""
+    """Return every command line for every method, model size, GPU and format."""
     cases = [case(method, target=shape) for method in METHODS for shape in SHAPES]
     cases.append(case("eagle3", speculation__options={"top_k": 8, "nodes": 59}, engine__max_batch_size=8))
     cases.append(case("dspark", draft_facts=LATE))
@@ -138,7 +138,7 @@ def test_the_stand_in_has_its_signatures(ask: Ask) -> None:
 def test_its_python_api_takes_the_engines_that_were_built(
     method: str, changes: dict[str, Any], runtime: dict[str, int], tmp_path: Path, environment: Path
 ) -> None:
-    """Files that look like its engines: it takes them, and would draft as the recipe says."""
+    """With files that look like its engines: it accepts them, and would draft as configured."""
     context = case(method, **changes)
     lay_out(tmp_path, context, method)
     words = (HERE / "load.py", tmp_path / "model_repository" / "edge_llm", tmp_path / "cache")
@@ -153,7 +153,7 @@ def test_its_python_api_takes_the_engines_that_were_built(
 
 
 def lay_out(root: Path, context: Any, method: str) -> None:
-    """Write what an artifact has, weights and engines empty."""
+    """Write the layout of an artifact, with empty weights and engines."""
     version = root / "model_repository" / "edge_llm" / "1"
     for directory in (version, root / "checkpoints/target", root / "checkpoints/draft", root / "engines/target"):
         directory.mkdir(parents=True)
@@ -188,18 +188,18 @@ def test_the_quickstart_is_quantized_and_exported_and_goes_on_after_a_kill(
     killed.wait(30)
     assert not Path("made").exists()
     tool = [path for path in Path("/proc").glob("[0-9]*") if str(workplace).encode() in command_of(path)]
-    assert wait_until(lambda: not any(map(command_of, tool)), 30), "nothing of the tool outlives us"
+    assert wait_until(lambda: not any(map(command_of, tool)), 30), "no process of the tool survives"
 
     built = trtspec("build", *QUICKSTART, "--json")
     assert built.code == 0, built.err
     status = {step["name"]: step["status"] for step in built.document["steps"]}
-    assert status["quantize-target"] == "hit", "what was finished is not done again"
+    assert status["quantize-target"] == "hit", "finished steps are not repeated"
     assert status["export-target"] == status["export-draft"] == "built"
     look_at(Path("made"))
 
     monkeypatch.setenv("TRTSPEC_EDGE_LLM", "/nowhere")
     again = trtspec("build", *QUICKSTART[:-1], "again", "--json")
-    assert again.code == 0, "from the store, where its tools are not"
+    assert again.code == 0, "from the store, without its tools"
     assert {step["status"] for step in again.document["steps"]} == {"hit"}
 
 
@@ -211,7 +211,7 @@ def command_of(process: Path) -> bytes:
 
 
 def look_at(made: Path) -> None:
-    """Look at what Edge-LLM made of the quickstart."""
+    """Check Edge-LLM's output for the quickstart."""
     quantized = json.loads((made / "checkpoints/target/hf_quant_config.json").read_text())["quantization"]
     assert (quantized["quant_algo"], quantized["kv_cache_quant_algo"]) == ("FP8", "FP8")
     assert json.loads((made / "checkpoints/draft/config.json").read_text())["target_layer_ids"] == [2, 4, 5]

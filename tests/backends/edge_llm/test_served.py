@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edge-LLM's served model without a server, a strict stand-in in the place of its Python API."""
+"""Edge-LLM's served model without a server, with a strict double of its Python API."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_answer_is_the_engines_text_with_its_counts(model: Any) -> None:
     params, request = model.llm.asked[0]
     assert (params.temperature, params.top_k, params.max_tokens, params.disable_spec_decode) == (0.0, 1, 9, False)
     assert request["messages"] == [{"role": "user", "content": "hello"}]
-    assert not request["template"], "a text goes in as it is"
+    assert not request["template"], "the text is not changed by a template"
     assert not request["prompt"]
 
 
@@ -125,9 +125,9 @@ def test_what_samples_runs_without_drafts_which_would_make_it_greedy(inputs, cha
     [
         ({"beam_width": 4}, "beam_width 4 is not supported by Edge-LLM"),
         ({"end_id": 5}, "end_id is not supported by Edge-LLM"),
-        ({"num_draft_tokens": 2}, "num_draft_tokens 2 is not supported by Edge-LLM: its engines decide"),
+        ({"num_draft_tokens": 2}, "num_draft_tokens 2 is not supported by Edge-LLM: its engines fix the number"),
         ({"text_input": texts("")}, "text_input is empty"),
-        ({"text_input": texts("broken")}, "Edge-LLM gave the request up"),
+        ({"text_input": texts("broken")}, "Edge-LLM aborted the request"),
     ],
 )
 def test_what_edge_llm_does_not_do_is_an_error_of_that_request(inputs, said: str, model: Any) -> None:
@@ -150,7 +150,7 @@ def test_engines_that_edge_llm_does_not_take_are_an_error(artifact: Path, monkey
     elsewhere = property(lambda llm: "/elsewhere", lambda llm, value: None)
     monkeypatch.setattr(experimental.server.LLM, "bundle_dir", elsewhere, raising=False)
     monkeypatch.setattr(experimental.server.Path, "is_dir", lambda path: True)
-    with pytest.raises(TrtspecError, match="does not take the artifact's engines"):
+    with pytest.raises(TrtspecError, match="does not use the artifact's engines"):
         load(artifact / "model_repository" / "edge_llm", 1, artifact / "cache")
 
 
@@ -165,7 +165,7 @@ def test_the_ensemble_fits_its_model(artifact: Path) -> None:
 
 
 def test_metrics_say_what_edge_llm_told(model: Any) -> None:
-    """Texts, waits and ends; of drafts it says nothing."""
+    """Texts, queue times and ends; Edge-LLM does not report drafts."""
     exported = sys.modules["triton_python_backend_utils"].exported
     answered(model)
     answered(model, stop_words=texts("two"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building for Edge-LLM with stand-ins for its commands: steps, keys, what goes wrong, and what the artifact has."""
+"""Builds for Edge-LLM with doubles of its commands: steps, keys, failures, and the contents of the artifact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trtspec.core.errors import DeployError, StepError
 from trtspec.core.gpus import SeenGpu
 from trtspec.store.manifest import load_manifest
 
-# Notes its words and its environment beside it, and leaves what each command leaves.
+# Records its arguments and environment next to itself, and writes the output files of each command.
 COMMAND = f"""#!{sys.executable}
 import json, os, pathlib, sys
 here, argv = pathlib.Path(__file__), sys.argv[1:]
@@ -55,7 +55,7 @@ FOR_EDGE = ("--set", "engine.backend=edge_llm", "--set", "engine.gpu=rtx5090", "
 
 @pytest.fixture
 def alone(recipe: Path) -> Path:
-    """The recipe of the tiny target alone."""
+    """The recipe of the tiny target without a drafter."""
     document = yaml.safe_load(recipe.read_text())
     document["speculation"].pop("draft", None)
     document["speculation"].pop("draft_len", None)
@@ -68,7 +68,7 @@ def alone(recipe: Path) -> Path:
 
 @pytest.fixture
 def tools(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Edge-LLM's commands, which look like release 0.11.0 without TensorRT."""
+    """Doubles of Edge-LLM's commands, release 0.11.0 without TensorRT."""
     directory = workplace / "edge" / "bin"
     directory.mkdir(parents=True)
     for name in ("quantize", "export", "build"):
@@ -104,7 +104,7 @@ def test_without_its_commands_a_build_says_where_to_get_them(alone: Path, trtspe
     assert planned.document["toolchain"]["missing"] == "is not on PATH"
     refused = trtspec("build", alone, *FOR_EDGE)
     assert refused.code == 1
-    assert "nothing can be exported here: tensorrt-edgellm-export is not on PATH" in refused.err
+    assert "cannot export on this machine: tensorrt-edgellm-export is not on PATH" in refused.err
     assert "tensorrt-edgellm[tools]==0.11.0" in refused.err
     assert "TRTSPEC_EDGE_LLM" in refused.err
 
@@ -113,7 +113,7 @@ def test_another_release_is_refused(alone: Path, trtspec: Run, tools: Path, monk
     install(monkeypatch, "0.10.1")
     refused = trtspec("plan", alone, *FOR_EDGE)
     assert refused.code == 1
-    assert "TensorRT Edge-LLM 0.10.1 is installed, and the recipe is for 0.11.0" in refused.err
+    assert "TensorRT Edge-LLM 0.10.1 is installed, but the recipe requires 0.11.0" in refused.err
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_without_a_gpu_the_artifact_has_what_engines_are_built_of(alone: Path, t
     assert "tensorrt-edgellm-build --model-dir checkpoints/target --engine-dir engines/target" in script
     assert subprocess.run(["sh", "-n", made / "reproduce.sh"], check=False, timeout=60).returncode == 0
     assert not before
-    with pytest.raises(DeployError, match="the artifact has no engines"):
+    with pytest.raises(DeployError, match="the artifact contains only the inputs of engines"):
         check_machine(made, load_manifest(made))
 
 
@@ -165,14 +165,14 @@ def test_a_tensorrt_that_its_libraries_do_not_fit_builds_nothing(
     show_gpu(monkeypatch)
     facts = trtspec("plan", alone, *FOR_EDGE, "--json").document["toolchain"]
     wanted = "10.16.0.72 or 11.0.0.114"
-    assert facts["why_no_engines"] == f"TensorRT 10.3.0 is installed, and Edge-LLM 0.11.0 wants {wanted}"
+    assert facts["why_no_engines"] == f"TensorRT 10.3.0 is installed, but Edge-LLM 0.11.0 requires {wanted}"
 
 
 def test_a_command_that_fails_is_told_with_its_last_words(alone: Path, trtspec: Run, tools: Path) -> None:
     (tools / "fails").touch()
     failed = trtspec("build", alone, *FOR_EDGE)
     assert failed.code == 100
-    assert "tensorrt-edgellm-export ended with exit status 3" in failed.err
+    assert "tensorrt-edgellm-export failed with exit status 3" in failed.err
     assert "the last words of tensorrt-edgellm-export" in failed.err
 
 
@@ -181,7 +181,7 @@ def test_a_command_that_leaves_less_than_it_should_is_no_step(alone: Path, trtsp
     (tools / "forgets").touch()
     failed = trtspec("build", alone, *FOR_EDGE)
     assert failed.code == 100
-    assert "tensorrt-edgellm-export ended well and left no llm/config.json" in failed.err
+    assert "tensorrt-edgellm-export succeeded but did not write llm/config.json" in failed.err
 
 
 def test_engines_of_other_sizes_are_not_published(tmp_path: Path) -> None:

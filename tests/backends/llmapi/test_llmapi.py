@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LLM API: what each method becomes in the spelling of a version, what it refuses, what it takes of a GPU."""
+"""The LLM API: the configuration of each method in a version's spelling, rejected recipes, and GPU memory."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_step_of_pard_has_the_masks_of_the_next_one() -> None:
 
 @pytest.mark.parametrize("version", ["1.1.0", "1.2.1"])
 def test_a_net_beside_a_plain_decoder_has_a_model_of_its_own(version: str) -> None:
-    """Its class drafts nothing inside itself, and what is verified beside it is exact too."""
+    """Its class drafts nothing inside, and verification outside is exact too."""
     plain = case(version, "eagle3", target="qwen2.5-7b")
     assert speculative_config(plain, DRAFT)["eagle3_one_model"] is False
     assert "eagle3_one_model" not in speculative_config(case(version, "eagle3"), DRAFT)
@@ -271,7 +271,7 @@ def test_versions_that_sample_from_another_law_are_warned_of(version, method, gr
     if found:
         assert found.severity == "warning"
         assert found.message == (
-            f"TensorRT-LLM {version} does not sample from the target's own distribution with method {method}"
+            f"TensorRT-LLM {version} does not sample from the target's distribution with method {method}"
         )
 
 
@@ -279,17 +279,17 @@ REFUSED = [
     (
         {"method": "eagle"},
         "speculation.method method",
-        "the LLM API of TensorRT-LLM 1.2.1 has no eagle",
+        "the LLM API of TensorRT-LLM 1.2.1 does not support eagle",
     ),
     (
         {"method": "eagle3", "speculation__options": TREE},
         "speculation.options.top_k version",
-        "the PyTorch backend drafts trees from 1.3 on; 1.2.1 drafts a chain",
+        "the PyTorch backend drafts trees only from 1.3 on; 1.2.1 drafts a chain",
     ),
     (
         {"version": "1.3.0rc27", "method": "eagle3", "speculation__draft_len": 2, "speculation__options": TREE},
         "speculation.options.nodes out-of-range",
-        "a tree of 12 nodes; the LLM API takes top_k times draft_len, 8, at most",
+        "the tree has 12 nodes, but the LLM API supports at most top_k * draft_len = 8",
     ),
     (
         {"method": "draft_target", "speculation__options": {"stop_below": 0.3}},
@@ -299,22 +299,22 @@ REFUSED = [
     (
         {"method": "draft_target", "speculation__options": {"use_draft_logits": False}},
         "speculation.options.use_draft_logits not-supported",
-        "the LLM API decides by itself whether drafts are verified with their logits",
+        "the LLM API decides itself whether drafts are verified with their logits",
     ),
     (
         {"version": "1.3.0rc27", "method": "eagle3", "speculation__options": {**TREE, "lossy": True}},
         "speculation.options.lossy lossy",
-        "the PyTorch backend accepts exactly; typical acceptance is of the engines",
+        "the PyTorch backend accepts exactly; only TensorRT engines support typical acceptance",
     ),
     (
         {"method": "suffix"},
         "speculation.method method",
-        "the LLM API of TensorRT-LLM 1.2.1 has no suffix",
+        "the LLM API of TensorRT-LLM 1.2.1 does not support suffix",
     ),
     (
         {"method": "eagle3", "speculation__draft_len": 6, "speculation__schedule": SCHEDULE},
         "speculation.schedule version",
-        "TensorRT-LLM 1.2.1 drafts the same length with eagle3 however many requests run",
+        "TensorRT-LLM 1.2.1 does not adapt the draft length of eagle3 to the number of requests",
     ),
     (
         {
@@ -325,19 +325,19 @@ REFUSED = [
             "speculation__schedule": SCHEDULE,
         },
         "speculation.schedule not-supported",
-        "the LLM API shortens chains alone, and this drafts a tree",
+        "the LLM API can shorten only chains, but the method drafts a tree",
     ),
     (
         {"method": "ngram", "speculation__acceptance_rate_threshold": 0.5},
         "speculation.acceptance_rate_threshold version",
-        "TensorRT-LLM 1.2.1 knows no acceptance rate below which it stops drafting",
+        "TensorRT-LLM 1.2.1 does not support acceptance_rate_threshold",
     ),
     (
         {"version": "1.3.0rc27", "method": "suffix", "speculation__options": {"max_cached_requests": 2000}},
         "speculation.options.max_cached_requests out-of-range",
-        "the LLM API keeps 4 to 1024 texts, from max_batch_size on",
+        "the LLM API caches 4 (max_batch_size) to 1024 texts",
     ),
-    ({"method": "mtp"}, "speculation.method no-draft", "the target has no layers for further tokens"),
+    ({"method": "mtp"}, "speculation.method no-draft", "the target lacks MTP layers"),
     (
         {
             "method": "mtp",
@@ -345,47 +345,47 @@ REFUSED = [
             "target_facts": facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 2}),
         },
         "speculation.draft_len out-of-range",
-        "the target has 2 layers for further tokens, one for each token that can be drafted",
+        "the target has 2 MTP layers, one for each draft token",
     ),
     (
         {"version": "1.3.0rc27", "method": "draft_target", "target": "gemma-3-4b", "draft": "gemma-3-4b"},
         "speculation.method architecture",
-        "TensorRT-LLM 1.3.0rc27 drafts inside the target, and its Gemma3ForCausalLM is a plain decoder",
+        "TensorRT-LLM 1.3.0rc27 drafts inside the target, but Gemma3ForCausalLM is a plain decoder",
     ),
     (
         {"version": "1.4.0rc1", "method": "eagle3", "target": "qwen2.5-7b"},
         "speculation.method architecture",
-        "TensorRT-LLM 1.4.0rc1 drafts inside the target, and its Qwen2ForCausalLM is a plain decoder",
+        "TensorRT-LLM 1.4.0rc1 drafts inside the target, but Qwen2ForCausalLM is a plain decoder",
     ),
     (
         {"version": "1.2.1", "method": "eagle3", "target": "mixtral-8x7b"},
         "speculation.method architecture",
-        "TensorRT-LLM 1.2.1 drafts inside the target, and its MixtralForCausalLM is a plain decoder",
+        "TensorRT-LLM 1.2.1 drafts inside the target, but MixtralForCausalLM is a plain decoder",
     ),
     (
         {"method": "eagle3", "draft_facts": facts({"speculators_model_type": "eagle3"})},
         "speculation.draft.model layout",
-        "the head is written as speculators does; the LLM API looks for its sizes on top of config.json",
+        "the head is in the format of speculators; the LLM API expects its sizes at the top of config.json",
     ),
     (
         {"version": "1.3.0rc27", "method": "dflash", "draft_facts": facts({"speculators_model_type": "dflash"})},
         "speculation.draft.model layout",
-        "the head is written as speculators does; the LLM API looks for its sizes on top of config.json",
+        "the head is in the format of speculators; the LLM API expects its sizes at the top of config.json",
     ),
     (
         {"target__quantization": {"weights": "fp8"}},
         "target.quantization.weights quantization",
-        "fp8 weights are wanted, the target is not quantized",
+        "fp8 weights are requested, but the target is not quantized",
     ),
     (
         {"target__quantization": {"weights": "fp8_rowwise"}, "target_facts": facts(quantization=FP8)},
         "target.quantization.weights quantization",
-        "fp8_rowwise weights are wanted, the target is fp8",
+        "fp8_rowwise weights are requested, but the target is fp8",
     ),
     (
         {"target_facts": facts(quantization=FP8), "engine__gpu": "a100-80gb"},
         "engine.gpu quantization",
-        "the target is fp8, and a100-80gb multiplies no FP8",
+        "the target is fp8, but a100-80gb does not support FP8",
     ),
     (
         {
@@ -394,23 +394,23 @@ REFUSED = [
             "speculation__draft": {"model": "./draft", "parallel": {"tensor": 2}},
         },
         "speculation.draft.parallel parallel",
-        "the draft is divided as the target is, over 4 GPUs",
+        "the draft uses the target's parallelism, 4 GPUs",
     ),
     (
         {"method": "draft_target", "draft": "qwen2.5-7b"},
         "speculation.draft.model vocabulary",
-        "the draft has 152064 vocabulary entries, the target 128256: this engine runs both as they are, and cannot pad "
+        "the draft has 152064 vocabulary entries, the target 128256: this engine runs both unchanged and cannot pad "
         "the smaller one",
     ),
     (
         {"target__parallel": {"tensor": 2}, "serving__placement": {"target": [0]}},
         "serving.placement.target placement",
-        "the target is divided over 2 GPUs, and placed on 1",
+        "the target is divided over 2 GPUs but placed on 1",
     ),
     (
         {"method": "draft_target", "serving__placement": {"target": [0], "draft": [1]}},
         "serving.placement.draft placement",
-        "this engine loads the draft where the target is",
+        "this engine loads the draft on the target's GPUs",
     ),
 ]
 
@@ -425,12 +425,12 @@ WARNED = [
     (
         {"method": "eagle3", "draft_facts": facts({"norm_before_fc": True, "fc_norm": False})},
         "speculation.draft.model layout-norm_before_fc",
-        "the head has norm_before_fc, which the LLM API's class is not known to have",
+        "the head has norm_before_fc, which the LLM API may not support",
     ),
     (
         {"version": "1.3.0rc27", "method": "suffix", "speculation__options": {"min_token_prob": 0.2}},
         "speculation.options.min_token_prob unused",
-        "the LLM API's suffix automaton has no min_token_prob: it drafts what follows the longest match",
+        "the LLM API's suffix automaton does not support min_token_prob: it drafts what follows the longest match",
     ),
     (
         {
@@ -440,22 +440,22 @@ WARNED = [
             "speculation__acceptance_window": 50,
         },
         "speculation.acceptance_window steps",
-        "the LLM API averages over 50 steps, not over so many requests",
+        "the LLM API averages over 50 steps, not over 50 requests",
     ),
     (
         {"method": "ngram", "speculation__options": {"min_match": 3}},
         "speculation.options.min_match unused",
-        "the LLM API knows no least match: a single repeated token is drafted after",
+        "the LLM API does not support a minimum match length: it drafts after a single repeated token",
     ),
     (
         {"method": "mtp", "target_facts": facts({"model_type": "mimo", "num_nextn_predict_layers": 1})},
         "speculation.method version",
-        "TensorRT-LLM 1.2.1 is not known to have layers for further tokens of mimo",
+        "TensorRT-LLM 1.2.1 may not support MTP layers of mimo",
     ),
     (
         {"engine__extra": {"gemm_plugin": "auto"}},
         "engine.extra.gemm_plugin unused",
-        "an option of trtllm-build; the LLM API builds no engine",
+        "an option of trtllm-build, which the LLM API does not use",
     ),
 ]
 
@@ -467,12 +467,12 @@ def test_what_has_no_use_is_a_warning(changes: dict[str, Any], key: str, message
 
 
 def test_a_short_head_beside_a_target_of_no_family_is_warned_of() -> None:
-    """Beside others the head is read, and says so itself."""
+    """With a family the head is read and checked itself."""
     asked = case("1.2.1", "eagle3", engine__max_seq_len=8192, draft_facts=facts({"max_position_embeddings": 2048}))
     assert "speculation.draft.model positions" not in said(BACKEND.check(asked))
     found = said(BACKEND.check(replace(asked, target=None, head=None)))["speculation.draft.model positions"]
     assert found.severity == "warning"
-    assert found.message == "the head has 2048 positions, fewer than max_seq_len 8192: its rope table ends there"
+    assert found.message == "the head has 2048 positions, fewer than max_seq_len 8192, and its RoPE table ends there"
 
 
 def test_plain_recipes_meet_no_objection() -> None:
@@ -487,14 +487,14 @@ def test_plain_recipes_meet_no_objection() -> None:
 
 
 def test_a_compressed_fp8_source_is_fp8() -> None:
-    """Whichever tool wrote it: the recipe may say so, and a GPU without FP8 is told."""
+    """Independent of the tool that wrote it: the recipe may specify it, and a GPU without FP8 is reported."""
     source = facts(
         {"quantization_config": compressed_tensors(input_activations={"strategy": "token", "dynamic": True})}
     )
     asked = {"target_facts": source, "target__quantization": {"weights": "fp8"}}
     assert diagnostics(**asked) == {}
     found = diagnostics(**asked, engine__gpu="a100-80gb")["engine.gpu quantization"]
-    assert found.message == "the target is fp8, and a100-80gb multiplies no FP8"
+    assert found.message == "the target is fp8, but a100-80gb does not support FP8"
 
 
 def test_memory_is_that_of_the_source_on_each_gpu() -> None:
@@ -505,11 +505,11 @@ def test_memory_is_that_of_the_source_on_each_gpu() -> None:
     assert plain.weights_bytes == 8_030_261_248
     assert plain.kv_cache_bytes == 4 * 1024 * 2 * 32 * 4 * 128 * 2
     assert plain.draft_bytes == 0
-    # a tenth of what weights and activations leave stays free of KV caches
+    # KV caches leave a tenth of the memory without weights and activations free
     free = (79 << 30) - plain.weights_bytes - plain.activation_bytes
     assert plain.limit_bytes == (79 << 30) - int(free * (1 - 0.9))
     quantized, _ = BACKEND.memory(case("1.2.1", **divided, target_facts=facts(quantization=FP8)))
-    # embedding and head stay as they are: 128,256 x 4,096 of 2 bytes each
+    # embedding and head are not quantized: 128,256 x 4,096 of 2 bytes each
     assert quantized.weights_bytes == (2 * 128256 * 4096 * 2 + 8_030_261_248 - 2 * 128256 * 4096) // 2
     assert quantized.kv_cache_bytes == plain.kv_cache_bytes // 2
     drafted, _ = BACKEND.memory(case("1.2.1", "draft_target", **divided))
@@ -522,7 +522,7 @@ def test_memory_is_that_of_the_source_on_each_gpu() -> None:
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Let a strict stand-in be what is installed here; tests say of which version."""
+    """Install a strict double of tensorrt_llm; tests choose its version."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(DOUBLE), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(installed, "find_spec", lambda name: object())
     return monkeypatch
@@ -569,14 +569,16 @@ def test_another_versions_classes_say_all_that_they_do_not_take(double) -> None:
     document["max_sequence_len"] = 5
     document["kv_cache_config"]["free_gpu_memory_fraction"] = 1.5
     found = validate_installed(document)
-    assert found[0].startswith("LLM takes no max_sequence_len")
+    assert found[0].startswith("LLM does not support the argument max_sequence_len")
     assert found[1] == "kv_cache_config.free_gpu_memory_fraction: Input should be less than or equal to 1"
     assert found[2].startswith("speculative_config: Input tag 'DraftTarget' found using 'decoding_type' does not match")
     double.setenv("TRTLLM_DOUBLE", "1.0.0")
     newer = model_yaml(case("1.3.0rc27", "draft_target"), "../../checkpoints/target", DRAFT)
     assert validate_installed(newer) == ["speculative_config: Invalid decoding type: Draft_Target"]
     medusa = {"model": "m", "speculative_config": {"decoding_type": "Medusa"}}
-    assert validate_installed(medusa) == ["speculative_config: decoding_type Medusa has no PyTorch backend"]
+    assert validate_installed(medusa) == [
+        "speculative_config: decoding_type Medusa does not support the PyTorch backend"
+    ]
     alone = {"model": "m", "speculative_config": {"decoding_type": "Eagle", "max_draft_len": 3}}
     assert validate_installed(alone) == ["speculative_config: Draft model must be provided for EAGLE"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LLM API's repository: what was once read, both files saying the same, and the tensors of the ensemble."""
+"""The LLM API's repository: golden files, consistency of both documents, and the tensors of the ensemble."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trtspec.serving.triton.repository_writer import ServingSettings
 
 
 def objects(repository: Path) -> dict[str, Any]:
-    """Return every document of a repository, parsed, by its path."""
+    """Return every parsed document of a repository by its path."""
     parsers = {".pbtxt": load_config, ".yaml": lambda path: yaml.safe_load(path.read_text())}
     files = [path for path in sorted(repository.rglob("*")) if path.suffix in parsers]
     return {str(path.relative_to(repository)): parsers[path.suffix](path) for path in files}
@@ -69,7 +69,7 @@ def test_the_ensemble_fits_the_model(tmp_path: Path) -> None:
 
 
 def test_a_schedule_has_numbers_for_keys(tmp_path: Path) -> None:
-    """The document goes through JSON, where keys are words."""
+    """The document is stored as JSON, which has only string keys."""
     speculation = {"decoding_type": "NGram", "draft_len_schedule": {2: 4, 8: 2}}
     document = {"model": "org/model", "speculative_config": speculation}
     EmitLlmApiRepository(
@@ -101,7 +101,7 @@ def test_files_that_contradict_each_other_are_an_error(module, tmp_path: Path) -
     emit_llmapi("ngram", tmp_path)
     path = tmp_path / "tensorrt_llm" / "1" / "model.yaml"
     path.write_text(path.read_text().replace("decoupled: false", "decoupled: true"))
-    with pytest.raises(TrtspecError, match=r"triton_config is .*True.*, config.pbtxt has .*False") as caught:
+    with pytest.raises(TrtspecError, match=r"triton_config is .*True.*, but config.pbtxt has .*False") as caught:
         arguments(tmp_path, module)
     assert caught.value.where == str(path)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary keys of transformers 5 are told of where the release comes with transformers 4."""
+"""RoPE keys of transformers 5 cause a warning if the release includes transformers 4."""
 
 from __future__ import annotations
 

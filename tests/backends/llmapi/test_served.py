@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LLM API's repository on a real tritonserver, a strict stand-in in the place of tensorrt_llm.
+"""The LLM API's repository on a real tritonserver, with a strict double of tensorrt_llm.
 
-What is this engine's own: arguments, sampling, refusals and its versions.
+Covers the specifics of this engine: arguments, sampling, rejected requests and versions.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TRTLLM = "1.3.0rc27"
 
 
 def make_artifact(root: Path, settings: EmitLlmApiRepository, **arguments: Any) -> None:
-    """Lay out an artifact whose models are tables."""
+    """Write an artifact with table-driven models."""
     make_checkpoints(root)
     emission = replace(settings, model_yaml=json.dumps(document(settings, **arguments)))
     emission.emit(root / "model_repository")
-    # the stub looks for packages beside the model before it looks anywhere else that a test could choose
+    # the stub searches the model's directory before any other path that a test can set
     package = root / "model_repository" / MODEL_YAML.parent / "tensorrt_llm"
     shutil.copytree(DOUBLES / "tensorrt_llm_api" / "tensorrt_llm", package)
 
@@ -123,7 +123,7 @@ def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, c
 
 
 def test_an_older_version_without_streams_refuses_sampling_and_shuts_down(tmp_path: Path) -> None:
-    """Version 1.0 takes its own spelling alone, and takes the most probable tokens whatever is asked."""
+    """Version 1.0 accepts only its own spelling, and always decodes greedily."""
     root = tmp_path / "artifact"
     serving_settings = ServingSettings(max_batch_size=2, streaming=False)
     settings = EmitLlmApiRepository((), serving_settings, "", max_input_len=32, max_seq_len=64, greedy_only=True)
@@ -135,7 +135,7 @@ def test_an_older_version_without_streams_refuses_sampling_and_shuts_down(tmp_pa
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(server.client.generate, ask))
         assert [answer["text_output"] for answer in answers] == [ANSWERS[each["text_input"]] for each in ask]
-        with pytest.raises(DeployError, match="does not sample from the target's own distribution"):
+        with pytest.raises(DeployError, match="does not sample from the target's distribution"):
             server.client.generate({**ask[0], "temperature": 0.7, "top_p": 1.0})
         with pytest.raises(DeployError, match="stream is not served by this repository"):
             server.client.generate({**ask[0], "stream": True})

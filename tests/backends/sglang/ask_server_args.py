@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks SGLang's own ServerArgs, in the environment of `make sglang`, about lists of Engine's arguments.
+"""Validate lists of Engine arguments with SGLang's own ServerArgs, in the environment of `make sglang`.
 
-Reads lines of JSON from standard input, each a list of documents, and answers each with a line of JSON on the file
-descriptor that it is given: of each document `problem` (null where it is taken) and `resolved`, what SGLang made of the
-speculation. A list is answered in a fork: nothing that an earlier one left decides. Each document goes through SGLang's
-parser of its command line (which knows the choices), its resolution and its checks, as on a CUDA machine of NVIDIA's
-H100.
+Reads JSON lines from standard input, each a list of documents, and writes a JSON line for each to the given file
+descriptor: for each document `problem` (null if it is valid) and `resolved`, SGLang's resolved speculation arguments. A
+list is processed in a fork, so that lists are independent. Each document passes SGLang's command-line parser
+(which knows the choices), its resolution and its checks, as on a machine with CUDA and an NVIDIA H100.
 
-Kernels are not here: modules of STAND_INS are empty, and what is taken from them does nothing. Nothing computes.
+Kernels are missing: the modules of STAND_INS are empty, and their attributes do nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-# what SGLang imports of kernels while it resolves arguments
+# the kernel modules that SGLang imports while it resolves arguments
 STAND_INS = ("cuda", "flashinfer", "sgl_kernel", "torchvision", "triton", "tvm_ffi")
 SPECULATION = (
     "speculative_algorithm",
@@ -34,7 +33,7 @@ DEVICE = "cuda"
 
 
 class StandIn:
-    """Anything: it can be called, indexed, inherited from, and leaves what it decorates as it is."""
+    """A dummy object: it can be called, indexed and inherited from, and returns decorated objects unchanged."""
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         return given[0] if len(given) == 1 and callable(given[0]) and not named else StandIn()
@@ -79,7 +78,7 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def stand_in() -> None:
-    """Put the stand-ins in place, for SGLang alone: torch and transformers have looked for their own before."""
+    """Install the dummies for SGLang only: torch and transformers have already looked for the modules."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     import torch.utils._triton
     import torch.utils.flop_counter
@@ -91,12 +90,12 @@ def stand_in() -> None:
 
 
 def ask(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer on one document."""
+    """Return the result for one document."""
     from sglang.srt.arg_groups.overrides import resolution_result
     from sglang.srt.server_args import ServerArgs, prepare_server_args
 
     try:
-        ServerArgs(**arguments)  # its names whole, as Engine takes them; the parser below completes shortened ones
+        ServerArgs(**arguments)  # requires full names, like Engine; the parser below accepts abbreviations
         asked = prepare_server_args(command_line({"device": DEVICE, **arguments}))
         asked.resolve_once()
         asked.check_server_args()
@@ -106,7 +105,7 @@ def ask(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def command_line(arguments: dict[str, Any]) -> list[str]:
-    """Return arguments of Engine as `sglang serve` takes them."""
+    """Return Engine arguments as options of `sglang serve`."""
     words = []
     for name, value in arguments.items():
         option = f"--{name.replace('_', '-')}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe on SGLang for each method and knob, and small config.json files of the checkpoints that they name."""
+"""A recipe on SGLang for each method and feature, and small config.json files of the checkpoints that they name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHOSEN = {"top_k": 4, "nodes": 12}
 TREE = {"dynamic": True, "top_k": 4, "depth": 3, "nodes": 12}
 CHAIN = TREE | {"top_k": 1, "nodes": 3}
 
-# name: method, target, what drafts, changes of the recipe
+# name: method, target, drafter, changes of the recipe
 CASES: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
     "draft_target": ("draft_target", "llama", "draft", {"speculation__draft_len": 5}),
     "draft_fp8": ("draft_target", "llama", "draft", {"target__quantization": {"weights": "fp8", "kv_cache": "fp8"}}),
@@ -59,14 +59,14 @@ CASES: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
 
 
 def case(name: str, version: str = "0.5.23", **further: Any) -> tuple[PlanContext, str, str | None]:
-    """Return a case's context, and which of MODELS are its target and what drafts; `further` changes the recipe."""
+    """Return a case's context, and the names of its target and drafter in MODELS; `further` changes the recipe."""
     method, target, draft, changes = CASES[name]
     known = {"target_facts": facts(MODELS[target])} | ({"draft_facts": facts(MODELS[draft])} if draft else {})
     return source_context("sglang", version, method, **{**known, **changes, **further}), target, draft
 
 
 def write_models(root: Path) -> dict[str, Path]:
-    """Write each of MODELS as a directory, and return where it lies."""
+    """Write each of MODELS as a directory, and return the directories by name."""
     for name, config in MODELS.items():
         (root / name).mkdir()
         (root / name / "config.json").write_text(json.dumps(config))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart on SGLang from its build to its end on a real tritonserver, a stand-in in the place of sglang."""
+"""The quickstart on SGLang from build to shutdown on a real tritonserver, with a double of sglang."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ON_SGLANG = ("--set", "engine.backend=sglang", "--set", "engine.gpu=h100")
 
 @pytest.fixture
 def built(workplace: Path, trtspec: Run) -> Path:
-    """The artifact, whose target answers every prompt of its gates alike; 9 of 12 drafts are accepted."""
+    """The artifact; its target gives the same answer to every prompt of its gates, and accepts 9 of 12 draft tokens."""
     assert trtspec("build", "quickstart", *ON_SGLANG).code == 0
     root = workplace / "build" / "quickstart"
     tokenizer = Tokenizer(root / "tokenizer")
@@ -60,7 +60,7 @@ def test_from_the_recipe_to_the_end_of_its_server(built: Path, trtspec: Run, mon
         assert listed(trtspec)[1] == "stopped"
     pinned = place_of(DeploymentJournal("quickstart"), 1) / "artifact"
     asked = (pinned / "checkpoints" / "target" / "requests.jsonl").read_text().splitlines()
-    assert json.loads(asked[-1]) == {"event": "shutdown"}, "the engine is ended, not killed"
+    assert json.loads(asked[-1]) == {"event": "shutdown"}, "the engine is shut down, not killed"
 
 
 @pytest.mark.triton

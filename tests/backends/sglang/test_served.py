@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's repository on a real tritonserver, a strict stand-in in the place of sglang.
+"""SGLang's repository on a real tritonserver, with a strict double of sglang.
 
-What is this engine's own: arguments, sampling, refusals and when its counts come.
+Covers the specifics of this engine: arguments, sampling, rejected requests and the time of its counts.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ ADAPTIVE = {"1": {"candidate_steps": [3]}, "3": {"candidate_steps": [0]}}
 
 
 def make_artifact(root: Path, arguments: dict[str, Any], **serving: Any) -> None:
-    """Lay out an artifact whose models are tables."""
+    """Write an artifact with table-driven models."""
     make_checkpoints(root, pause_s=0.001)
     settings = ServingSettings(**{"max_batch_size": 4, **serving})
     documents = (json.dumps(arguments), json.dumps(ADAPTIVE))
     EmitSglangRepository((), settings, *documents, max_input_len=32, max_seq_len=256, gpu_ids=(1,)).emit(
         root / "model_repository"
     )
-    # the stub looks for packages beside the model before it looks anywhere else that a test could choose
+    # the stub searches the model's directory before any other path that a test can set
     shutil.copytree(DOUBLES / "sglang" / "sglang", root / "model_repository" / ENGINE_JSON.parent / "sglang")
 
 
@@ -127,7 +127,7 @@ def test_without_streams_one_response_is_sent_and_the_engine_is_shut_down(tmp_pa
 
 
 def test_more_than_may_wait_are_refused(tmp_path: Path) -> None:
-    """By the model itself, which takes in all that comes."""
+    """By the model itself, because the engine accepts every request."""
     make_artifact(tmp_path / "artifact", ARGUMENTS, max_batch_size=1, max_queue_size=1)
     ids = Tokenizer(tmp_path / "artifact" / "tokenizer").encode("until")
     asked = {"input_ids": ids, "input_lengths": len(ids), "request_output_len": 64}

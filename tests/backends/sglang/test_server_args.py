@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's own ServerArgs take every argument that is emitted: of the catalogue, of each method and each knob."""
+"""SGLang's own ServerArgs accept every emitted argument: of the catalogue, and of each method and feature."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 Ask = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 HELPER = Path(__file__).with_name("ask_server_args.py")
 TIMEOUT_S = 300
-# Recipes that SGLang runs as they are. The others have methods, placements or classes of nets that it has not.
+# Recipes that SGLang can run. The others use unsupported methods, placements or drafter classes.
 RUNS = {
     *("quickstart", "quickstart-dspark", "quickstart-eagle3", "quickstart-fp8", "quickstart-ngram"),
     *("deepseek-v3.1-mtp", "deepseek-v3.1-mtp-sglang", "deepseek-v3.1-mtp-vllm"),
@@ -36,7 +36,7 @@ RUNS = {
     *("qwen3-8b-dflash-edge", "qwen3-8b-dflash-sglang", "qwen3-8b-dflash-vllm"),
     *("qwen3-8b-eagle3", "qwen3-8b-eagle3-edge", "qwen3-8b-eagle3-sglang"),
 }
-# What ServerArgs refuse where they see no GPU: MXFP4, and the snapshots of linear attention's states.
+# ServerArgs reject these without a GPU: MXFP4, and the snapshots of linear attention's states.
 NEEDS_GPU = {
     **dict.fromkeys(("gpt-oss-120b-ngram", "gpt-oss-20b-eagle3-vllm"), "Unknown quantization method: mxfp4"),
     **dict.fromkeys(("qwen3.5-27b-dflash-vllm", "qwen3.5-27b-mtp-vllm"), "extra_buffer requires platform support"),
@@ -45,7 +45,7 @@ NEEDS_GPU = {
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    """A function that returns what the real ServerArgs make of each document; they are imported once."""
+    """Return a function that validates documents with the real ServerArgs, which are imported once."""
     log, (read, write) = tmp_path_factory.mktemp("asked") / "log", os.pipe()
     command = [engine_python("sglang"), HELPER, str(write)]
     with log.open("w") as said, open(read) as answers:
@@ -67,7 +67,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the contexts of the catalogue's recipes on SGLang, by name, of those that it can run."""
+    """Return the contexts, by name, of the catalogue's recipes that SGLang can run."""
     root = tmp_path_factory.mktemp("catalogue")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_CACHE", str(root / "hub"))
@@ -116,7 +116,7 @@ def test_server_args_take_every_method_and_leave_its_lengths_alone(tmp_path: Pat
 
 
 def test_server_args_refuse_what_they_do_not_know(tmp_path: Path, ask: Ask) -> None:
-    """The question can be answered with no."""
+    """The validation can fail."""
     model = str(write_models(tmp_path)["llama"])
     block = {"speculative_algorithm": "NGRAM", "speculative_use_block_verification": True}
     wrong = [{"max_total": 3}, {"dtype": "fp3"}, block, {"speculative_algorithm": "SUFFIX"}]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is emitted for SGLang, and what is refused with what to do; test_server_args.py asks the real one."""
+"""Emitted SGLang arguments, and rejected recipes with their hints; test_server_args.py uses the real ServerArgs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_acceptance_stays_exact(name: str) -> None:
 
 
 def test_a_schedule_has_one_length_for_each_number_of_requests() -> None:
-    """Of 4 requests that run at most, the last 2 are beyond the schedule."""
+    """At most 4 requests run, and the last 2 are beyond the schedule."""
     context = case("eagle3_schedule")[0]
     steps = {key: entry["candidate_steps"] for key, entry in adaptive_config(context).items()}
     assert steps == {"1": [4], "2": [2], "3": [0]}
@@ -104,46 +104,76 @@ def test_a_schedule_has_one_length_for_each_number_of_requests() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "changes", "place", "message"),
     [
-        ("dspark", "0.5.14", {}, "speculation.method method", "SGLang 0.5.14 has no DSPARK"),
-        ("eagle3_schedule", "0.5.12", {}, "speculation.schedule version", "0.5.12 drafts no other length"),
-        ("eagle3_block", "0.5.21", {}, "speculation.verify version", "0.5.21 does not verify drafts as a block"),
-        ("ngram", NEWEST, {"speculation__schedule": SCHEDULE}, "speculation.schedule not-supported", "not with ngram"),
-        ("ngram", NEWEST, {"speculation__verify": "block"}, "speculation.verify not-supported", "no drafts of ngram"),
+        ("dspark", "0.5.14", {}, "speculation.method method", "SGLang 0.5.14 does not support DSPARK"),
+        ("eagle3_schedule", "0.5.12", {}, "speculation.schedule version", "0.5.12 does not adapt the draft length"),
+        ("eagle3_block", "0.5.21", {}, "speculation.verify version", "0.5.21 does not support block verification"),
+        ("ngram", NEWEST, {"speculation__schedule": SCHEDULE}, "speculation.schedule not-supported", "not for ngram"),
+        (
+            "ngram",
+            NEWEST,
+            {"speculation__verify": "block"},
+            "speculation.verify not-supported",
+            "block verification with ngram",
+        ),
         ("eagle3_tree", NEWEST, {"speculation__schedule": SCHEDULE}, "speculation.schedule not-supported", "a tree"),
-        ("eagle", NEWEST, {"speculation__options": {}}, "speculation.options.choices tree", "no static ones"),
-        ("eagle", NEWEST, {"draft_facts": facts(MODELS["eagle3"])}, "speculation.draft.model class", "Eagle3, and"),
-        ("eagle3", NEWEST, {"draft_facts": facts(NET)}, "speculation.draft.model class", "is LlamaForCausalLM, and"),
-        ("dflash", NEWEST, {"speculation__draft_len": 8}, "speculation.draft_len out-of-range", "blocks of 7 drafted"),
-        ("dspark", NEWEST, {"speculation__draft_len": 9}, "speculation.draft_len out-of-range", "blocks of 8 drafted"),
-        ("mtp", NEWEST, {"target_facts": facts(LLAMA)}, "speculation.method no-draft", "no layers for further tokens"),
-        ("tensor", NEWEST, {"target__parallel": {"pipeline": 2}}, "target.parallel.pipeline parallel", "stages"),
+        (
+            "eagle",
+            NEWEST,
+            {"speculation__options": {}},
+            "speculation.options.choices tree",
+            "does not support static trees",
+        ),
+        ("eagle", NEWEST, {"draft_facts": facts(MODELS["eagle3"])}, "speculation.draft.model class", "Eagle3, but"),
+        ("eagle3", NEWEST, {"draft_facts": facts(NET)}, "speculation.draft.model class", "is LlamaForCausalLM, but"),
+        (
+            "dflash",
+            NEWEST,
+            {"speculation__draft_len": 8},
+            "speculation.draft_len out-of-range",
+            "blocks of 7 draft tokens",
+        ),
+        (
+            "dspark",
+            NEWEST,
+            {"speculation__draft_len": 9},
+            "speculation.draft_len out-of-range",
+            "blocks of 8 draft tokens",
+        ),
+        ("mtp", NEWEST, {"target_facts": facts(LLAMA)}, "speculation.method no-draft", "lacks MTP layers"),
+        (
+            "tensor",
+            NEWEST,
+            {"target__parallel": {"pipeline": 2}},
+            "target.parallel.pipeline parallel",
+            "pipeline parallelism",
+        ),
         (
             "draft_target",
             NEWEST,
             {"target__quantization": {"weights": "fp8_rowwise"}},
             "target.quantization.weights quantization",
-            f"SGLang {NEWEST} does not make fp8_rowwise while it loads",
+            f"SGLang {NEWEST} does not quantize to fp8_rowwise on load",
         ),
         (
             "eagle3_block",
             NEWEST,
             {"draft_facts": facts(MODELS["eagle3"] | {"draft_vocab_size": 256})},
             "speculation.verify vocabulary",
-            "the net drafts a part of the vocabulary",
+            "the drafter has a reduced vocabulary",
         ),
         (
             "eagle3_tree",
             NEWEST,
             {"speculation__options": {"top_k": 4, "nodes": 12, "lossy": True}, "gates__lossless": False},
             "speculation.options.lossy lossy",
-            "its accept thresholds stay at 1.0",
+            "trtspec keeps its accept thresholds at 1.0",
         ),
         (
             "mtp",
             "0.5.12",
             {"target_facts": facts(MODELS["glm"] | {"architectures": ["OtherForCausalLM"]})},
             "speculation.method version",
-            "does not draft with layers of OtherForCausalLM",
+            "does not draft with MTP layers of OtherForCausalLM",
         ),
     ],
 )
@@ -191,5 +221,5 @@ def test_deploy_needs_the_sglang_that_was_checked(monkeypatch: pytest.MonkeyPatc
         installed.check_installed(tmp_path, manifest)
     monkeypatch.setattr(installed, "find_spec", lambda name: object())
     monkeypatch.setattr(installed, "installed_version", lambda name: "0.5.22")
-    with pytest.raises(DeployError, match=r"SGLang 0\.5\.22 is installed here, .* checked for 0\.5\.23"):
+    with pytest.raises(DeployError, match=r"SGLang 0\.5\.22 is installed, .* checked for 0\.5\.23"):
         installed.check_installed(tmp_path, manifest)

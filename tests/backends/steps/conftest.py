@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-LLM as tests have it."""
+"""Fixtures of TensorRT-LLM doubles."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which texts a checkpoint is measured on, and what becomes of the measurements."""
+"""The texts that calibrate a checkpoint, and the use of the measurements."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_what_changes_the_measurements_changes_the_key(tmp_path: Path) -> None:
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
     source = make_source(tmp_path, vocab_size=32)
-    with pytest.raises(CheckpointError, match=r"the tokenizer makes the id \d+, and the model has 32") as raised:
+    with pytest.raises(CheckpointError, match=r"the tokenizer produces the id \d+, but the model has 32") as raised:
         calibrate_checkpoint(source, prompts("the rest"), 10)
     assert raised.value.where == str(source)
-    assert raised.value.hint == "take tokenizer and weights from the same model"
+    assert raised.value.hint == "use tokenizer and weights of the same model"
 
 
 def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
@@ -95,18 +95,18 @@ def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
     dropping["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
     (source / "tokenizer.json").write_text(json.dumps(dropping))
     assert calibrate_checkpoint(source, prompts("  ", "the"), 10) == calibrate_checkpoint(source, prompts("the"), 10)
-    with pytest.raises(CheckpointError, match="the tokenizer makes no token of the prompts"):
+    with pytest.raises(CheckpointError, match="the tokenizer produces no tokens for the prompts"):
         calibrate_checkpoint(source, prompts("  "), 10)
 
 
 def test_calibration_prompts_are_many_varied_and_small() -> None:
-    """As many as a recipe asks for by default, some of them longer than the 512 tokens they are cut to."""
+    """As many as a recipe uses by default, some of them longer than the limit of 512 tokens."""
     found = load_prompts(calibration_prompts())
     assert len({prompt.text for prompt in found}) == len(found) >= 128
     assert calibration_prompts().stat().st_size < 150_000
     kinds = {"prose", "code", "json", "log", "maths", "table", "chat", "language"}
     assert {prompt.kind for prompt in found} == kinds
-    assert {prompt.kind for prompt in found[:32]} == kinds  # also where `samples` is few
+    assert {prompt.kind for prompt in found[:32]} == kinds  # also with a small `samples`
     assert sum(len(prompt.text.split()) > LONG for prompt in found) >= 4
 
 
@@ -131,7 +131,7 @@ calibrate_checkpoint(Path(sys.argv[1]), texts, 10, notes=Path(sys.argv[2]))
 
 @pytest.fixture
 def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The layers that are passed, as they are."""
+    """Record the layers in the order of their processing."""
     from trtspec.engine.calibration import measure, notes
 
     monkeypatch.setattr(notes, "SAVE_EVERY_S", 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft with fewer unused rows than its target is converted as if it had been published with as many."""
+"""A draft with fewer unused rows than its target is converted like one that was published with the same number."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests._support.tiny import SHAPE, convert, make_model
 from trtspec.checkpoints.quant.scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 
-VOCAB, WIDER = SHAPE["vocab_size"], 75  # no multiple of the ranks
+VOCAB, WIDER = SHAPE["vocab_size"], 75  # not a multiple of the ranks
 
 
 def with_rows(source: Path, out: Path, rows: int) -> Path:
-    """Copy a checkpoint with so many rows of embedding and head: the oracle, padded by torch."""
+    """Copy a checkpoint with this number of embedding and head rows; the reference is padded by torch."""
     out.mkdir()
     tensors = load_file(source / "model.safetensors")
     for name in {"model.embed_tokens.weight", "lm_head.weight"} & tensors.keys():

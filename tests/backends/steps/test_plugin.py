@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An artifact's compiled kernels: a step whose key is what the library is made of."""
+"""The step of an artifact's compiled kernels, whose key depends on the library's sources."""
 
 from __future__ import annotations
 

@@ -63,14 +63,14 @@ def test_content_is_the_identity_and_the_place_is_not(root: Path, digests: Diges
 def test_more_than_may_be_read_now_stays_unread(
     root: Path, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # no test can set a time of change
+    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # tests cannot set a file's ctime
     assert read(root, digests, unread_above=6).is_read  # 3 + 3 bytes
     other = DigestCache(root.parent / "none.json")
     files = read(root, other, unread_above=5)
     assert all(digest.startswith(UNREAD) for _, digest in files.digests)
     assert files.unproven == ("a", "b")
     assert not files.is_read
-    assert read(root, digests, unread_above=0).is_read  # what is remembered costs nothing
+    assert read(root, digests, unread_above=0).is_read  # cached digests are not read again
 
 
 def test_a_file_that_cannot_be_read(root: Path, digests: DigestCache) -> None:
@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_read(root: Path, digests: DigestCache) -> None:
 
 
 def swap(root: Path) -> None:
-    """Put another file of the same size and time in the place."""
+    """Replace a file by another one of the same size and time."""
     (root / "c").write_text("eno")
     os.utime(root / "c", ns=(LONG_AGO, LONG_AGO))
     os.replace(root / "c", root / "a")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe that is asked for, written down beside checkpoints of its models' sizes, whose weights take no space."""
+"""Write a recipe and sparse checkpoints with the sizes of its models."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MODEL_TYPES = {
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Checkpoints below `root`, each made when it is first asked for."""
+    """Checkpoints below `root`, each created on first use."""
 
     root: Path
     made: dict[object, Path] = field(default_factory=dict)
 
     def write(self, asked: Asked, root: Path) -> Path:
-        """Write a recipe and what it looks for below `root`; return the recipe."""
+        """Write a recipe and its files below `root`; return the recipe."""
         (root / "target").symlink_to(self._made("decoder", asked.target))
         if draft := asked.document.get("speculation", {}).get("draft"):
             layout = "decoder" if asked.draft else asked.document["speculation"]["method"]
@@ -75,7 +75,7 @@ def _decoder(config: ModelConfig) -> dict[str, Any]:
 
 
 def _gemma(config: ModelConfig) -> dict[str, Any]:
-    """Return what config.json of Gemma says beyond others."""
+    """Return the additional keys of Gemma's config.json."""
     if not config.inner_norms:
         return {}
     kinds = ("full_attention", "sliding_attention")
@@ -93,7 +93,7 @@ def _gemma(config: ModelConfig) -> dict[str, Any]:
 
 
 def _phi(config: ModelConfig) -> dict[str, Any]:
-    """Return what config.json of Phi says beyond others."""
+    """Return the additional keys of Phi's config.json."""
     if config.architecture != "Phi3ForCausalLM":
         return {}
     found: dict[str, Any] = {"partial_rotary_factor": config.rotary_share}
@@ -110,7 +110,7 @@ def _net(config: ModelConfig) -> dict[str, Any]:
 
 
 def _small(config: ModelConfig) -> dict[str, Any]:
-    """Return config.json of Medusa's heads, or of ReDrafter's net, for a target."""
+    """Return config.json of Medusa heads or a ReDrafter head for a target."""
     return {
         "torch_dtype": config.dtype,
         "vocab_size": config.vocab_size,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One repository of engines for each method, as it was read and found right; the files lie in golden/METHOD/MODEL.
+"""Golden files: one reviewed repository of engines for each method, in golden/METHOD/MODEL.
 
-`python -m tests.backends.tensorrt_llm.golden` writes them anew: read what changed before you keep it.
+`python -m tests.backends.tensorrt_llm.golden` regenerates them. Review the changes before you commit them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "mc_sim_7b_63"
 
 
 def settings(method: str, **values: Any) -> EngineRepositorySettings:
-    """Return the settings of a method, whose own `values` go over those of a plain repository."""
+    """Return the settings of a method; `values` override a plain repository's."""
     plain = {"draft_len": 0, "options": "{}", "max_batch_size": 8, "max_seq_len": 2048, "vocab_size": 32000}
     return EngineRepositorySettings(method=method, **{**plain, "target": EngineServing((0,), 0.9), **values})
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people ran into upstream, each as the recipe that would run into it again and what is said instead.
+"""Known upstream failures: for each a recipe that reproduces it, and the diagnostic that prevents it.
 
-# marks TensorRT-LLM's own issues, BE# those of triton-inference-server/tensorrtllm_backend. Without one a row is the
-line of the sources that refuses, warns or changes something in silence.
+# marks issues of TensorRT-LLM, BE# issues of triton-inference-server/tensorrtllm_backend. Rows without a number refer
+to the source line that rejects, warns or silently changes something.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SERVED = (
 
 
 class Row(NamedTuple):
-    """A failure upstream, the recipe that has it, and what meets it: path, words and severity.
+    """An upstream failure, its recipe, and the expected diagnostic: path, words and severity.
 
-    `before` is what `check` says of the same path where it does not come to ask the engine.
+    `before` is `check`'s own diagnostic of the same path, if it does not reach the engine's rules.
     """
 
     upstream: str
@@ -57,88 +57,88 @@ KNOWN_FAILURES = [
             speculation__schedule=[{"max_batch": 4, "draft_len": 5}],
         ),
         "speculation.schedule",
-        "what a redrafter engine drafts was decided when it was built",
+        "the draft length of a redrafter engine is fixed when it is built",
     ),
     Row(
         "BE#473 draft tokens (56) > max (0)",
         extra(ask_pair, max_draft_len=0),
         "engine.extra.max_draft_len",
-        "max_draft_len is decided by speculation, which knows how many tokens are drafted",
+        "max_draft_len is determined by speculation, which determines the number of draft tokens",
     ),
     Row(
         "#2641 lookahead fails to build with fp8_rowwise",
         ask(**LOOKAHEAD, **fp8("fp8_rowwise")),
         "target.quantization.weights",
-        "lookahead engines cannot be built of fp8_rowwise weights",
+        "lookahead engines do not support fp8_rowwise weights",
     ),
     Row(
         "gpt_attention: assert spec_decoding_use is not None (Medusa)",
         ask(**MEDUSA, **fp8("fp8_rowwise")),
         "target.quantization.weights",
-        "medusa engines cannot be built of fp8_rowwise weights",
+        "medusa engines do not support fp8_rowwise weights",
     ),
     Row(
         "gpt_attention: assert spec_decoding_use is not None (ReDrafter)",
         ask(**REDRAFTER, **fp8("fp8_rowwise")),
         "target.quantization.weights",
-        "redrafter engines cannot be built of fp8_rowwise weights",
+        "redrafter engines do not support fp8_rowwise weights",
     ),
     Row(
         "Provided but not required tensors: q_layernorm, k_layernorm (Qwen3 by rows)",
         ask(shape("qwen2.5-7b", architecture="Qwen3ForCausalLM", attn_bias=False, qk_norm=True), **fp8("fp8_rowwise")),
         "target.quantization.weights",
-        "fp8_rowwise engines of Qwen3ForCausalLM leave out its norms of queries and keys, and their text is wrong",
+        "fp8_rowwise engines of Qwen3ForCausalLM omit its norms of queries and keys, so their output is wrong",
     ),
     Row(
         "GPTAttentionPlugin: ATTENTION_OUTPUT_QUANTIZATION_SCALE is missing",
         ask(**fp8("fp8", "fp8", exclude=["lm_head", "transformer.layers.0.*"])),
         "target.quantization.exclude.1",
-        "'transformer.layers.0.*' leaves attention.dense in 16 bits, and with an FP8 KV cache its input is FP8",
+        "'transformer.layers.0.*' keeps attention.dense in 16 bits, but with an FP8 KV cache its input is FP8",
     ),
     Row(
         "BE#710 assertion in the lookahead layer",
         ask(**LOOKAHEAD, speculation__options={"window": 1, "verification": 0, "ngram": 1}),
         "speculation.options",
-        "window, ngram and verification (1, 1, 0) draft nothing, and a lookahead engine needs room for drafts",
+        "window, ngram and verification (1, 1, 0) draft nothing, but a lookahead engine needs space for drafts",
     ),
     Row(
-        "lookahead README: (2, 2, 1) is the least that means something",
+        "lookahead README: (2, 2, 1) is the useful minimum",
         ask(**LOOKAHEAD, speculation__options={"window": 1, "verification": 1, "ngram": 3}),
         "speculation.options",
-        "window, ngram and verification (1, 3, 1) are below (2, 2, 1), from which lookahead means something",
+        "window, ngram and verification (1, 3, 1) are below (2, 2, 1), the minimum for useful lookahead",
         "warning",
     ),
     Row(
         "#2125 FP8 attention without an FP8 KV cache",
         ask(engine__extra={"use_fp8_context_fmha": "enable"}, **fp8("fp8")),
         "engine.extra.use_fp8_context_fmha",
-        "use_fp8_context_fmha needs weights and KV cache in FP8, and the target's are not both",
+        "use_fp8_context_fmha needs FP8 weights and an FP8 KV cache; the target does not have both",
     ),
     Row(
-        "builder: FP8 attention is turned on again for an FP8 KV cache",
+        "builder: FP8 attention is enabled again for an FP8 KV cache",
         ask(engine__extra={"use_fp8_context_fmha": "disable"}, **fp8("fp8", "fp8")),
         "engine.extra.use_fp8_context_fmha",
-        "the target's KV cache in FP8 turns use_fp8_context_fmha on again",
+        "the target's FP8 KV cache enables use_fp8_context_fmha again",
     ),
     Row(
         "runtime: KV cache block reuse must be enabled for the target (FP8 cache alone)",
         ask_pair(**fp8("none", "fp8")),
         "target.quantization.kv_cache",
-        "an FP8 KV cache with 16-bit weights turns paged context attention off, and with it KV cache reuse and chunked"
+        "an FP8 KV cache with 16-bit weights disables paged context attention, and therefore KV cache reuse and chunked"
         " prompts; draft_target needs reuse",
     ),
     Row(
         "runtime: the same of a draft with weights scaled by row",
         ask_pair(speculation__draft__quantization={"weights": "fp8_rowwise", "kv_cache": "fp8"}),
         "speculation.draft.quantization.kv_cache",
-        "an FP8 KV cache with fp8_rowwise weights turns paged context attention off, and with it KV cache reuse and"
+        "an FP8 KV cache with fp8_rowwise weights disables paged context attention, and therefore KV cache reuse and"
         " chunked prompts; draft_target needs reuse",
     ),
     Row(
-        "builder: paged context attention is turned off in silence",
+        "builder: paged context attention is disabled silently",
         ask(**fp8("none", "fp8")),
         "target.quantization.kv_cache",
-        "an FP8 KV cache with 16-bit weights turns paged context attention off, and with it KV cache reuse and chunked"
+        "an FP8 KV cache with 16-bit weights disables paged context attention, and therefore KV cache reuse and chunked"
         " prompts",
         "warning",
     ),
@@ -146,121 +146,121 @@ KNOWN_FAILURES = [
         "#2709 drafts from outside without paged context attention",
         extra(ask_pair, use_paged_context_fmha="disable"),
         "engine.extra.use_paged_context_fmha",
-        "use_paged_context_fmha turns paged context attention off, and with it KV cache reuse; draft_target needs it",
+        "use_paged_context_fmha disables paged context attention, and therefore KV cache reuse; draft_target needs it",
     ),
     Row(
-        "builder: StreamingLLM turns paged context attention off",
+        "builder: StreamingLLM disables paged context attention",
         extra(ask_pair, streamingllm="enable"),
         "engine.extra.streamingllm",
-        "streamingllm turns paged context attention off, and with it KV cache reuse; draft_target needs it",
+        "streamingllm disables paged context attention, and therefore KV cache reuse; draft_target needs it",
     ),
     Row(
         "#2511, #10396 EAGLE on Qwen",
         ask("qwen2.5-7b", speculation__method="eagle"),
         "speculation.method",
-        "EAGLE engines are built for Llama alone, not for Qwen2ForCausalLM",
+        "EAGLE engines support Llama only, not Qwen2ForCausalLM",
     ),
     Row(
         "#3207 EAGLE with FP8",
         ask(**EAGLE, **fp8("fp8")),
         "target.quantization.weights",
-        "EAGLE engines are in float16 or bfloat16: FP8 is not supported",
+        "EAGLE engines require float16 or bfloat16: FP8 is not supported",
     ),
     Row(
-        "models/eagle: kv_cache_quantize() gives each attention a scale, and the nets have none",
+        "models/eagle: kv_cache_quantize() gives each attention a scale, and the drafters lack them",
         ask(**EAGLE, **fp8("none", "fp8")),
         "target.quantization.kv_cache",
-        "EAGLE engines are in float16 or bfloat16: FP8 is not supported",
+        "EAGLE engines require float16 or bfloat16: FP8 is not supported",
     ),
     Row(
         "EAGLE README: no pipeline parallelism",
         ask(**EAGLE, target__parallel={"pipeline": 2}),
         "target.parallel.pipeline",
-        "eagle engines have no pipeline stages",
+        "eagle engines do not support pipeline stages",
     ),
     Row(
         "models/medusa: Required but not provided tensors, the heads of the first stages",
         ask(**MEDUSA, target__parallel={"pipeline": 2}),
         "target.parallel.pipeline",
-        "medusa engines have no pipeline stages",
+        "medusa engines do not support pipeline stages",
     ),
     Row(
         "models/redrafter: the logits are unpacked on every stage",
         ask(**REDRAFTER, target__parallel={"pipeline": 2}),
         "target.parallel.pipeline",
-        "redrafter engines have no pipeline stages",
+        "redrafter engines do not support pipeline stages",
     ),
     Row(
         "builder: Max batch size > 512 is not supported for EAGLE",
         ask(**EAGLE, engine__max_batch_size=513, engine__max_seq_len=64),
         "engine.max_batch_size",
-        "EAGLE engines take at most 512 requests a step, not 513",
+        "EAGLE engines support at most 512 requests per step, not 513",
     ),
     Row(
         "EAGLE-2 is not supported via Triton",
         ask(**EAGLE, speculation__options={"dynamic": True}),
         "speculation.options.dynamic",
-        "a dynamic tree (EAGLE-2) cannot be served by Triton: its backend passes on eagle_choices alone",
+        "Triton cannot serve a dynamic tree (EAGLE-2): its backend passes on only eagle_choices",
     ),
     Row(
         "Triton backend: no posterior threshold",
         ask(**EAGLE, speculation__options={"lossy": True}),
         "speculation.options.lossy",
-        "typical acceptance cannot be asked of a served engine: the Triton backend has no parameter for it",
+        "the Triton backend does not support typical acceptance",
     ),
     Row(
         "Medusa README: temperature 0 alone",
         ask(**MEDUSA),
         "speculation.method",
-        "medusa engines take the most probable tokens, whatever a request asks",
+        "medusa engines always decode greedily, whatever the request's sampling",
         "warning",
     ),
     Row(
         "lookaheadDecodingLayer: the best logit is taken",
         ask(**LOOKAHEAD),
         "speculation.method",
-        "lookahead engines take the most probable tokens, whatever a request asks",
+        "lookahead engines always decode greedily, whatever the request's sampling",
         "warning",
     ),
     Row(
         "EAGLE README: greedy without a posterior threshold",
         ask(**EAGLE),
         "speculation.method",
-        "eagle engines take the most probable tokens, whatever a request asks",
+        "eagle engines always decode greedily, whatever the request's sampling",
         "warning",
     ),
     Row(
         "#2678 Medusa's config for another base",
         ask(shape("qwen2.5-7b", architecture="Qwen3ForCausalLM"), speculation__method="medusa"),
         "speculation.method",
-        "upstream shows medusa for LlamaForCausalLM, MixtralForCausalLM, Qwen2ForCausalLM, not for Qwen3ForCausalLM",
+        "upstream has medusa examples for LlamaForCausalLM, MixtralForCausalLM, Qwen2ForCausalLM, not Qwen3ForCausalLM",
         "warning",
     ),
     Row(
-        "lookahead README: tensor parallelism alone",
+        "lookahead README: only tensor parallelism",
         ask(**LOOKAHEAD, target__parallel={"pipeline": 2}),
         "target.parallel.pipeline",
-        "upstream lists tensor parallelism alone for lookahead_decoding",
+        "upstream lists only tensor parallelism for lookahead_decoding",
         "warning",
     ),
     Row(
         "ReDrafter README: greedy engines ignore the temperature",
         ask(**REDRAFTER),
         "speculation.method",
-        "redrafter engines take the most probable tokens, whatever a request asks",
+        "redrafter engines always decode greedily, whatever the request's sampling",
         "warning",
     ),
     Row(
         "trtllm-build: Gather context logits is not supported with draft len > 0",
         extra(ask_pair, gather_context_logits=True),
         "engine.extra.gather_context_logits",
-        "gather_context_logits turns KV cache reuse off; trtllm-build refuses it beside drafts",
+        "gather_context_logits disables KV cache reuse; trtllm-build rejects it with speculation",
     ),
     Row(
         "drafts are verified for one beam",
         extra(ask_pair, max_beam_width=4),
         "engine.extra.max_beam_width",
-        "max_beam_width: one beam is served, and drafts are verified for one",
+        "max_beam_width: serving and draft verification support one beam only",
     ),
     Row(
         "#2789 vocabularies of draft and target do not match",
@@ -270,62 +270,62 @@ KNOWN_FAILURES = [
             target__parallel={"tensor": 2},
         ),
         "speculation.options.use_draft_logits",
-        "the target's logits are 32004 wide, the draft's 32003, padded for their ranks",
+        "with padding for their ranks, the target has 32004 logits and the draft 32003",
     ),
     Row(
         "pull 8329: automatic parallelism is gone",
         extra(auto_parallel=2),
         "engine.extra.auto_parallel",
-        "trtllm-build 1.2.1 has no option auto_parallel",
+        "trtllm-build 1.2.1 does not have the option auto_parallel",
     ),
     Row(
         "pull 1954: max_output_len is gone",
         extra(max_output_len=100),
         "engine.extra.max_output_len",
-        "trtllm-build 1.2.1 has no option max_output_len",
+        "trtllm-build 1.2.1 does not have the option max_output_len",
     ),
     Row(
         "trtllm-build: invalid choice",
         extra(gemm_plugin="fp16"),
         "engine.extra.gemm_plugin",
-        "gemm_plugin is one of auto, float16, float32, bfloat16, int32, fp8, nvfp4, disable, not 'fp16'",
+        "gemm_plugin must be one of auto, float16, float32, bfloat16, int32, fp8, nvfp4, disable, not 'fp16'",
     ),
     Row(
         "trtllm-build: multiple_profiles is enabled, while opt_num_tokens is set",
         extra(multiple_profiles="enable", opt_num_tokens=64),
         "engine.extra.opt_num_tokens",
-        "multiple_profiles and opt_num_tokens exclude each other",
+        "multiple_profiles and opt_num_tokens are mutually exclusive",
     ),
     Row(
         "runtime: requires GPT attention plugin with packed input and paged KV cache",
         extra(remove_input_padding="disable"),
         "engine.extra.remove_input_padding",
-        "remove_input_padding cannot be disabled: without it requests are not batched in flight",
+        "remove_input_padding is required for in-flight batching and cannot be disabled",
     ),
     Row(
         "#796 networks with FP8 precision require hardware with FP8 support",
         ask(engine__gpu="a100-80gb", **fp8("fp8")),
         "target.quantization.weights",
-        "FP8 needs compute capability 8.9 (Ada, Hopper), which a100-80gb (compute capability 8.0) is below",
+        "FP8 needs compute capability 8.9 (Ada, Hopper) or later, not a100-80gb (compute capability 8.0)",
     ),
     Row(
         "builder: Per-channel or per-token scaling is not supported on SM>=100",
         ask(engine__gpu="b200", **fp8("fp8_rowwise")),
         "target.quantization.weights",
-        "fp8_rowwise engines cannot be built for b200 (compute capability 10.0): the builder refuses scales by row"
+        "fp8_rowwise engines cannot be built for b200 (compute capability 10.0): the builder rejects row-wise scales"
         " there",
     ),
     Row(
         "plugins: gemm_swiglu_plugin=fp8 is not supported on SM 100",
         ask(engine__gpu="b200", engine__extra={"gemm_swiglu_plugin": "fp8"}, **fp8("fp8")),
         "engine.extra.gemm_swiglu_plugin",
-        "gemm_swiglu_plugin has no kernels for b200 (compute capability 10.0)",
+        "gemm_swiglu_plugin does not support b200 (compute capability 10.0)",
     ),
     Row(
         "plugins: FP8 matrices without FP8 weights",
         extra(low_latency_gemm_plugin="fp8"),
         "engine.extra.low_latency_gemm_plugin",
-        "low_latency_gemm_plugin needs fp8 weights, and the target's are none",
+        "low_latency_gemm_plugin needs fp8 weights, but the target uses none",
     ),
     Row(
         "builder: GemmSwiGLU plugin requires --use_fused_mlp flag",
@@ -337,27 +337,27 @@ KNOWN_FAILURES = [
         "builder: Overriding user_buffer to False",
         extra(user_buffer="enable"),
         "engine.extra.user_buffer",
-        "user_buffer is turned off by the builder: it needs reduce_fusion",
+        "the builder disables user_buffer: it needs reduce_fusion",
         "warning",
     ),
     Row(
         "trtllm-build: PP reduce scatter is only supported in the mixtral model",
         extra(pp_reduce_scatter="enable"),
         "engine.extra.pp_reduce_scatter",
-        "pp_reduce_scatter is for Mixtral",
+        "pp_reduce_scatter supports only Mixtral",
     ),
     Row(
         "trtllm-build: a max_num_tokens larger than 16384 is usually not recommended",
         ask(engine__max_num_tokens=32768, engine__max_batch_size=16, engine__gpu="h200"),
         "engine.max_num_tokens",
-        "32768 tokens a step; upstream advises against more than 16384",
+        "32768 tokens per step; upstream advises against more than 16384",
         "warning",
     ),
     Row(
         "builder: Overriding reduce_fusion to False",
         extra(reduce_fusion="enable"),
         "engine.extra.reduce_fusion",
-        "reduce_fusion is turned off by the builder: it is for Llama models divided over several GPUs",
+        "the builder disables reduce_fusion: it supports only Llama models divided over several GPUs",
         "warning",
     ),
     Row(
@@ -370,49 +370,49 @@ KNOWN_FAILURES = [
         "runtime: Prompt length exceeds maximum input length",
         ask(**MEDUSA, engine__max_num_tokens=512),
         "engine.max_num_tokens",
-        "prompts of the target are not taken in chunks, so that 512 tokens a step refuse those of max_input_len 1024",
+        "prompts of the target are not split into chunks, so 512 tokens per step are too few for max_input_len 1024",
     ),
     Row(
         "runtime: draft tokens that do not fit the last chunk are discarded",
         ask_pair(engine__max_num_tokens=1024),
         "engine.max_num_tokens",
-        "texts are longer than a step of 1024 tokens and taken in chunks: the scheduler then drops drafts that reach"
-        " into another block of the KV cache",
+        "texts longer than a step of 1024 tokens are split into chunks, after which the scheduler drops drafts that"
+        " reach into another block of the KV cache",
         "warning",
     ),
     Row(
         "#1221, #2451 out of memory",
         ask("llama-3.3-70b"),
         "engine.gpu",
-        "GPU 0: weights and activations take about 133.3 GiB, and the GPU has 79.0 GiB",
+        "GPU 0: weights and activations take about 133.3 GiB, but the GPU has 79.0 GiB",
     ),
     Row(
         "runtime: maxSequenceLen is reduced to maxAttentionWindow",
         ask(engine__gpu="l4", engine__max_seq_len=131072),
         "engine.max_seq_len",
-        "GPU 0: about 5.5 GiB are left for KV caches, 44960 tokens; one text may have 131072, its drafts counted",
+        "GPU 0: about 5.5 GiB remain for KV caches, 44960 tokens, but a text may have 131072 tokens, drafts included",
     ),
     Row(
         "runtime: requests wait for KV cache blocks",
         ask(engine__gpu="l4", engine__max_batch_size=64),
         "engine.max_batch_size",
-        "GPU 0: KV caches have room for 21 of max_batch_size 64 texts of max_seq_len at once; the others wait",
+        "GPU 0: KV caches hold 21 of max_batch_size 64 texts of max_seq_len; the others wait",
         "warning",
     ),
     Row(
         "runtime: deviceIds * numNodes must be equal to tp*pp*cp",
         ask(target__parallel={"tensor": 2}, serving__placement={"target": [0]}),
         "serving.placement.target",
-        "the target is divided over 2 GPUs, and 1 are named",
+        "the target is divided over 2 GPUs, but 1 are listed",
     ),
     Row(
         "a draft is placed that there is not",
         ask(speculation__method="ngram", serving__placement={"target": [0], "draft": [1]}),
         "serving.placement.draft",
-        "ngram has no draft model to place",
+        "ngram does not use a draft model",
     ),
     Row(
-        "runtime: device ids are those of one node",
+        "runtime: device ids are of one node",
         ask(serving__placement={"target": [8]}),
         "serving.placement.target",
         "GPU 8: a node's GPUs are numbered 0 to 7",
@@ -421,25 +421,25 @@ KNOWN_FAILURES = [
         "orchestrated workers run on a single node",
         ask(target__parallel={"tensor": 8, "pipeline": 2}),
         "target.parallel",
-        "the target has 16 ranks; engines are served on one node of 8",
+        "the target has 16 ranks, but engines are served on one node of 8",
     ),
     Row(
         "Triton backend: fast logits are disabled with a warning",
         ask_pair(serving__fast_logits=True, speculation__options={"use_draft_logits": False}),
         "serving.fast_logits",
-        "fast_logits without use_draft_logits: no logits are handed on",
+        "fast_logits is ignored without use_draft_logits",
     ),
     Row(
         "fast logits without a draft model",
         ask(speculation__method="ngram", serving__fast_logits=True),
         "serving.fast_logits",
-        "fast_logits hands a draft model's logits on, and ngram has none",
+        "fast_logits transfers a draft model's logits, but ngram does not use one",
     ),
     Row(
         "#3031 an engine for another GPU (compute 9.0 and 8.9)",
         ask(engine__gpu=None),
         "engine",
-        "engines are built for one kind of GPU, and the recipe names none",
+        "engines are built for one kind of GPU, but engine.gpu is missing",
     ),
     Row(
         "support matrix: Ampere and later",
@@ -451,7 +451,7 @@ KNOWN_FAILURES = [
         "Unsupported model architecture",
         ask(shape("llama-3.1-8b", architecture="OlmoForCausalLM")),
         "target.model",
-        "TensorRT-LLM 1.2.1 builds no engines of OlmoForCausalLM",
+        "TensorRT-LLM 1.2.1 does not support engines of OlmoForCausalLM",
         before=f"target/config.json: architecture 'OlmoForCausalLM' is not supported; supported: {SERVED}",
     ),
 ]
@@ -461,33 +461,33 @@ KNOWN_FAILURES += [
         "GemmaDecoderLayer.forward() got an unexpected keyword argument 'spec_decoding_params'",
         ask("gemma-2-9b", **LOOKAHEAD),
         "speculation.method",
-        "lookahead engines cannot be built of Gemma2ForCausalLM: its layers take no mask of drafts",
+        "lookahead engines do not support Gemma2ForCausalLM: its layers do not accept an attention mask for drafts",
     ),
     Row(
         "Phi3DecoderLayer.forward() got an unexpected keyword argument 'spec_decoding_params'",
         ask("phi-4", speculation__method="medusa"),
         "speculation.method",
-        "medusa engines cannot be built of Phi3ForCausalLM: its layers take no mask of drafts",
+        "medusa engines do not support Phi3ForCausalLM: its layers do not accept an attention mask for drafts",
     ),
     Row(
-        "#3247 Gemma 3 of 1B alone",
+        "#3247 only the 1B model of Gemma 3",
         ask("gemma-3-4b", engine__max_seq_len=1024),
         "target.model",
-        "engines of Gemma3ForCausalLM scale the rotary positions under its sliding windows too,"
-        " and their text is wrong",
+        "engines of Gemma3ForCausalLM also scale the rotary positions of sliding-window layers,"
+        " so their output is wrong",
     ),
     Row(
         "layer_idx + 1) % _sliding_window_pattern",
         ask(shape("gemma-3-4b", full_layers=(5, 10)), engine__max_seq_len=1024),
         "target.model",
-        "engines of Gemma3ForCausalLM take every layer of a fixed distance as one without a window,"
-        " and those of this model are others",
+        "engines of Gemma3ForCausalLM place layers without a sliding window at a fixed distance,"
+        " but this model has other ones",
     ),
     Row(
         "Attention(eps=1e-05) is not handed Gemma's rms_norm_eps",
         ask("gemma-3-4b", engine__max_seq_len=1024),
         "target.model",
-        "engines of Gemma3ForCausalLM norm queries and keys with an epsilon of 1e-05, not 1e-06",
+        "engines of Gemma3ForCausalLM normalize queries and keys with an epsilon of 1e-05, not 1e-06",
         "warning",
     ),
     Row(
@@ -497,41 +497,40 @@ KNOWN_FAILURES += [
         "engines of Gemma2ForCausalLM divide the embedding over their ranks",
     ),
     Row(
-        "Fp8RowwiseAttention has no q_scaling, max_attn_value and rope_scaling_short_factors",
+        "Fp8RowwiseAttention lacks q_scaling, max_attn_value and rope_scaling_short_factors",
         ask("gemma-2-9b", **fp8("fp8_rowwise")),
         "target.quantization.weights",
-        "fp8_rowwise engines of Gemma2ForCausalLM leave out what it has beyond Llama's layers",
+        "fp8_rowwise engines of Gemma2ForCausalLM omit its extensions of Llama's layers",
     ),
     Row(
         "Phi3Config reads no attention_factor",
         ask(shape("phi-4-mini", rope_scaling=replace(LONGROPE, attention_factor=1.5))),
         "target.model",
-        "engines of Phi3ForCausalLM compute an attention_factor of 1.1902 from their lengths,"
-        " and the model says 1.5000",
+        "engines of Phi3ForCausalLM derive an attention_factor of 1.1902 from their lengths, but the model has 1.5000",
     ),
     Row(
         "Required but not provided tensors:{'transformer.vocab_embedding.weight'}: Phi3Model has one on every stage",
         ask("phi-4", target__parallel={"pipeline": 2}),
         "target.parallel.pipeline",
-        "engines of Phi3ForCausalLM have no pipeline stages",
+        "engines of Phi3ForCausalLM do not support pipeline stages",
     ),
     Row(
         "examples/phi: no TP for Phi-4",
         ask("phi-4", target__parallel={"tensor": 2}),
         "target.parallel.tensor",
-        "upstream lists no tensor parallelism for Phi3ForCausalLM",
+        "upstream does not list tensor parallelism for Phi3ForCausalLM",
         "warning",
     ),
     Row(
         "examples/phi: no Phi-4-mini",
         ask("phi-4-mini"),
         "target.model",
-        "upstream lists no Phi3ForCausalLM that rotates 75% of each head, as Phi-4-mini does",
+        "upstream does not list a Phi3ForCausalLM that rotates 75% of each head, as Phi-4-mini does",
         "warning",
     ),
 ]
 
-# What `check` meets by itself, whatever the engine.
+# Failures that `check` itself detects for every engine.
 MET_BEFORE = [
     Row(
         "BE#498, #2804 it runs and is not faster",
@@ -582,13 +581,13 @@ MET_BEFORE = [
         "#5451 lookahead in 0.20: cudaGetLastError(): invalid configuration argument",
         ask(**LOOKAHEAD, engine__version="0.20"),
         "engine.version",
-        "nothing is known of version 0.20",
+        "unsupported version 0.20",
     ),
     Row(
         "pull 15918: trtllm-build is gone",
         ask(engine__version="1.3"),
         "engine.version",
-        "nothing is known of version 1.3",
+        "unsupported version 1.3",
     ),
     Row(
         "quantization/quantize.py: attentions are replaced whole, where FP8 has a scale for each row",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trtllm-build is told: the exact words for each way to speculate, and what a recipe may add."""
+"""The arguments of trtllm-build: exact for each speculation method, and with additions of a recipe."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trtspec.core.errors import TrtspecError
 
 
 def parsed(role: Any, case: PlanContext) -> dict[str, str]:
-    """Return the arguments as a command line's parser sees them: options by name, "" for flags."""
+    """Return the arguments as parsed from a command line: options by name, "" for flags."""
     found: dict[str, str] = {}
     words = build_arguments(role, case)
     for number, word in enumerate(words):
         if word.startswith("--"):
-            assert word not in found, f"{word} is given twice"
+            assert word not in found, f"{word} is repeated"
             follows = words[number + 1] if number + 1 < len(words) else "--"
             found[word.removeprefix("--")] = "" if follows.startswith("--") else follows
     return found
@@ -75,7 +75,7 @@ def test_how_an_engine_speculates(method: str, options: dict[str, Any], mode: st
         ("fp8", "none", "enable", "disable", "disable"),
         ("fp8", "fp8", "enable", "enable", "disable"),
         ("fp8_rowwise", "none", "enable", "disable", "auto"),
-        # what builder.py's build() makes of them, said outright
+        # the expected results of builder.py's build()
         ("none", "fp8", "disable", "disable", "auto"),
         ("fp8_rowwise", "fp8", "disable", "disable", "auto"),
     ],
@@ -94,8 +94,8 @@ def test_attention_and_matrices_follow_the_storage(
         ("none", {}, 8192),
         ("none", {"engine__max_num_tokens": 100}, 100),
         ("none", {"engine__max_num_tokens": 16}, 32),  # a block
-        ("none", {"engine__max_seq_len": 512}, 2048),  # all there is
-        ("medusa", {"engine__max_seq_len": 64, "engine__max_batch_size": 1}, 64),  # all there is, then the drafts
+        ("none", {"engine__max_seq_len": 512}, 2048),  # the tokens of all texts
+        ("medusa", {"engine__max_seq_len": 64, "engine__max_batch_size": 1}, 64),  # of all texts, then the drafts
         ("medusa", {"engine__max_batch_size": 256}, 16384),
     ],
 )
@@ -111,7 +111,7 @@ def test_the_recipe_has_the_last_word() -> None:
     assert words.endswith("--workers 1 --use_fused_mlp disable --fast_build --lora_target_modules attn_q attn_v")
     assert "--gemm_plugin bfloat16" in words
     assert "--opt_num_tokens 8" in words
-    assert "auto --gemm_plugin" in words  # at its own place, and once
+    assert "auto --gemm_plugin" in words  # in its own position, and once
     assert words.count("gemm_plugin") == 1
 
 
@@ -135,9 +135,9 @@ def test_every_version_takes_every_word(version: str, method: str) -> None:
 
 
 def test_what_cannot_be_given() -> None:
-    with pytest.raises(TrtspecError, match=r"engine\.extra\.gemm_plugin: gemm_plugin: 'fp16' cannot be given"):
+    with pytest.raises(TrtspecError, match=r"engine\.extra\.gemm_plugin: gemm_plugin: 'fp16' is not a valid option"):
         build_arguments("target", make_context(engine__extra={"gemm_plugin": "fp16"}))
-    with pytest.raises(TrtspecError, match="the recipe has no draft engine"):
+    with pytest.raises(TrtspecError, match="the recipe does not have a draft engine"):
         build_arguments("draft", make_context())
 
 

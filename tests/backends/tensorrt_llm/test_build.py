@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines built by the stand-in: from a source to the store, and what is left when that goes wrong."""
+"""Engine builds with a double of trtllm-build: from a source to the store, and cleanup after failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trtspec.store.plan import Plan
 from trtspec.store.step import Step
 from trtspec.store.store import Store
 
-pytestmark = pytest.mark.slow  # whole builds, by programs
+pytestmark = pytest.mark.slow  # complete builds with external programs
 
 ARGUMENTS = ("--max_batch_size", "4", "--max_seq_len", "128", "--max_num_tokens", "512", "--kv_cache_type", "paged")
 EXTERNAL = ("--speculative_decoding_mode", "draft_tokens_external", "--max_draft_len", "5")
@@ -84,22 +84,22 @@ def make(source: Path, workplace: Path, trtllm: Installation) -> Make:
     return make
 
 
-def build(step: BuildEngine, store: Store, observer: Observer = Unobserved()) -> Path:  # noqa: B008  has no state
+def build(step: BuildEngine, store: Store, observer: Observer = Unobserved()) -> Path:  # noqa: B008  stateless
     return execute(Plan([step]), store, observer)[-1].entry.files_dir
 
 
 def fail(step: BuildEngine, store: Store, error: type[TrtspecError] = StepError) -> TrtspecError:
-    """Let a build fail; return the error after looking for what must not be there."""
+    """Run a build that fails; check that it left nothing, and return the error."""
     with pytest.raises(error) as caught:
         build(step, store)
     assert running_in(store.root) == []
-    assert {entry.name for entry in store.entries()} == {f"convert-{step.role}"}, "the checkpoint stays, no engine does"
+    assert {entry.name for entry in store.entries()} == {f"convert-{step.role}"}, "only the checkpoint is stored"
     assert not any((store.root / "tmp").iterdir())
     return caught.value
 
 
 def running_in(root: Path) -> list[int]:
-    """Return the processes that work below `root`, as builds do, also where that directory is deleted by now."""
+    """Return the processes whose working directory is below `root`, even if that was deleted."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -189,7 +189,7 @@ def test_nothing_to_build_with(make: Make, store: Store, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     step = replace(step, toolchain=probe_toolchain("", "1.2.1", "h200"))
     error = fail(step, store)
-    assert error.message == "no engine can be built here: trtllm-build is not on PATH"
+    assert error.message == "cannot build engines: trtllm-build is not on PATH"
     assert "pip install tensorrt-llm==1.2.1 on a machine with the GPU" in str(error.hint)
 
 
@@ -197,11 +197,11 @@ def test_a_failed_build(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("exit 3")
     step = make()
     error = fail(step, store)
-    assert (error.message, error.exit_code) == ("trtllm-build ended with exit status 3", 100)
+    assert (error.message, error.exit_code) == ("trtllm-build failed with exit status 3", 100)
     assert str(error.hint).startswith(f"the end of {step.log}:\n")
     assert str(error.hint).endswith("[TRT] [E] Error Code 2: OutOfMemory")
     trtllm.install()
-    assert build(step, store), "and the next run builds it"
+    assert build(step, store), "the next run builds it"
 
 
 def test_upstreams_refusal_is_shown(make: Make, store: Store) -> None:
@@ -211,13 +211,13 @@ def test_upstreams_refusal_is_shown(make: Make, store: Store) -> None:
 
 def test_a_killed_build(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("signal 9")
-    assert "ended with SIGKILL; the machine may be out of memory" in fail(make(), store).message
+    assert "failed with SIGKILL; the machine may be out of memory" in fail(make(), store).message
 
 
 def test_a_build_that_takes_too_long(make: Make, store: Store, trtllm: Installation) -> None:
     trtllm.trouble("sleep 600")
     error = fail(make(timeout_s=2.0), store, StepTimeout)
-    assert (error.message, error.exit_code) == ("trtllm-build did not end within 2 s", 101)
+    assert (error.message, error.exit_code) == ("trtllm-build did not finish within 2 s", 101)
     assert "Build TensorRT engine Unnamed Network 0" in str(error.hint)
 
 
@@ -231,14 +231,14 @@ def test_a_build_that_says_much(make: Make, store: Store, trtllm: Installation) 
 
 
 def test_another_version_is_ended_at_once(make: Make, store: Store, trtllm: Installation) -> None:
-    """As an image's, which nobody asks before it runs."""
+    """As in an image, whose version is unknown before it runs."""
     trtllm.trouble("version 1.1.0")
     error = fail(make(), store)
-    assert error.message == "TensorRT-LLM 1.1.0 runs, and the recipe is for 1.2.1"
+    assert error.message == "TensorRT-LLM 1.1.0 is running, but the recipe requires 1.2.1"
 
 
 def test_a_candidate_of_the_release_builds(make: Make, store: Store, trtllm: Installation) -> None:
-    """As the one in the container 26.03, which is called 1.2.0 and tells its own name when it runs."""
+    """As in the container 26.03, whose release is 1.2.0 and which reports a candidate version."""
     step = make()
     trtllm.install("1.2.0rc8")
     step = replace(step, toolchain=replace(probe_toolchain("", "1.2.0", "h200"), tensorrt_llm="1.2.0"))
@@ -271,10 +271,10 @@ def test_a_full_disk(make: Make, tiny_disk: Path, trtllm: Installation, monkeypa
     trtllm.trouble("fill")
     step = make()
     error = fail(step, store)
-    assert error.message == "trtllm-build ended with exit status 1"
+    assert error.message == "trtllm-build failed with exit status 1"
     assert "OSError: [Errno 28] No space left on device" in str(error.hint)
     trtllm.install()
-    assert build(step, store), "the room is there again"
+    assert build(step, store), "there is space again"
 
 
 def test_an_interrupt(make: Make, store: Store, trtllm: Installation) -> None:
@@ -313,14 +313,14 @@ def test_nothing_of_a_build_outlives_us(make: Make, store: Store, trtllm: Instal
     assert wait_until(lambda: running_in(store.root) == [], 30)
     assert {entry.name for entry in store.entries()} == {"convert-target"}
     trtllm.install()
-    assert build(step, store), "what the killed build left is in nobody's way"
+    assert build(step, store), "the remains of the killed build do not interfere"
     assert not any((store.root / "tmp").iterdir())
 
 
 def test_two_engines_are_built_beside_each_other(
     make: Make, store: Store, trtllm: Installation, workplace: Path
 ) -> None:
-    """Each waits until both have begun."""
+    """Each waits until both have started."""
     go = workplace / "go"
     trtllm.trouble(f"wait-for {go}")
     steps = [make("target"), make("draft")]
@@ -346,7 +346,7 @@ def test_the_first_that_fails_ends_the_other(make: Make, store: Store, trtllm: I
     trtllm.trouble("sleep 600")
     target = make("target")
     draft = make("draft", arguments=(*ARGUMENTS, "--gather_context_logits", "--max_draft_len", "2"))
-    with pytest.raises(StepError, match="trtllm-build ended with exit status 1"):
+    with pytest.raises(StepError, match="trtllm-build failed with exit status 1"):
         execute(Plan([target, draft]), store, Unobserved(), devices=("0", "1"))
     assert running_in(store.root) == []
     assert {entry.name for entry in store.entries()} == {"convert-target", "convert-draft"}
@@ -398,7 +398,7 @@ def test_the_script_for_an_image_lets_the_shell_say_who_runs_it(
 
 @pytest.mark.trtllm
 def test_the_real_builder(source: Path, workplace: Path) -> None:
-    """An engine of a model large enough for TensorRT's kernels, by whatever version is installed."""
+    """An engine of a model that is large enough for TensorRT's kernels, with the installed version."""
     tensorrt_llm = pytest.importorskip("tensorrt_llm", reason="needs an installed tensorrt_llm")
     import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engine directories that are what was asked for, and others; every difference is named."""
+"""Engine directories that match the request, and others; every difference is reported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def checkpoint(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(checkpoint: Path, tmp_path: Path) -> Path:
-    """An engine of two ranks as it was asked for."""
+    """An engine of two ranks that matches the request."""
     return build(checkpoint, tmp_path / "engine", *ARGUMENTS, *EXTERNAL)
 
 
@@ -71,7 +71,7 @@ def problems(engine: Path, wanted: Expected) -> list[str]:
     with pytest.raises(StepError) as caught:
         check_engine(engine, wanted)
     first, *rest = caught.value.message.splitlines()
-    assert first == "the engine is not the one that was asked for:"
+    assert first == "the engine differs from the request:"
     return [line.strip() for line in rest]
 
 
@@ -159,7 +159,7 @@ DIFFERENCES: dict[str, tuple[str, object, str]] = {
     ),
     "tokens": (
         "build_config.max_num_tokens", 23,
-        "build_config.max_num_tokens is 23, fewer than 4 requests of 5 drafts verify",
+        "build_config.max_num_tokens is 23, too few for 4 requests with 5 draft tokens",
     ),
     "no tokens": ("build_config.max_num_tokens", None, "build_config.max_num_tokens is None, expected a number"),
 }  # fmt: skip
@@ -176,7 +176,7 @@ def test_all_differences_at_once(engine: Path, checkpoint: Path) -> None:
     change(engine, "pretrained_config.mapping", [])
     (engine / "rank1.engine").unlink()
     found = problems(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
-    assert "rank1.engine is missing or empty; 2 ranks were asked for" in found
+    assert "rank1.engine is missing or empty; 2 ranks were requested" in found
     assert "build_config.max_batch_size is missing, expected 4" in found
     assert "pretrained_config.mapping.world_size is missing, expected 2" in found
 
@@ -187,7 +187,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda engine: ((engine / "rank0.engine").unlink(), (engine / "rank0.engine").symlink_to("rank1.engine")),
         "rank0.engine is missing or empty",
     ),
-    "more": (lambda engine: (engine / "rank2.engine").write_bytes(b"x"), "rank2.engine is there, and 2 ranks"),
+    "more": (lambda engine: (engine / "rank2.engine").write_bytes(b"x"), "rank2.engine is unexpected; 2 ranks"),
     "no config": (lambda engine: (engine / "config.json").unlink(), "config.json: cannot be read: No such file"),
     "no json": (lambda engine: (engine / "config.json").write_text("{"), "config.json: not valid JSON"),
     "large": (
@@ -209,7 +209,7 @@ def test_files(damage: Callable[[Path], object], words: str, engine: Path, check
 
 
 def test_a_checkpoint_of_another_length_than_asked(source: Path, tmp_path: Path) -> None:
-    """Medusa's own number of drafts counts where none is told, and what is told where it is."""
+    """Medusa's own number of draft tokens is the default, and the argument overrides it."""
     head_root = heads.save_heads(tmp_path / "heads", heads.random_heads())
     checkpoint = heads.convert_with(source, head_root, tmp_path / "checkpoint")
     mode = (*ARGUMENTS, "--speculative_decoding_mode", "medusa")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every known failure is met by a rule with a source, and by `check` at its place in the recipe."""
+"""Every known failure is detected by a rule with a source, and by `check` at its position in the recipe."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint
     """Checkpoints of published sizes, as sparse files."""
     root = tmp_path_factory.mktemp("checkpoints")
     yield Checkpoints(root)
-    shutil.rmtree(root)  # what counts the sizes of files would count terabytes
+    shutil.rmtree(root)  # tools that add up file sizes would count terabytes
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_check_shows_it_at_its_place(row: Row, checkpoints: Checkpoints, trtspec
 
 
 def places(recipe: Path, path: str) -> set[tuple[int, int]]:
-    """Return where a dotted path is written, key and value, or as much of it as is."""
+    """Return the positions of a dotted path's key and value, or of its longest existing prefix."""
     node = yaml.compose(recipe.read_text())
     marks = [node.start_mark]
     for name in path.split("."):
@@ -135,11 +135,15 @@ def test_a_near_spelling() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("tokens_per_block", "many", "tokens_per_block is a whole number of at least 0, not 'many'"),
-        ("tokens_per_block", -1, "tokens_per_block is a whole number of at least 0, not -1"),
-        ("fast_build", "yes", "fast_build is true or false, not 'yes'"),
-        ("multiple_profiles", "on", "multiple_profiles is one of enable, disable, not 'on'"),
-        ("gemm_plugin", False, "gemm_plugin is one of auto, float16, float32, bfloat16, int32, fp8, nvfp4, disable,"),
+        ("tokens_per_block", "many", "tokens_per_block must be an integer of at least 0, not 'many'"),
+        ("tokens_per_block", -1, "tokens_per_block must be an integer of at least 0, not -1"),
+        ("fast_build", "yes", "fast_build must be true or false, not 'yes'"),
+        ("multiple_profiles", "on", "multiple_profiles must be one of enable, disable, not 'on'"),
+        (
+            "gemm_plugin",
+            False,
+            "gemm_plugin must be one of auto, float16, float32, bfloat16, int32, fp8, nvfp4, disable,",
+        ),
     ],
 )
 def test_values_of_another_type(option: str, value: Any, message: str) -> None:
@@ -154,4 +158,4 @@ def test_a_gpu_that_nobody_knows() -> None:
 @pytest.mark.parametrize("option", ["checkpoint_dir", "build_config", "visualize_network", "lora_dir"])
 def test_paths_are_the_builds_own(option: str) -> None:
     (diagnostic,) = check(context_of(extra(**{option: "/somewhere"})))
-    assert diagnostic.message == f"{option} is a path: a build sees its checkpoint and nothing else"
+    assert diagnostic.message == f"{option} is a path, but a build can read only its checkpoint"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engines take of each GPU, held against converted files, transformers' cache and published sizes."""
+"""The memory of engines on each GPU, compared with converted files, transformers' cache and published sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan_of(case: PlanContext, gpu: int = 0) -> MemoryPlan:
 
 
 def tiny_case(root: Path, mapping: ParallelMapping = ONE_RANK, **changes: Any) -> PlanContext:
-    """Return the case of a checkpoint on disk."""
+    """Return the context of a checkpoint on disk."""
     source = load_source(root)
     config = family_of(source)[1].read(source.reader, "auto")
     parallel = {"tensor": mapping.tensor, "pipeline": mapping.pipeline, "embedding": mapping.embedding}
@@ -97,7 +97,7 @@ def test_formats_and_drafts_change_the_cache() -> None:
     plain = plan_of(make_context())
     half = plan_of(make_context(target__quantization={"weights": "fp8", "kv_cache": "fp8"}))
     assert half.kv_cache_bytes * 2 == plain.kv_cache_bytes
-    # 63 drafted tokens more, in whole blocks of 32
+    # 63 more draft tokens, in whole blocks of 32
     medusa = plan_of(make_context("vicuna-7b", speculation__method="medusa"))
     assert medusa.kv_cache_bytes * 2048 == plan_of(make_context("vicuna-7b")).kv_cache_bytes * 2112
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where engines run: ids, ranks, environment and command, as upstream's own launcher would start them."""
+"""The placement of engines: ids, ranks, environment and command, as in upstream's own launcher."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_pair_has_an_orchestrator_that_starts_its_workers() -> None:
     assert placed.environment == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
     assert placed.model("tensorrt_llm").gpu_device_ids == (1, 2)
     assert placed.model("tensorrt_llm_draft").gpu_device_ids == (0,)
-    # the executor refuses participants that it did not start itself
+    # the executor rejects participants that it did not start itself
     assert [model.participant_ids for model in placed.models] == [(), ()]
     assert " ".join(placed.command) == (
         f"mpirun --allow-run-as-root -n 1 {SERVER} --pinned-memory-pool-byte-size=0 --enable-peer-access=false"
@@ -82,7 +82,7 @@ def test_caches_on_one_gpu_hold_equally_many_tokens() -> None:
     taken = [target.max_cache_tokens * rank.cache_per_token for rank in load.ranks]
     left = load.memory - load.fixed
     assert sum(taken) <= 0.9 * left < sum(taken) + 32 * sum(rank.cache_per_token for rank in load.ranks)
-    # whichever is loaded last finds enough within its own fraction
+    # whichever engine is loaded last finds enough memory within its fraction
     for first, last in (taken, taken[::-1]):
         assert last <= 0.9 * (left - first)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From recipes of every method to the repository that their engines are served from."""
+"""From recipes of every method to the repository that serves their engines."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_pair(tmp_path: Path) -> None:
     target, draft = models["tensorrt_llm"], models["tensorrt_llm_draft"]
     assert (target["gpt_model_path"], draft["gpt_model_path"]) == ("../../engines/target", "../../engines/draft")
     assert target["gpu_device_ids"] == draft["gpu_device_ids"] == "0"
-    # both caches are capped alike: they share the GPU
+    # both caches have the same limit, because they share the GPU
     assert target["max_tokens_in_paged_kv_cache"] == draft["max_tokens_in_paged_kv_cache"]
     assert "participant_ids" not in target
     bls = models["tensorrt_llm_bls"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repository of engines: NVIDIA's tensors and parameters, each method's own values, and what was once read."""
+"""The repository of engines: NVIDIA's tensors and parameters, each method's own values, and golden files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ OUTSIDE = ("draft_target", "ngram")
 LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 TYPES = ("", "BOOL", "UINT8", "", "", "UINT64", "", "", "INT32", "INT64", "FP16", "FP32", "", "STRING")
 
-# Parameters that no repository has, and what the backend does without them.
+# Parameters that no repository sets, and the backend's behaviour without them.
 LEFT_OUT = {
-    "encoder_model_path": "an engine here has no encoder",
+    "encoder_model_path": "engines lack an encoder",
     "cross_kv_cache_fraction": "without an encoder the executor refuses it",
     "max_attention_window_size": "the engine's max_seq_len decides",
     "sink_token_length": "no model here has sinks",
@@ -53,7 +53,7 @@ LEFT_OUT = {
 
 @pytest.fixture(scope="module")
 def emitted(tmp_path_factory) -> dict[str, dict[str, Any]]:
-    """Return the configurations of all repositories, by method and model."""
+    """Return the configurations of all repositories by method and model."""
     root = tmp_path_factory.mktemp("emitted")
     for method, settings in REPOSITORIES.items():
         EmitEngineRepository((), settings).emit(root / method)
@@ -69,7 +69,7 @@ def parameters(config: Any) -> dict[str, str]:
 
 
 def facts(tensor: Any) -> Tensor:
-    """Return a tensor of ours as a fact of upstream's."""
+    """Return a tensor of trtspec in the format of upstream's facts."""
     scalar = tensor.HasField("reshape") and not tensor.reshape.shape
     given = {"S": scalar, "O": getattr(tensor, "optional", False), "R": getattr(tensor, "allow_ragged_batch", False)}
     flags = "".join(flag for flag, is_set in given.items() if is_set)
@@ -122,11 +122,11 @@ def test_every_parameter_of_nvidias_is_set_or_left_out_on_purpose(emitted) -> No
 @pytest.mark.parametrize("method", REPOSITORIES)
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_texts_are_asked_for_by_nvidias_tensors(emitted, method: str, model: str) -> None:
-    """Encoders, prompt tables, LoRA and guided decoding are for engines that are not built here."""
+    """Encoders, prompt tables, LoRA and guided decoding require engines that trtspec does not build."""
     config = emitted[method][model]
     known, ours = {*upstream.ENSEMBLE_INPUTS}, {*map(facts, config.input)}
-    added = ("num_draft_tokens", "use_draft_logits", *LOOKAHEAD_SIZES)  # the first two are those of NVIDIA's BLS model
-    older = {name for name, _ in OLDER.values()}  # what NVIDIA's models of before v0.18 have
+    added = ("num_draft_tokens", "use_draft_logits", *LOOKAHEAD_SIZES)  # the first two are in NVIDIA's BLS model
+    older = {name for name, _ in OLDER.values()}  # in NVIDIA's models before v0.18
     assert {tensor.name for tensor in ours - known} == {*added, *older, "add_special_tokens"}
     assert {tensor.name for tensor in known - ours} == {
         *("decoder_text_input", "prompt_embedding_table", "prompt_table_extra_id", "prompt_vocab_size"),
@@ -138,7 +138,7 @@ def test_texts_are_asked_for_by_nvidias_tensors(emitted, method: str, model: str
 @pytest.mark.parametrize("method", REPOSITORIES)
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_texts_come_in_nvidias_tensors(emitted, method: str, model: str) -> None:
-    """What an engine says of its logits, its cache and its clock, tensorrt_llm itself gives."""
+    """An engine's outputs for logits, cache and timing are available from tensorrt_llm itself."""
     known, ours = {*upstream.ENSEMBLE_OUTPUTS}, {*map(facts, emitted[method][model].output)}
     assert ours - known == {Tensor("sequence_length", "INT32", (-1,), "")}
     assert {tensor.name for tensor in known - ours} == {
@@ -207,7 +207,7 @@ def test_a_tree_is_written_as_the_backend_reads_it(emitted, method: str) -> None
 
 
 def paths_of(text: str) -> list[list[int]]:
-    """Read a tree as csvStrToVecVecInt does: up to each brace, which a comma follows (utils.cc@19290813)."""
+    """Parse a tree like csvStrToVecVecInt: up to each brace, which a comma follows (utils.cc@19290813)."""
     assert re.fullmatch(r"(\{[\d,]+\},)*\{[\d,]+\}", text)
     return [[int(rank) for rank in path.strip(",{").split(",")] for path in text.split("}")[:-1]]
 
@@ -282,7 +282,7 @@ def test_a_repository_of_one_artifact_can_be_relocated_from_read_only_files(tmp_
 
 
 def test_every_end_id_ends_a_text_on_an_engine(tmp_path: Path) -> None:
-    """The backend takes one end id; tokenizers of chat models name several."""
+    """The backend accepts one end id, but tokenizers of chat models have several."""
     ends = {"eos_token_id": [0, 5, 7]}
     tokenizer = Tokenizer(make_tokenizer(tmp_path / "tokenizer"))
     (tmp_path / "tokenizer" / "generation_config.json").write_text(json.dumps(ends))

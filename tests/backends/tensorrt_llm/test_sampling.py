@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines can sample."""
+"""The engines that support sampling."""
 
 from __future__ import annotations
 

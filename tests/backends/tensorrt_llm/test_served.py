@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All repositories of engines on one real tritonserver, a double in the place of TensorRT-LLM's backend.
+"""All repositories of engines on one real tritonserver, with a double of TensorRT-LLM's backend.
 
-The configurations are those that are emitted, but for the models' names, each of which is led by its method's: so one
-server holds them all. It checks them as strictly as it can, loads the Python models, and runs whole ensembles.
+The configurations are the emitted ones, except that the method is prepended to each model's name, so that one server
+can load all of them. It validates them strictly, loads the Python models, and runs complete ensembles.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ SHARED = ("preprocessing", "postprocessing")
 SCRIPT = "The target says this, and that is né ✓, whatever it is asked. "
 OTHER_SCRIPT = "The draft says that, and that is né ✓, whatever it is asked. "
 PROMPT = "Hello"
-TOKENS = 2 * len(SCRIPT.encode())  # which are bytes
+TOKENS = 2 * len(SCRIPT.encode())  # tokens are bytes
 LOADING_S = 120.0
-PADDED = 264  # logits, of a tokenizer with 257 tokens
+PADDED = 264  # logits of a tokenizer with 257 tokens
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Served:
 
 
 def make_engines(artifact: Path) -> None:
-    """Write what the double has in the place of engines: the ids of what they say."""
+    """Write the double's replacement of engines: the ids of their output."""
     tokenizer = Tokenizer(make_tokenizer(artifact / "tokenizer"))
     (artifact / "tokenizer" / "generation_config.json").write_text(
         json.dumps({"eos_token_id": [0, *tokenizer.encode("~")]})
@@ -75,7 +75,7 @@ def make_engines(artifact: Path) -> None:
 
 
 def add_repository(method: str, artifact: Path, out: Path) -> None:
-    """Add a method's models to `out` under names of their own."""
+    """Add a method's models to `out` under separate names."""
     place = artifact.with_name(f"{method}-artifact") / "model_repository"
     wanted = replace(REPOSITORIES[method], vocab_size=PADDED)
     EmitEngineRepository((), wanted).emit(place)
@@ -96,9 +96,9 @@ def rename(model: str, method: str) -> str:
 
 
 def with_double(server: Server, backends: Path) -> Server:
-    """Return the server with the double beside its Python backend, which may not be a link where another uses it."""
+    """Return the server with the double next to its Python backend, which must be a copy if another test uses it."""
     if server.backends is None:
-        pytest.skip("a server whose backends lie elsewhere")
+        pytest.skip("the server's backends are in another directory")
     shutil.copytree(server.backends, backends)
     shutil.copytree(DOUBLE, backends / "tensorrtllm", ignore=shutil.ignore_patterns("__pycache__"))
     return replace(server, backends=backends)
@@ -120,7 +120,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{secrets.token_hex(8)}"
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     process = start_server(server, [*command, "--exit-on-error=false"], root / "log")
-    started = start_time(process.pid)  # of one that dies, what it started is still found
+    started = start_time(process.pid)  # also identifies the children of a process that exited
     client = Client(ports.http, timeout_s=60)
     try:
         deadline = time.monotonic() + LOADING_S
@@ -134,7 +134,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
 
 
 def script(length: int = TOKENS, text: str = SCRIPT) -> str:
-    """Return what follows the prompt."""
+    """Return the text that follows the prompt."""
     return (text.encode() * 4)[len(PROMPT) :][:length].decode()
 
 
@@ -150,7 +150,7 @@ def models_of(method: str) -> list[str]:
 
 
 def test_engines_are_warmed_up_before_they_are_ready(served: Served) -> None:
-    """One text, a full batch, and the same with drafts to verify for the target, which the draft model has none of."""
+    """One text, a full batch, and both with drafts to verify for the target; the draft model gets no drafts."""
     said = served.log.read_text()
     together = {
         model: [f"{rename(model, 'draft_target')}: {size} together" in said for size in (1, 8)]
@@ -214,7 +214,7 @@ def test_the_prompt_comes_back_where_it_is_asked_for(served: Served) -> None:
 
 @pytest.mark.parametrize("method", ["none", "draft_target"])
 def test_a_bias_is_as_long_as_the_engines_padded_vocabulary(served: Served, method: str) -> None:
-    """The double refuses any other, as TensorRT-LLM does; medusa drafts inside and takes none."""
+    """The double rejects other lengths, like TensorRT-LLM; medusa drafts inside and accepts no bias."""
     biased = {"embedding_bias_words": ["a"], "embedding_bias_weights": [2.0]}
     assert served.ask(method, **biased)["text_output"] == script()
     asked = {"QUERY": PROMPT, "REQUEST_OUTPUT_LEN": 8, **{name.upper(): value for name, value in biased.items()}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes that an engine comes to have, and what follows from them for prompts."""
+"""The sizes of engines, and their consequences for prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtspec.backends.tensorrt_llm.specs import engine_specs
         ("none", 2048),
         ("ngram", 2048 + 8),
         ("medusa", 2048 + 63),
-        ("eagle", 2048 + 25 + 5),  # EAGLE's own mc_sim_7b_63 is five tokens deep
+        ("eagle", 2048 + 25 + 5),  # EAGLE's mc_sim_7b_63 has a depth of five tokens
         ("redrafter", 2048 + 5 * 5),
     ],
 )

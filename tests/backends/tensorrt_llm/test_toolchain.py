@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What builds engines here, found and missed: stand-ins on PATH, and machines without."""
+"""Detection of the builder of engines: doubles on PATH, and machines without a builder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOCAL = EngineToolchain("local", "", "1.2.1", "10.14.1.48", "h200", 90, "590.44.
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with nothing on PATH but the returned directory."""
+    """A machine whose PATH contains only the returned directory."""
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
 
@@ -58,9 +58,9 @@ def test_another_gpu(trtllm: Installation) -> None:
     assert (toolchain.kind, toolchain.tensorrt, toolchain.devices) == ("absent", "10.14.1.48", ())
     with pytest.raises(StepError) as caught:
         toolchain.check_present()
-    here = "the visible ones here are: NVIDIA H100 80GB HBM3"
-    assert caught.value.message == f"no engine can be built here: the recipe is for the GPU h200, and {here}"
-    assert caught.value.hint == "build where it will run, or set engine.gpu"
+    here = "the visible GPUs are: NVIDIA H100 80GB HBM3"
+    assert caught.value.message == f"cannot build engines: the recipe requires the GPU h200, but {here}"
+    assert caught.value.hint == "build on the target machine, or set engine.gpu"
 
 
 def test_another_version(trtllm: Installation) -> None:
@@ -68,7 +68,7 @@ def test_another_version(trtllm: Installation) -> None:
     with pytest.raises(TrtspecError) as caught:
         probe_toolchain("", "1.2.1", "h200")
     assert caught.value.message == (
-        "TensorRT-LLM 1.1.0 with TensorRT 10.13.3.9 is installed, and the recipe is for 1.2.1"
+        "TensorRT-LLM 1.1.0 with TensorRT 10.13.3.9 is installed, but the recipe requires 1.2.1"
     )
     assert str(caught.value.hint).startswith("pip install tensorrt-llm==1.2.1, or set engine.version")
     assert caught.value.where == str(trtllm.root / "bin" / "trtllm-build")
@@ -78,7 +78,7 @@ def test_another_version(trtllm: Installation) -> None:
 def test_a_candidate_is_its_release_and_goes_by_its_own_name(trtllm: Installation) -> None:
     trtllm.install("1.2.0rc8")
     assert probe_toolchain("", "1.2.0", "h200").tensorrt_llm == "1.2.0rc8"
-    with pytest.raises(TrtspecError, match=r"1\.2\.0rc8 .* is installed, and the recipe is for 1\.2\.1"):
+    with pytest.raises(TrtspecError, match=r"1\.2\.0rc8 .* is installed, but the recipe requires 1\.2\.1"):
         probe_toolchain("", "1.2.1", "h200")
 
 
@@ -88,14 +88,14 @@ def test_nothing_there_costs_no_process(bare: Path, monkeypatch: pytest.MonkeyPa
     assert toolchain == replace(
         LOCAL, kind="absent", devices=(), missing="trtllm-build is not on PATH", hint=toolchain.hint
     ), "the versions and the driver are those to be expected"
-    with pytest.raises(StepError, match="no engine can be built here: trtllm-build is not on PATH") as caught:
+    with pytest.raises(StepError, match="cannot build engines: trtllm-build is not on PATH") as caught:
         toolchain.check_present()
     assert "pip install tensorrt-llm==1.2.1 on a machine with the GPU" in str(caught.value)
 
 
 def test_no_gpu(trtllm: Installation) -> None:
     (trtllm.root / "bin" / "nvidia-smi").unlink()
-    assert probe_toolchain("", "1.2.1", "h200").missing.endswith("the visible ones here are: none")
+    assert probe_toolchain("", "1.2.1", "h200").missing.endswith("the visible GPUs are: none")
 
 
 def test_an_image(trtllm: Installation) -> None:

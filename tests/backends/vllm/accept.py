@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by vLLM's own interpreter: what AsyncEngineArgs makes of each document of a JSON object on standard input.
+"""Run by vLLM's interpreter: create AsyncEngineArgs from each document of a JSON object on standard input.
 
-The last line of standard output is a JSON object: by name the method, the number of tokens and the net's architecture,
-or the error. A configuration is all that is made: no weight is read, no GPU is needed.
+The last line of standard output is a JSON object: by name the method, the number of tokens and the drafter's
+architecture, or the error. Only configurations are created, so neither weights nor a GPU are needed.
 """
 
 import json
@@ -13,12 +13,12 @@ from vllm.config import ParallelConfig, SpeculativeConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models import registry
 
-# vLLM looks at each class of a model in an interpreter of its own, of which each takes as long as this one
+# vLLM inspects each model class in a new interpreter, each of which is as slow to start as this one
 registry._run_in_subprocess = lambda look: look()
 
 
 def configured(arguments: AsyncEngineArgs) -> SpeculativeConfig | None:
-    """Return what drafts; without Triton, as on a CPU, vLLM stops there for what its V1 model runner lacks."""
+    """Return the speculative config; without Triton (on a CPU) vLLM rejects methods that its V1 model runner lacks."""
     try:
         return arguments.create_engine_config().speculative_config
     except ValueError as error:
@@ -28,7 +28,7 @@ def configured(arguments: AsyncEngineArgs) -> SpeculativeConfig | None:
 
 
 def accept(document: dict) -> dict:
-    """Return what vLLM understood."""
+    """Return vLLM's interpretation of a document."""
     try:
         config = configured(AsyncEngineArgs(**document))
     except Exception as error:

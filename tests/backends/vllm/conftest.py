@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment of vLLM itself, imported once for all that a worker starts of it."""
+"""The environment of the real vLLM, which is imported once for all its processes."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ IMPORTED = ("vllm", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker")
 
 @pytest.fixture(scope="session")
 def vllm_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where vLLM is found: its interpreter begins in a fork of one that has imported it."""
+    """An environment whose interpreter starts as a fork of a process that has imported vLLM."""
     return make_forking(tmp_path_factory.mktemp("forking") / "vllm", "vllm", *IMPORTED)

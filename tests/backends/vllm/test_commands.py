@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM itself on a CPU, as a user has it: one recipe deployed with and without drafts, and asked by the commands."""
+"""The real vLLM on a CPU with the commands: one recipe deployed with and without speculation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPECULATION = {"plain": {"method": "none"}, "drafting": DRAFTS}
 
 @pytest.fixture
 def deployed(workplace: Path, trtspec: Run, vllm_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Both are built and served, `drafting` behind its gates on the texts of `plain`; a file of a few prompts."""
+    """Both are built and served, `drafting` with gates on the texts of `plain`; returns a file with a few prompts."""
     need_server()
     monkeypatch.setenv(VARIABLE, str(vllm_environment))
     prompts = workplace / "prompts.jsonl"

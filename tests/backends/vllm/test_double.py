@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in for vLLM refuses what that version refuses, and takes what is emitted for it."""
+"""The double of vLLM rejects what that version rejects, and accepts what is emitted for it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is emitted for vLLM is accepted by its own AsyncEngineArgs, which makes the engine's configuration of it."""
+"""vLLM's AsyncEngineArgs accept the emitted documents and create the engine's configuration from them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MTP = {
     "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "num_nextn_predict_layers": 1,
     "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
 }  # fmt: skip
-# Classes that also see, which vLLM imports torchvision for; it has no build for CPUs beside this PyTorch.
+# Multimodal classes, for which vLLM imports torchvision; a CPU build of it for this PyTorch does not exist.
 NEED_TORCHVISION = {
     "gemma-3-27b-suffix-vllm", "gemma-4-31b-suffix-vllm", "llama-4-scout-suffix-vllm", "qwen3.5-27b-dflash-vllm",
     "qwen3.5-27b-mtp-vllm",
 }  # fmt: skip
 SCHEDULE = [{"max_batch": 2, "draft_len": 5}, {"max_batch": 3, "draft_len": 0}]
-# name: method, changes of the recipe, the net's config (none: the method's checkpoint of the quickstart)
+# name: method, changes of the recipe, the drafter's config (none: the quickstart's checkpoint of the method)
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "pard": ("pard", {"speculation__draft_len": 6}, None),
     "p_eagle": ("p_eagle", {"speculation__draft_len": 6}, None),
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
 
 
 def documents(root: Path) -> dict[str, dict[str, Any]]:
-    """Return model.json of every case, by its name."""
+    """Return model.json of every case by its name."""
     made = {name: of_quickstart(root, name, *case) for name, case in CASES.items()}
     recipes = root / "recipes"
     recipes.mkdir()
@@ -72,13 +72,13 @@ def documents(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def runs(path: Path) -> bool:
-    """Return whether a shipped recipe is one of vLLM's, or a quickstart whose method it has."""
+    """Return whether a shipped recipe is for vLLM, or a quickstart with a method that vLLM supports."""
     recipe = load_recipe(path).recipe
     return recipe.engine.backend == "vllm" or (path.stem.startswith("quickstart") and recipe.speculation.method in RUNS)
 
 
 def of_recipe(path: Path) -> dict[str, Any]:
-    """Return the document of a shipped recipe, its models where they lie, or their published configs."""
+    """Return the document of a shipped recipe with local models, or with their published configs."""
     result = check_recipe(load_recipe(path, [f"engine.version={VERSION}", "engine.backend=vllm"]))
     assert result.errors == []
     assert result.context
@@ -89,7 +89,7 @@ def of_recipe(path: Path) -> dict[str, Any]:
 
 
 def complete(path: Path) -> None:
-    """Add the section by which vLLM knows a net of the speculators project, which is read nowhere else."""
+    """Add the section by which vLLM recognizes a drafter in the speculators format; nothing else reads it."""
     config = json.loads(path.read_text())
     if "speculators_model_type" in config:
         section = {"proposal_methods": [{"speculative_tokens": 3}], "verifier": {"name_or_path": "."}}
@@ -99,7 +99,7 @@ def complete(path: Path) -> None:
 def of_quickstart(
     root: Path, name: str, method: str, changes: dict[str, Any], net: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the document of a case on the quickstart's target, or on a target of the case's own config."""
+    """Return the document of a case with the quickstart's target, or with a target of the case's config."""
     target, draft = MODELS / "quickstart-target", MODELS / "quickstart-draft"
     own = changes.get("target_facts")
     if own:
@@ -122,7 +122,7 @@ def written(out: Path, config: dict[str, Any]) -> Path:
 
 
 def told(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document as the server reads it: JSON, with revisions only of what lies on the hub."""
+    """Return a document as the server reads it: JSON, with revisions only for hub models."""
     told = json.loads(json.dumps(document))
     for section in (told, told.get("speculative_config", {})):
         section.pop("revision", None)
@@ -131,7 +131,7 @@ def told(document: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def accepted(vllm_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What vLLM made of every document, in one process."""
+    """vLLM's results for every document, in one process."""
     emitted = documents(tmp_path_factory.mktemp("vllm"))
     own = {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     ran = subprocess.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where vLLM lies, what is said where it does not, and what is served where tritonserver has no backend for it."""
+"""The detection of vLLM, its error messages, and serving with a tritonserver without a backend for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trtspec.serving.triton.server import Server
 
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment that TRTSPEC_VLLM names, as pip leaves one."""
+    """An environment set by TRTSPEC_VLLM, with the files that pip leaves."""
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
@@ -54,10 +54,10 @@ def test_an_environment_or_its_interpreter_is_named(named: Path, monkeypatch: py
 
 def test_what_is_named_has_to_have_vllm(named: Path, tmp_path: Path) -> None:
     next(tmp_path.glob("venv/lib/*/*/*.dist-info")).rmdir()
-    with pytest.raises(DeployError, match="has no vLLM"):
+    with pytest.raises(DeployError, match="vLLM is not installed"):
         find_vllm()
     named.unlink()
-    with pytest.raises(DeployError, match="no interpreter of Python"):
+    with pytest.raises(DeployError, match="not a Python interpreter"):
         find_vllm()
     assert [probe.ok for probe in probe_vllm()] == [False]
 
@@ -116,7 +116,7 @@ def test_a_repository_answers_what_the_stand_in_counts(tmp_path: Path) -> None:
 
 
 class FakeEngine:
-    """Takes requests and answers each in one step."""
+    """Finishes each request in one step."""
 
     def __init__(self, stat_loggers: list[Any]) -> None:
         self.waiting: dict[str, str] = {}
@@ -188,11 +188,11 @@ def test_the_scheduler_says_how_many_run_whenever_that_changes(worker) -> None:
 
 
 def test_metrics_say_what_vllm_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps by how many tokens they accepted; an answer that comes whole has no time of its first token."""
+    """Steps by number of accepted tokens; a response without streaming does not report the time of its first token."""
     pb_utils = make_pb_utils()
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb_utils)
     stand_in = importlib.import_module("trtspec.backends.vllm.stand_in")
-    sys.modules.pop("trtspec.backends.vllm.stand_in")  # which has this test's stub
+    sys.modules.pop("trtspec.backends.vllm.stand_in")  # it has this test's stub
     metrics = Metrics(pb_utils, {"model_name": "vllm_model", "model_repository": "/a/b"}, stand_in.METRICS)
     said = {"prompt_tokens": 3, "tokens": 9, "drafted": 12, "accepted": 5, "by_length": [1, 1, 2], "reason": "stop"}
     said["queue_s"] = 0.5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: the schedule of draft lengths and block verification, as a release has them."""
+"""vLLM: schedules of draft lengths and block verification, by release."""
 
 from __future__ import annotations
 
@@ -45,9 +45,14 @@ def test_a_schedule_becomes_ranges_of_batch_sizes_and_nothing_is_drafted_beyond(
 def test_a_schedule_is_refused_where_the_release_or_the_method_has_one_length() -> None:
     asked = {"speculation__schedule": SCHEDULE}
     assert errors("0.24.0", "draft_target", **asked) == []
-    assert errors("0.23.0", "draft_target", **asked) == ["vLLM 0.23.0 drafts one length at every batch size"]
+    assert errors("0.23.0", "draft_target", **asked) == [
+        "vLLM 0.23.0 does not adapt the draft length to the batch size"
+    ]
     for method in ("suffix", "pard", "p_eagle", "dflash", "dspark"):
-        assert errors("0.32.0", method, **asked)[-1] == f"vLLM drafts one length with {method}, whatever the batch size"
+        assert (
+            errors("0.32.0", method, **asked)[-1]
+            == f"vLLM does not adapt the draft length of {method} to the batch size"
+        )
 
 
 def test_block_verification_draws_drafts_by_their_probabilities() -> None:
@@ -61,15 +66,19 @@ def test_block_verification_draws_drafts_by_their_probabilities() -> None:
     [
         ("0.31.0", "draft_target", ""),
         ("0.29.0", "eagle3", ""),
-        ("0.24.0", "eagle3", "vLLM 0.24.0 does not verify blocks for every target"),
-        ("0.28.0", "eagle3", "vLLM 0.28.0 does not verify blocks for every target"),
+        ("0.24.0", "eagle3", "vLLM 0.24.0 does not support block verification for every target"),
+        ("0.28.0", "eagle3", "vLLM 0.28.0 does not support block verification for every target"),
         (
             "0.30.0",
             "draft_target",
-            "vLLM runs this draft on its V1 model runner, which verifies draft_target token by token",
+            "vLLM runs this drafter on its V1 model runner, which verifies draft_target token by token",
         ),
-        ("0.32.0", "pard", "vLLM runs this draft on its V1 model runner, which verifies pard token by token"),
-        ("0.32.0", "ngram", "ngram has no probabilities of its own, so a block is accepted as its tokens are"),
+        ("0.32.0", "pard", "vLLM runs this drafter on its V1 model runner, which verifies pard token by token"),
+        (
+            "0.32.0",
+            "ngram",
+            "ngram does not provide draft probabilities, so block verification accepts the same tokens as standard",
+        ),
     ],
 )
 def test_block_verification_is_refused_where_vllm_would_do_without_it_in_silence(version, method, message) -> None:

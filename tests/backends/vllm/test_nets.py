@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: draft nets that a release cannot load, or that cannot draft for the target."""
+"""vLLM: drafters that a release cannot load, or that cannot draft for the target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = "speculation.draft.model"
 
 
 def net(architecture: str | None = "LlamaForCausalLM", **config: Any) -> Source:
-    """Return a net's word on itself."""
+    """Return the metadata of a drafter's checkpoint."""
     named = {"architectures": [architecture] if architecture else None}
     return facts({"max_position_embeddings": 4096} | named | config)
 
@@ -36,11 +36,13 @@ def errors(version: str, method: str, **changes: Any) -> dict[str, Diagnostic]:
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_a_net_with_fewer_positions_than_texts_is_an_error_until_its_table_is_raised(method: str) -> None:
-    """vllm-project/vllm#48894: a device-side assert past 2,048 positions of a published net."""
+    """vllm-project/vllm#48894: a device-side assert past 2,048 positions of a published drafter."""
     short = {"draft_facts": net(max_position_embeddings=2048), "engine__max_seq_len": 8192}
     found = errors("0.26.0", method, **short)[f"{MODEL} positions"]
-    assert found.message == "the net has 2048 positions, and vLLM 0.26.0 reads past them in longer texts"
-    assert found.hint == "set engine.max_seq_len to at most 2048; vLLM 0.27.0 to 0.33.0 can: see engine.version"
+    assert found.message == "the drafter has 2048 positions, and vLLM 0.26.0 reads past them in longer texts"
+    assert (
+        found.hint == "set engine.max_seq_len to at most 2048; supported by vLLM 0.27.0 to 0.33.0: see engine.version"
+    )
     assert errors("0.27.0", method, **short) == {}
     assert errors("0.26.0", method, **short | {"engine__max_seq_len": 2048}) == {}
 
@@ -53,7 +55,7 @@ def test_positions_are_read_where_the_speculators_project_writes_them() -> None:
 
 
 def test_layers_that_are_named_by_their_outputs_are_warned_of() -> None:
-    """As SpecForge and SGLang count them within eagle_config; test_real.py compares what the two readings draft."""
+    """As SpecForge and SGLang count them within eagle_config; test_real.py compares the drafts of the two readings."""
     outputs = {AUX_LAYERS: [1, 15, 28]}
 
     def warning(**config: Any) -> Diagnostic | None:
@@ -64,18 +66,18 @@ def test_layers_that_are_named_by_their_outputs_are_warned_of() -> None:
     assert found
     assert (found.severity, found.hint) == (
         "warning",
-        f"it drafts better with {AUX_LAYERS}: [2, 16, 29] at the top of config.json, which vLLM takes first",
+        f"set {AUX_LAYERS}: [2, 16, 29] at the top of config.json, which vLLM prefers, for better acceptance",
     )
-    assert found.message.startswith("eagle_config names the layers [1, 15, 28] by their outputs")
+    assert found.message.startswith("eagle_config lists the layers [1, 15, 28] by their outputs")
     for config in ({"eagle_config": outputs, **outputs}, outputs, {"eagle_config": {AUX_LAYERS: ["1"]}}, {}):
         assert warning(**config) is None
 
 
 def test_an_eagle_net_with_a_bias_is_refused_where_its_class_has_none() -> None:
-    """vllm-project/vllm#11126: loading such a net raises KeyError."""
+    """vllm-project/vllm#11126: loading such a drafter raises KeyError."""
     bias = {"fc.bias": TensorInfo("fc.bias", "BF16", (4096,), Path("/nowhere"), 0, 8192)}
     found = errors("0.24.0", "eagle", draft_facts=replace(net(), tensors=bias))[f"{MODEL} net-bias"]
-    assert found.message == "the net has fc.bias, and EagleLlamaForCausalLM of vLLM 0.24.0 has no place for it"
+    assert found.message == "the drafter has fc.bias, which EagleLlamaForCausalLM of vLLM 0.24.0 does not support"
     cohere = replace(net("CohereForCausalLM"), tensors=bias)
     assert errors("0.24.0", "eagle", draft_facts=cohere) == {}
     assert errors("0.24.0", "eagle3", draft_facts=replace(net(), tensors=bias)) == {}
@@ -98,28 +100,28 @@ def test_an_eagle_net_with_a_bias_is_refused_where_its_class_has_none() -> None:
 def test_a_net_whose_class_a_release_lacks_is_refused(version, method, architecture, name, has) -> None:
     """vllm-project/vllm#24967."""
     found = errors(version, method, draft_facts=net(architecture))
-    message = f"vLLM {version} has no class {name}, which it would run this net with"
+    message = f"vLLM {version} lacks the class {name}, which this drafter requires"
     assert [each.message for each in found.values()] == ([] if has else [message])
 
 
 def test_a_net_of_the_speculators_project_goes_by_its_type() -> None:
     config = {"speculators_model_type": "peagle", "transformer_layer_config": {"model_type": "llama"}}
     found = errors("0.19.0", "eagle3", draft_facts=net(None, **config))[f"{MODEL} net-class"]
-    assert found.message == "vLLM 0.19.0 reads no net of the speculators project of the type peagle"
+    assert found.message == "vLLM 0.19.0 does not support drafters of the speculators type peagle"
     assert errors("0.24.0", "eagle3", draft_facts=net(None, **config)) == {}
 
 
 def test_an_eagle3_target_has_a_type_that_the_release_takes() -> None:
     phi = target("Phi3ForCausalLM", "phi3")
     found = errors("0.19.0", "eagle3", target_facts=phi)["target.model version"]
-    assert found.message.endswith("llama, minicpm, nemotron_h, qwen and not for phi3")
+    assert found.message.endswith("llama, minicpm, nemotron_h, qwen, but not for phi3")
     assert errors("0.24.0", "eagle3", target_facts=phi) == {}
     assert errors("0.19.0", "eagle3", target_facts=target("Qwen3ForCausalLM", "qwen3")) == {}
 
 
 def test_an_eagle3_target_hands_over_its_hidden_states() -> None:
     found = errors("0.32.0", "eagle3", target_facts=target("MixtralForCausalLM", "mixtral"))["target.model version"]
-    assert found.message == "MixtralForCausalLM of vLLM 0.32.0 gives eagle3 no hidden states"
+    assert found.message == "MixtralForCausalLM of vLLM 0.32.0 does not provide hidden states to eagle3"
     assert errors("0.32.0", "eagle", target_facts=target("MixtralForCausalLM", "mixtral")) == {}
 
 
@@ -139,14 +141,14 @@ def test_what_drafts_over_the_stages_of_a_pipeline(version, method, architecture
     found = errors(
         version, method, target__parallel={"pipeline": 2}, target_facts=target(architecture, "llama")
     )  # fmt: skip
-    message = f"vLLM {version} does not run {method} over the stages of a pipeline"
+    message = f"vLLM {version} does not support {method} with pipeline parallelism"
     assert [each.message for each in found.values()] == ([] if runs else [message])
 
 
 def test_a_dspark_net_named_as_deepseek_names_its_own_waits_for_the_release_that_tells_them_apart() -> None:
     named = {"draft_facts": net("DSparkDraftModel", model_type="qwen3")}
     found = errors("0.28.0", "dspark", **named)[f"{MODEL} net-class"]
-    assert found.message == "vLLM 0.28.0 takes a net that is called DSparkDraftModel for layers of DeepSeek V4"
+    assert found.message == "vLLM 0.28.0 expects layers of DeepSeek V4 in a drafter of the class DSparkDraftModel"
     assert errors("0.29.0", "dspark", **named) == {}
     assert errors("0.25.0", "dspark", draft_facts=net("Qwen3DSparkModel", model_type="qwen3")) == {}
 
@@ -160,8 +162,8 @@ def test_block_nets_have_their_table_raised_in_0_33_alone() -> None:
 def test_medusa_heads_are_read_under_their_published_names_from_0_25_on() -> None:
     assert errors("0.25.0", "medusa") == {}
     found = errors("0.24.0", "medusa")[f"{MODEL} net-class"]
-    assert found.message == "vLLM 0.24.0 does not know the names of the heads' tensors, and drafts without them"
-    can = "vLLM 0.25.0 to 0.32.0 can: see engine.version"
+    assert found.message == "vLLM 0.24.0 does not recognize the names of the heads' tensors and ignores them"
+    can = "supported by vLLM 0.25.0 to 0.32.0: see engine.version"
     assert found.hint == f"trtspec convert-draft --to vllm renames them; {can}"
     own = {"blocks.0.layers.0.weight": TensorInfo("blocks.0.layers.0.weight", "BF16", (9, 9), Path("/nowhere"), 0, 162)}
     assert errors("0.24.0", "medusa", draft_facts=replace(net(), tensors=own)) == {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM itself on a CPU, served by a real tritonserver with our stand-in for Triton's backend, against the torch engine.
+"""The real vLLM on a CPU, served by a real tritonserver with the fallback backend, compared with the torch engine.
 
-One server a method: every text and count is compared with what the torch engine makes of the same recipe in float32.
+One server per method: every text and count is compared with the torch engine's results for the same recipe in float32.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ pytestmark = [pytest.mark.vllm, pytest.mark.triton, pytest.mark.slow]
 
 MODELS = ROOT / "recipes" / "models"
 PROMPTS = [prompt.text for prompt in load_prompts(ROOT / "recipes" / "prompts" / "quickstart.jsonl")][::2]
-STREAMS = 12  # of the batch's 16 places: what the supervisor asks has one, or it takes vLLM for one that hangs
+STREAMS = 12  # of 16 batch slots: one is for the supervisor's probes, which would otherwise fail
 MAX_TOKENS = 64
-LONGER = MAX_TOKENS + 16  # a step that begins within the text drafts whole
+LONGER = MAX_TOKENS + 16  # a step that begins within the text drafts its full length
 MOST_APART = {"draft_target": 0.01}
 WAITED = "trtspec_queue_seconds"
 REPLAYED = ("ngram",)  # its drafts are looked up in the text
-LOADING_S = 500.0  # beside other tests; alone half a minute
+LOADING_S = 500.0  # in parallel with other tests; alone it takes half a minute
 SPECULATION: dict[str, dict[str, Any]] = {
     "none": {},
     "draft_target": {"draft_len": 5, "draft": {"model": str(MODELS / "quickstart-draft")}},
     "ngram": {"draft_len": 8},
     "eagle3": {"draft_len": 5, "draft": {"model": str(MODELS / "quickstart-eagle3")}},
-    "suffix": {"draft_len": 16, "options": {"max_cached_requests": 0}},  # else drafts depend on whose answer is first
+    "suffix": {"draft_len": 16, "options": {"max_cached_requests": 0}},  # else drafts depend on the order of responses
 }
-KILLED = "none"  # and overloaded: its process is its own, as a supervisor looks whether what is late computes
+KILLED = "none"  # also overloaded; a separate process, because the supervisor checks whether a late server computes
 METHODS = [method for method in SPECULATION if method in BACKEND.methods()]
 VLLM = ("--set", "engine.backend=vllm", "--set", "engine.device=cpu", "--set", "target.dtype=float32")
 
 
 @dataclass(frozen=True)
 class Side:
-    """What one engine made of the prompts."""
+    """The results of one engine for the prompts."""
 
     texts: list[str]
     drafted: int
@@ -81,7 +81,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Torch:
-    """What the torch engine made of the prompts, and of a longer run each request's updates, one a step."""
+    """The torch engine's results for the prompts, and the updates of a longer run, one per step and request."""
 
     texts: list[str]
     lengths: list[int]
@@ -94,14 +94,14 @@ class Torch:
 
     @property
     def stats(self) -> Stats:
-        """The counts of the steps that begin before MAX_TOKENS, which is where vLLM's end."""
+        """The counts of the steps that begin before MAX_TOKENS, where vLLM's steps end."""
         counts = [[update.stats for update in updates] for updates in self.longer]
         return sum((next(at for at in each if at.new_tokens >= MAX_TOKENS) for each in counts), Stats())
 
 
 @dataclass(frozen=True)
 class Served:
-    """vLLM behind a server that runs, and its answers to all prompts, many at once."""
+    """vLLM behind a running server, and its parallel responses to all prompts."""
 
     method: str
     client: Client
@@ -120,7 +120,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One store for all methods: what they share is converted once."""
+    """One store for all methods, so that shared steps run once."""
     folder = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_CACHE", str(folder))
@@ -147,7 +147,7 @@ def served(
 
 @pytest.fixture(scope="module")
 def drafted_by(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Torch]:
-    """What the torch engine makes of the prompts with a method, run once for each."""
+    """The torch engine's results for the prompts with a method, computed once per method."""
 
     @cache
     def made(method: str) -> Torch:
@@ -160,19 +160,19 @@ def drafted_by(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 @pytest.fixture(scope="module")
 def ours(served: Served, drafted_by: Callable[[str], Torch]) -> Torch:
-    """What the torch engine makes of the prompts: with the same drafts, where those are compared."""
+    """The torch engine's results for the prompts, with the same drafts if drafts are compared."""
     return drafted_by(served.method if served.method not in REPLAYED and served.method in TORCH.methods() else "none")
 
 
 def read_torch(root: Path) -> Torch:
-    """Run an artifact in the torch engine, in float32; greedy text goes on where it was, so one run is both lengths."""
+    """Run an artifact in the torch engine in float32; greedy texts are prefixes, so one run covers both lengths."""
     manifest = load_manifest(root)
     exact = replace(engine_settings(root, manifest.recipe), dtype="float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trtspec.bench.artifact.engine_settings", lambda *_: exact)
         with open_artifact(root, manifest) as artifact:
             asked = [artifact.request(prompt, LONGER) for prompt in PROMPTS]
-            patch.setattr(artifact.engine, "tokenizer", None)  # which holds back parts of characters
+            patch.setattr(artifact.engine, "tokenizer", None)  # which withholds partial characters
             longer = watch(artifact.engine, asked)
             ids = [[token for update in updates for token in update.new_ids][:MAX_TOKENS] for updates in longer]
             texts = [artifact.tokenizer.decode(each) for each in ids]
@@ -180,7 +180,7 @@ def read_torch(root: Path) -> Torch:
 
 
 def watch(engine: Engine, requests: Sequence[Request]) -> list[list[Update]]:
-    """Run requests to their end and return the updates of each."""
+    """Run requests to completion and return the updates of each."""
     updates: list[list[Update]] = [[] for _ in requests]
     for request, seen in zip(requests, updates, strict=True):
         engine.submit(request, seen.append)
@@ -189,10 +189,10 @@ def watch(engine: Engine, requests: Sequence[Request]) -> list[list[Update]]:
 
 
 def as_vllm_reads_it(out: Path) -> Path:
-    """Copy the EAGLE-3 net, its layers named where a number means a layer's input.
+    """Copy the EAGLE-3 drafter with its layers as layer inputs.
 
-    vLLM 0.32.0 takes the numbers in eagle_config for inputs as well (v1/worker/gpu_model_runner.py,
-    _get_eagle3_aux_layers_from_config), which are outputs to the trainers that write them.
+    vLLM 0.32.0 also reads the numbers in eagle_config as inputs (v1/worker/gpu_model_runner.py,
+    _get_eagle3_aux_layers_from_config), but the trainers that write them mean outputs.
     """
     shutil.copytree(MODELS / "quickstart-eagle3", out)
     config = json.loads((out / "config.json").read_text())
@@ -230,8 +230,8 @@ def test_every_text_is_the_torch_engines(served: Served, ours: Torch) -> None:
 
 
 def test_as_many_drafts_are_accepted(served: Served, ours: Torch) -> None:
-    """vLLM drafts whole where a text is about to end, so ours is counted in a text that goes on; its n-grams are looked
-    up in another way than ours, and are replayed. Suffixes and EAGLE-3's drafts are the same, one by one.
+    """vLLM drafts its full length at the end of a text, so the torch engine's counts are from a longer text. vLLM's
+    n-gram lookup differs and is replayed. Suffix and EAGLE-3 drafts are the same, token by token.
     """
     side = served.side
     if served.method == "none":
@@ -247,9 +247,9 @@ def test_as_many_drafts_are_accepted(served: Served, ours: Torch) -> None:
 
 
 def replay(prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:
-    """Return what vLLM's n-grams draft and have accepted on the way to a greedy answer, which goes on for a draft."""
+    """Return vLLM's numbers of draft and of accepted n-gram tokens for a greedy text, which continues for one draft."""
     drafted = accepted = 0
-    done = 1  # the prefill's own token
+    done = 1  # the token of the prefill
     while done < min(len(answer), MAX_TOKENS):
         chain = look_up([*prompt, *answer[:done]], SPECULATION["ngram"]["draft_len"])
         right = 0
@@ -260,7 +260,7 @@ def replay(prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:
 
 
 def look_up(text: list[int], draft_len: int, least: int = 2, most: int = 16) -> list[int]:
-    """Return what followed the first place of the longest match, up to the text's end."""
+    """Return the continuation of the longest match's first occurrence, up to the text's end."""
     for length in range(min(most, len(text) - 1), least - 1, -1):
         suffix = text[-length:]
         for start in range(len(text) - length):
@@ -287,7 +287,7 @@ def test_the_scheduler_tells_who_waits_and_how_long_each_did(served: Served) -> 
         while not seen.is_set():
             stream(served.client, prompt, max_tokens=200, end_id=-1)
 
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:  # the batch has 16 places
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:  # the batch has 16 slots
         asking = [pool.submit(ask, prompt) for prompt in PROMPTS]
         try:
             assert wait_until(lambda: exported(place, "vllm_model")["trtspec_requests_waiting"] > 8, 60)
@@ -295,7 +295,7 @@ def test_the_scheduler_tells_who_waits_and_how_long_each_did(served: Served) -> 
             seen.set()
         assert [each.result() for each in asking] == [None] * len(PROMPTS)
 
-    def has_told() -> bool:  # the supervisor asks too, once a second
+    def has_told() -> bool:  # includes the supervisor's probes, one per second
         now = exported(place, "vllm_model")
         news = {name: now[name] - before[name] for name in (REQUESTS, f"{WAITED}_count", f"{WAITED}_sum")}
         idle = (now["trtspec_requests_running"], now["trtspec_requests_waiting"]) == (0, 0)
@@ -360,10 +360,10 @@ def test_a_vllm_that_is_killed_ends_its_requests_and_its_stub(served: Served) ->
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(DeployError, match="vLLM ended"):
             asking.result(timeout=60)
-    # the supervisor starts another at once
+    # the supervisor immediately starts another one
     assert wait_until(lambda: not {*stubs} & {*processes(served, "vllm_model")}, 60)
 
 
 def processes(served: Served, word: str) -> list[int]:
-    """Return the server's processes with a word among their arguments."""
+    """Return the server's processes with a word in their arguments."""
     return [each for each in session_of(served.record.pid, served.record.started) if word in words_of(each)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's repository: what was once read, its adapter's words for a request, and how it is moved."""
+"""vLLM's repository: golden files, its adapter's sampling parameters, and its relocation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAIN = {
 
 
 def objects(repository: Path) -> dict[str, Any]:
-    """Return every document of a repository, parsed, by its path."""
+    """Return every parsed document of a repository by its path."""
     parsers = {".pbtxt": load_config, ".json": lambda path: json.loads(path.read_text())}
     files = [path for path in sorted(repository.rglob("*")) if path.suffix in parsers]
     return {str(path.relative_to(repository)): parsers[path.suffix](path) for path in files}
@@ -74,7 +74,7 @@ def test_paths_are_absolute_where_the_server_sees_the_artifact(method: str, tmp_
     assert adapter.parameters["tokenizer_dir"].string_value == "/artifact/tokenizer"
     adapter.parameters["tokenizer_dir"].string_value = "../../tokenizer"
     moved[str(MODEL_JSON)] = before[str(MODEL_JSON)]
-    assert moved == before, "and nothing else is another"
+    assert moved == before, "everything else is unchanged"
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_the_prompt_comes_back_where_it_is_asked_for(adapter) -> None:
         ({"return_generation_logits": True}, "return_generation_logits is not supported by vLLM"),
         ({"num_draft_tokens": 0}, "num_draft_tokens is not supported by vLLM: model.json decides"),
         ({"text_input": texts("")}, "text_input is empty"),
-        ({"seed": 2**63}, "seed is 9223372036854775808, vLLM takes at most 9223372036854775807"),
+        ({"seed": 2**63}, "seed is 9223372036854775808, but vLLM supports at most 9223372036854775807"),
         ({"max_tokens": 0}, "max_tokens is 0, expected at least 1"),
         ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
         (

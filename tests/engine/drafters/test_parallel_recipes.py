@@ -70,4 +70,4 @@ def test_a_net_that_computes_something_else_is_refused(recipe: Path, trtspec: Ru
     path.write_text(json.dumps({**config, "layer_types": ["sliding_attention", "full_attention"], "logit_scale": 2.0}))
     found = trtspec("check", "--json", recipe, *wanted("dflash", draft, "engine.backend=embedded"))
     said = [each["message"] for each in found.document["problems"] if each["code"] == "not-supported"]
-    assert said == ["the torch engine does not compute what its config.json says: logit_scale, layer_types"]
+    assert said == ["the torch engine does not support these keys of the draft's config.json: logit_scale, layer_types"]

@@ -93,7 +93,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "max_batch_size: 4",
         "version: '1.2'",
         (11, 12, "engine.version"),
-        "this engine comes with trtspec and has no version",
+        "this engine is part of trtspec and does not have a version",
         "remove it",
     ),
     (
@@ -151,7 +151,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "gates:",
         "plugins: [verify_chain, quantize]\ngates:",
         (14, 10, "plugins"),
-        "quantize is what builds call, and no engine does",
+        "quantize is used by builds only, not by engines",
         "remove quantize",
     ),
     (

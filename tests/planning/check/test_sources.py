@@ -36,7 +36,8 @@ SERVED = (
 
 
 AS_IT_IS = (
-    "engine.backend: llmapi or sglang or vllm takes the model as it is; docs/extending.md describes how to add a family"
+    "engine.backend: llmapi or sglang or vllm runs the model without conversion; "
+    "docs/extending.md describes how to add a family"
 )
 CORRECT = "correct it in config.json, or name a checkpoint that has it right"
 

@@ -290,7 +290,7 @@ def test_lookahead_is_lowered_in_all_of_its_sizes(artifact, pb_utils, monkeypatc
     model.execute([ask(1, **sizes), one])
     assert model.engine.asked[0].options == {"window": 3, "ngram": 2, "verification": 1}
     assert one.sender.sent[0][0].error.message == (
-        "lookahead_window_size, lookahead_ngram_size, lookahead_verification_set_size come together or not at all"
+        "lookahead_window_size, lookahead_ngram_size, lookahead_verification_set_size must be set together"
     )
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What backends are made of: steps, memory, sources as they are, migration, the versions of TensorRT-LLM."""
+"""Shared parts of backends: steps, memory, unconverted checkpoints, migration and the versions of TensorRT-LLM."""

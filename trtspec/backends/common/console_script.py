@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which versions the interpreter of a console script has; the script itself is not run."""
+"""Find the package versions in a console script's interpreter without running the script."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ print(json.dumps({key: version(names) for key, names in json.loads(sys.argv[1]).
 
 
 def script_versions(script: Path, names: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
-    """Return versions by key, None for what is not there; `names` are those that a distribution may have.
+    """Return versions by key, None for packages that are not installed.
 
-    Raises TrtspecError for what is no Python program or does not answer.
+    `names` are the possible distribution names of each key. Raise TrtspecError if the script is not a Python program or
+    its interpreter fails.
     """
-    # from the root directory: an interpreter looks for modules where it is started
+    # from the root directory, because an interpreter also imports modules from its working directory
     command = [*interpreter_of(script), "-c", _PROBE, json.dumps(dict(names))]
-    said = ask_program(command, str(script), "reinstall it", cwd="/")
+    output = ask_program(command, str(script), "reinstall it", cwd="/")
     try:
-        found = json.loads(said)
+        found = json.loads(output)
         return {key: found[key] for key in names}
     except (ValueError, KeyError, TypeError):
-        raise TrtspecError(f"its interpreter says {said[:80]!r}, no versions", where=str(script)) from None
+        raise TrtspecError(f"its interpreter printed {output[:80]!r}, not versions", where=str(script)) from None
 
 
 def interpreter_of(script: Path) -> list[str]:
-    """Return the interpreter in a script's first line, or in its second, where pip puts a path that is too long."""
+    """Return the interpreter in a script's first line, or in its second, where pip writes a path that is too long."""
     with script.open("rb") as file:
         lines = file.read(MOST_SCRIPT_BYTES).decode(errors="replace").splitlines()
     words = lines[0][2:].split() if lines and lines[0].startswith("#!") else []
     if words == ["/bin/sh"] and len(lines) > 1 and (found := re.match(r"'''exec' (.+) \"\$0\"", lines[1])):
         words = shlex.split(found[1])
     if not words or "python" not in words[-1]:
-        raise TrtspecError("not a Python program", where=str(script), hint="look at PATH")
+        raise TrtspecError("not a Python program", where=str(script), hint="check PATH")
     return words

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command so that nothing of it outlives whoever asked for it; itself a program, started by its file.
+"""Run a command whose process tree ends with its caller; a standalone program, started by file name.
 
-    python guard.py GRACE_S CLEANUP COMMAND ...
+    python kill_on_parent_exit.py GRACE_S CLEANUP COMMAND ...
 
-Standard input is a pipe whose other end the asker holds. When it ends, were it because the asker was killed, the
-command gets SIGTERM, and GRACE_S seconds later all that came from it SIGKILL. Of a command that ends by itself nothing
-remains either. Then CLEANUP runs, a JSON list of words, empty for none. The exit status is the command's, or 128 and
-the signal that killed it. Needs the standard library alone, so that it starts in milliseconds; Linux only.
+The caller holds the write end of standard input. When that closes, also because the caller was killed, the command
+gets SIGTERM, and all its descendants get SIGKILL after GRACE_S seconds. When the command exits by itself, its remaining
+descendants are killed too. Then CLEANUP runs, a JSON list of arguments, or nothing if it is empty. The exit status is
+the command's, or 128 plus the signal that killed it. Uses only the standard library to start within milliseconds; Linux
+only.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ CLEANUP_S = 60.0
 
 
 def main(grace_s: float, cleanup: list[str], command: list[str]) -> int:
-    """Run the command to its end, or to the asker's; return the exit status."""
-    # what the command's children leave behind when they end becomes ours, whatever session it is in
+    """Run the command until it or the caller exits; return the exit status."""
+    # orphans of the command's process tree are reparented to this process, even from other sessions
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:
-        print(f"{command[0]}: {error.strerror}", flush=True)  # noqa: T201  into the command's own output
+        print(f"{command[0]}: {error.strerror}", flush=True)  # noqa: T201  part of the command's output
         return CANNOT_START
-    threading.Thread(target=_end_with_asker, args=(process, grace_s), daemon=True).start()
-    status = process.wait()  # unbounded: the thread ends it when the asker has had enough
+    threading.Thread(target=_terminate_with_caller, args=(process, grace_s), daemon=True).start()
+    status = process.wait()  # no timeout: the thread terminates the process when the caller closes the pipe
     _kill_descendants()
     if cleanup:
-        nothing = subprocess.DEVNULL
+        devnull = subprocess.DEVNULL
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(cleanup, stdin=nothing, stdout=nothing, stderr=nothing, check=False, timeout=CLEANUP_S)
+            subprocess.run(cleanup, stdin=devnull, stdout=devnull, stderr=devnull, check=False, timeout=CLEANUP_S)
     return 128 - status if status < 0 else status
 
 
-def _end_with_asker(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def _terminate_with_caller(process: subprocess.Popen[bytes], grace_s: float) -> None:
     while os.read(0, 1):
         pass
     process.terminate()
@@ -64,7 +65,7 @@ def _kill_descendants() -> None:
 
 
 def _descendants() -> set[int]:
-    """Return the living processes that came from this one."""
+    """Return the living descendants of this process."""
     parents = {int(name): parent for name in os.listdir("/proc") if name.isdigit() and (parent := _parent(name))}
     found: set[int] = set()
     fresh = {os.getpid()}
@@ -74,7 +75,7 @@ def _descendants() -> set[int]:
 
 
 def _parent(pid: str) -> int:
-    """Return a living process's parent, 0 for one that has ended."""
+    """Return the parent of a living process, 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             text = file.read()
@@ -85,5 +86,5 @@ def _parent(pid: str) -> int:
 
 
 if __name__ == "__main__":
-    # the thread may still wait for the asker, and an ordinary exit would wait for the thread
+    # an ordinary exit would wait for the thread, which may still wait for the caller
     os._exit(main(float(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pair takes of a device's memory, from configs alone."""
+"""Estimate the device memory of a target and its drafter from their configs alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on one device; `draft_bytes` is the draft's weights and KV cache, `limit_bytes` 0 where unknown."""
+    """Bytes on one device; `draft_bytes` covers the draft's weights and KV cache, `limit_bytes` is 0 if unknown."""
 
     id: str
     weights_bytes: int
@@ -24,7 +24,7 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """Return all of it."""
+        """Return the sum of all parts."""
         return self.weights_bytes + self.kv_cache_bytes + self.draft_bytes + self.activation_bytes
 
 
@@ -41,12 +41,12 @@ def plan_memory(
     kept_tokens: int = 0,
     longer: int = 1,
 ) -> MemoryPlan:
-    """Return what the torch engine takes on the CPU, where it computes in float32, and FP8 models in float64.
+    """Return the CPU memory plan of the torch engine, which computes in float32, and for FP8 models in float64.
 
-    KV caches hold `rows` texts of `seq_len` tokens, and `kept_tokens` of texts that ended. The widest activations
-    are a prefill step's of `num_tokens` (hidden state, queries, keys and values, both MLP branches) and the logits of a
-    verify step of `max_draft_tokens` drafted tokens. What drafts is a model, to which texts are `longer` times as
-    long, or a head of so many parameters.
+    KV caches hold `rows` texts of `seq_len` tokens, plus `kept_tokens` of finished texts. The largest activations are
+    a prefill step's of `num_tokens` (hidden state, queries, keys and values, both MLP branches) and the logits
+    of a verify step of `max_draft_tokens` draft tokens. The drafter is either a model, whose texts are `longer` times
+    as long, or a head with `head_parameters` parameters.
     """
     item = 8 if quantized else FLOAT32
     positions = rows * seq_len + kept_tokens
@@ -67,6 +67,6 @@ def plan_memory(
 
 
 def _weights_bytes(model: ModelConfig, item: int) -> int:
-    """Return what a model's weights take; a tied LM head is packed in float32, apart from the embedding."""
+    """Return the bytes of a model's weights; a tied LM head is packed in float32, separately from the embedding."""
     packed = model.vocab_size * model.hidden_size if model.tied_embeddings and item == FLOAT32 else 0
     return (model.num_parameters + packed) * item

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe moved to another version, of its backend or of one that follows it: what carries over and what does not."""
+"""Migrate a recipe to another version of its backend or of a successor, and record the changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["kept", "changed", "dropped", "open"]
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of one key; "open" has to be filled in by hand before the recipe can be built."""
+    """The result for one key; "open" requires a value from the user before the recipe can be built."""
 
     kind: Kind
     path: str
@@ -23,7 +23,7 @@ class Change:
 
 @dataclass
 class Migration:
-    """The recipe for the other version, as plain values, and what became of each key."""
+    """The recipe for the other version as plain values, and the change of each key."""
 
     version: str
     document: dict[str, Any]
@@ -31,15 +31,15 @@ class Migration:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the recipe says everything that it needs."""
+        """Return whether the recipe has every required value."""
         return all(change.kind != "open" for change in self.changes)
 
     def note(self, kind: Kind, path: str, why: str) -> None:
-        """Record what became of a key."""
+        """Record the change of a key."""
         self.changes.append(Change(kind, path, why))
 
     def drop(self, path: str, why: str) -> None:
-        """Remove a key, where it is written."""
+        """Remove a key if it is present, and record the change."""
         *sections, key = path.split(".")
         section: Any = self.document
         for name in sections:
@@ -49,5 +49,5 @@ class Migration:
             self.note("dropped", path, why)
 
 
-# Makes a recipe one for the backend's version `migration.version`, and notes what became of each key.
+# Converts the recipe to the backend's version `migration.version` and records the change of each key.
 Migrate = Callable[[Migration, Recipe], None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a builder to its end: its words to a log and to whoever listens, its end within the time, nothing left of it."""
+"""Run a build tool: capture its output in a log, enforce its timeout and leave no process behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLL_S = 0.1
 SHOWN_LINES = 20
 MOST_LINE_BYTES = 8 << 10
 
-# What a builder needs of our environment. Nothing else is passed on: it may be secret, or change what is built.
+# Environment variables that are passed to a tool. The others may be secret or may change the build.
 VARIABLES = (
     "PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH",
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "XDG_RUNTIME_DIR", "DOCKER_HOST",
@@ -40,9 +40,10 @@ VARIABLES = (
 
 @dataclass(frozen=True)
 class Tool:
-    """A command to run in `cwd`; `log` is where its words go, `variables` is what its environment has beside ours.
+    """A command to run in `cwd`; its output goes to `log`, and `variables` are added to its environment.
 
-    `cleanup` is a command that runs after it, however it ended, were it with us: what removes a container.
+    `cleanup` is a command that runs afterwards in any case, even if this process is killed, for example to remove a
+    container.
     """
 
     command: Sequence[str]
@@ -62,32 +63,32 @@ def tool_environment(variables: Mapping[str, str]) -> dict[str, str]:
 def run_tool(
     tool: Tool, on_line: Callable[[str], None] = lambda line: None, on_wait: Callable[[], None] = lambda: None
 ) -> None:
-    """Run a tool to its end; `on_line` gets its lines, `on_wait` is called several times a second.
+    """Run a tool to its end; `on_line` gets its output lines, and `on_wait` is called several times a second.
 
-    Raises StepTimeout and StepError with the log's last lines; what `on_line` and `on_wait` raise ends the tool too.
-    When this returns or raises, and also when this process is killed, nothing of the tool runs any more.
+    Raise StepTimeout or StepError with the last lines of the log. An exception from `on_line` or `on_wait` terminates
+    the tool. No process of the tool survives this call, even if this process is killed.
     """
-    log.info("in %s run %s, its output goes to %s", tool.cwd, shlex.join(tool.command), tool.log)
+    log.info("running %s in %s, output in %s", shlex.join(tool.command), tool.cwd, tool.log)
     started = time.monotonic()
-    deadline, said = started + tool.timeout_s, _Log(tool)
+    deadline, output = started + tool.timeout_s, _Log(tool)
 
-    def keep_waiting() -> None:
+    def poll() -> None:
         on_wait()
         if time.monotonic() >= deadline:
-            raise said.error(StepTimeout, f"{tool.command[0]} did not end within {tool.timeout_s:g} s")
+            raise output.error(StepTimeout, f"{tool.command[0]} did not finish within {tool.timeout_s:g} s")
 
-    with said.opened(), _guarded(tool) as process:
-        for line in _lines(process.stdout, keep_waiting):
-            said.add(line)
+    with output.opened(), _guarded(tool) as process:
+        for line in _lines(process.stdout, poll):
+            output.add(line)
             on_line(line)
-        status = _status(process, keep_waiting)
-    log.info("%s ended with %d after %.1f s", tool.command[0], status, time.monotonic() - started)
+        status = _status(process, poll)
+    log.info("%s exited with %d after %.1f s", tool.command[0], status, time.monotonic() - started)
     if status:
-        raise said.error(StepError, f"{tool.command[0]} ended with {_in_words(status)}")
+        raise output.error(StepError, f"{tool.command[0]} failed with {_describe_status(status)}")
 
 
 class _Log:
-    """What a tool said: all of it in a file, the last lines in memory too."""
+    """The output of a tool: complete in a file, and its last lines in memory."""
 
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
@@ -96,9 +97,9 @@ class _Log:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Write to the file within the block, from its beginning."""
+        """Open the file for the block, truncating it."""
         self._tool.log.parent.mkdir(parents=True, exist_ok=True)
-        # unbuffered but for the line: whoever looks while it runs sees what it does
+        # line-buffered, so that the log can be followed while the tool runs
         self._file = self._tool.log.open("w", buffering=1, encoding="utf-8")
         self._write(f"$ cd {shlex.quote(str(self._tool.cwd))} && {shlex.join(self._tool.command)}")
         try:
@@ -112,11 +113,11 @@ class _Log:
         self._write(line)
 
     def error(self, kind: type[StepError | StepTimeout], message: str) -> StepError | StepTimeout:
-        shown = "\n".join(self._recent) or "(it said nothing)"
+        shown = "\n".join(self._recent) or "(no output)"
         return kind(message, hint=f"the end of {self._tool.log}:\n{shown}")
 
     def _write(self, line: str) -> None:
-        # A full disk ends the tool as well, and its words about that are in memory; the log is worth less than they.
+        # a full disk also fails the tool, and its last lines are in memory, so the log may be incomplete
         with suppress(OSError):
             if self._file:
                 self._file.write(line + "\n")
@@ -124,7 +125,7 @@ class _Log:
 
 @contextmanager
 def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a tool under its guard, whose end within the block is the tool's own, and after it the tool's end."""
+    """Run a tool under `kill_on_parent_exit`, which exits with the tool; leaving the block terminates the tool."""
     cleanup = json.dumps(list(tool.cleanup))
     process = subprocess.Popen(
         [
@@ -141,7 +142,7 @@ def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # so that an interrupt at the terminal is ours alone, and we end the tool in order
+        start_new_session=True,  # an interrupt at the terminal reaches this process only, which terminates the tool
     )
     try:
         yield process
@@ -149,11 +150,11 @@ def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
         for stream in (process.stdout, process.stdin):
             if stream:
                 stream.close()
-        process.wait()  # unbounded: the guard ends what it guards within its grace, and then itself
+        process.wait()  # no timeout: the guard kills the tool within its grace period and then exits
 
 
 def _status(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> int:
-    """Return how a process ended, which may have closed its output long before."""
+    """Return the exit status of a process, which may have closed its output long before."""
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(POLL_S)
@@ -161,9 +162,9 @@ def _status(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> in
 
 
 def _lines(stream: IO[bytes] | None, on_wait: Callable[[], None]) -> Iterator[str]:
-    """Yield lines as they come until the stream ends; one that never ends comes in pieces."""
+    """Yield lines as they arrive until the stream ends; overlong lines are split."""
     if stream is None:
-        raise ValueError("the tool's output is no pipe")
+        raise ValueError("the tool's output is not a pipe")
     rest, ended = b"", False
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
@@ -180,12 +181,12 @@ def _lines(stream: IO[bytes] | None, on_wait: Callable[[], None]) -> Iterator[st
 
 
 def _printable(raw: bytes) -> str:
-    """Return a line without what would move the cursor of whoever reads it."""
+    """Return a line without terminal control sequences."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode(errors="replace"))
     return "".join(character if character.isprintable() else " " for character in text).rstrip()
 
 
-def _in_words(status: int) -> str:
+def _describe_status(status: int) -> str:
     if status == kill_on_parent_exit.CANNOT_START:
         return f"exit status {status}: it cannot be started"
     if status <= 128:
@@ -194,4 +195,4 @@ def _in_words(status: int) -> str:
         name = signal.Signals(status - 128).name
     except ValueError:
         return f"exit status {status}"
-    return f"{name}; {'the machine may be out of memory' if name == 'SIGKILL' else 'something ended it'}"
+    return f"{name}; {'the machine may be out of memory' if name == 'SIGKILL' else 'another process stopped it'}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What backends share that run Hugging Face checkpoints as they are: placement, and memory on each GPU."""
+"""Placement checks and GPU memory plans for backends that run Hugging Face checkpoints without conversion."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from trtspec.core.gpus import GPUS
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource
 
-ITEM_BYTES = 2  # of bfloat16 and float16, in which everything is kept that is not quantized
+ITEM_BYTES = 2  # of bfloat16 and float16, the dtype of everything that is not quantized
 
 
 def models_of(context: PlanContext) -> Iterable[tuple[str, str, ModelSource]]:
-    """Yield (role, recipe path, what the recipe says) of each model that the recipe names."""
+    """Yield (role, recipe path, model of the recipe) of each model that the recipe names."""
     yield "target", "target", context.recipe.target
     if context.recipe.speculation.draft:
         yield "draft", "speculation.draft", context.recipe.speculation.draft
 
 
 def check_placement(context: PlanContext, *, maps_vocabularies: bool = False) -> Iterable[Diagnostic]:
-    """Yield what keeps draft and target from sharing their GPUs: engines load both in one place, divided alike.
+    """Yield placements and vocabularies that the engine does not support: target and draft share the same GPUs.
 
-    With `maps_vocabularies` the engine takes a draft of another vocabulary.
+    With `maps_vocabularies` the engine supports a draft model with another vocabulary.
     """
     recipe = context.recipe
     ranks, placement = recipe.target.parallel.ranks, recipe.serving.placement
     if placement and len(placement.target) != ranks:
-        message = f"the target is divided over {ranks} GPUs, and placed on {len(placement.target)}"
-        yield Diagnostic("serving.placement.target", "placement", message, f"name {ranks}")
+        message = f"the target is divided over {ranks} GPUs but placed on {len(placement.target)}"
+        yield Diagnostic("serving.placement.target", "placement", message, f"list {ranks}")
     if placement and placement.draft and placement.draft != placement.target:
-        message = "this engine loads the draft where the target is"
+        message = "this engine loads the draft on the target's GPUs"
         yield Diagnostic("serving.placement.draft", "placement", message, "remove it")
     ours, theirs = context.target_config, context.draft_config
     if ours and theirs and ours.vocab_size != theirs.vocab_size and not maps_vocabularies:
         message = (
             f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}: this "
-            "engine runs both as they are, and cannot pad the smaller one"
+            "engine runs both unchanged and cannot pad the smaller one"
         )
-        hint = "use a backend that converts checkpoints: it pads the smaller one"
+        hint = "use a backend that converts checkpoints and pads the smaller one"
         yield Diagnostic("speculation.draft.model", "vocabulary", message, hint)
 
 
 def check_num_tokens(context: PlanContext, drafts: int | None = None) -> Iterable[Diagnostic]:
-    """Yield where a step is too small for a full batch that verifies its drafts, by default the draft shape's."""
+    """Yield an error if a step cannot verify `drafts` tokens, by default the draft shape's, for a full batch."""
     engine, tokens = context.recipe.engine, (context.draft_shape.max_tokens if drafts is None else drafts) + 1
     least = engine.max_batch_size * tokens
     if engine.max_num_tokens and engine.max_num_tokens < least:
@@ -63,31 +63,31 @@ def check_num_tokens(context: PlanContext, drafts: int | None = None) -> Iterabl
 
 
 def check_online(context: PlanContext, engine: str, online: Iterable[str]) -> Iterable[Diagnostic]:
-    """Yield where the recipe wants another format than the source has, and the engine cannot make it while it loads.
+    """Yield an error if the recipe requests a format that the source lacks and the engine cannot quantize to on load.
 
-    `engine` is its name and `online` are the formats that it makes of sources in 16 bits.
+    `engine` is its name, and `online` are the formats to which it quantizes 16-bit sources on load.
     """
     for role, path, asked in models_of(context):
         found, wanted = source_format(context.sources[role]).weights, asked.quantization.weights
         if wanted in ("none", found):
             continue
         if found != "none":
-            message = f"{wanted} weights are wanted, the {role} is {found}"
-            yield Diagnostic(f"{path}.quantization.weights", "quantization", message, "leave it out")
+            message = f"{wanted} weights are requested, but the {role} is {found}"
+            yield Diagnostic(f"{path}.quantization.weights", "quantization", message, "remove it")
         elif wanted not in online:
-            message = f"{engine} {context.version} does not make {wanted} while it loads"
-            hint = f"name a checkpoint that is quantized, or take {', '.join(online)}"
+            message = f"{engine} {context.version} does not quantize to {wanted} on load"
+            hint = f"use a quantized checkpoint, or choose {', '.join(online)}"
             yield Diagnostic(f"{path}.quantization.weights", "quantization", message, hint)
         elif set(asked.quantization.exclude) != {"lm_head"}:
-            message = f"{engine} quantizes every layer and not the head while it loads, whatever exclude says"
+            message = f"{engine} quantizes every layer except the head on load and ignores exclude"
             yield Diagnostic(f"{path}.quantization.exclude", "unused", message, severity="warning")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What `serving.kv_cache_fraction` leaves an engine of a GPU, in bytes: `memory` is all of the GPU's.
+    """The share of a GPU that `serving.kv_cache_fraction` leaves an engine, in bytes; `memory` is the GPU's total.
 
-    `fixed` is what weights and activations take, `activations` the latter alone.
+    `fixed` covers weights and activations, `activations` only the latter.
     """
 
     memory: int
@@ -97,31 +97,31 @@ class Budget:
 
 
 def whole_gpu(budget: Budget) -> int:
-    """Return the limit of an engine that takes all of the GPU."""
+    """Return the limit of an engine that uses the whole GPU."""
     return budget.memory
 
 
 def share_of_all(budget: Budget) -> int:
-    """Return the limit where the fraction is of all memory, weights and activations included."""
+    """Return the limit if the fraction applies to all memory, weights and activations included."""
     return int(budget.memory * budget.fraction)
 
 
 def share_without_activations(budget: Budget) -> int:
-    """Return the limit where the fraction is of all memory for weights and KV cache; activations take of the rest."""
+    """Return the limit if the fraction applies to weights and KV cache; activations use the remaining memory."""
     share = int(budget.memory * budget.fraction)
     return share + min(budget.activations, budget.memory - share)
 
 
 def share_of_the_rest(budget: Budget) -> int:
-    """Return the limit where the fraction is of what weights and activations leave for KV caches."""
+    """Return the limit if the fraction applies to the memory that weights and activations leave for KV caches."""
     return budget.memory - int(max(0, budget.memory - budget.fixed) * (1 - budget.fraction))
 
 
 def plan_source_memory(context: PlanContext, limit: Callable[[Budget], int] = whole_gpu) -> list[MemoryPlan]:
-    """Return a plan for each GPU that the target is divided over; none for a model whose config says too little.
+    """Return a plan for each GPU of the target; empty if the model's config is insufficient.
 
-    What drafts lies on the same GPUs, divided alike. The KV cache is that of full batches of the longest texts: servers
-    take all that is left, and hold as many texts as fit. `limit` returns what the engine may take of a GPU.
+    The drafter is on the same GPUs, divided in the same way. The KV cache holds full batches of the longest texts;
+    servers use all remaining memory and hold as many texts as fit. `limit` returns the engine's limit on a GPU.
     """
     recipe, found = context.recipe, _taken(context, "target")
     if found is None:
@@ -145,7 +145,7 @@ def plan_source_memory(context: PlanContext, limit: Callable[[Budget], int] = wh
 
 
 def _draft_bytes(context: PlanContext) -> int:
-    """Return what drafts takes of each GPU: of a model weights and cache, of a head what its file holds."""
+    """Return the drafter's bytes on each GPU: weights and cache of a draft model, or the file size of a head."""
     if context.method.drafts_with == "head":
         return context.sources["draft"].nbytes // context.recipe.target.parallel.ranks
     found = _taken(context, "draft")
@@ -153,7 +153,7 @@ def _draft_bytes(context: PlanContext) -> int:
 
 
 class Taken(NamedTuple):
-    """Bytes that a model takes of each GPU it is divided over: weights, cache, and the activations of a step."""
+    """Bytes of a model on each of its GPUs: weights, cache, and the activations of a step."""
 
     weights: int
     cache: int
@@ -161,7 +161,7 @@ class Taken(NamedTuple):
 
 
 def _taken(context: PlanContext, role: str) -> Taken | None:
-    """Return what target or draft takes, by its family, or where none describes it by its config and headers."""
+    """Return the memory of target or draft from its family, or without a family from its config and headers."""
     model = context.target if role == "target" else context.draft
     asked = context.recipe.target if role == "target" else context.recipe.speculation.draft
     if asked is None or role not in context.sources:
@@ -185,7 +185,7 @@ def _taken(context: PlanContext, role: str) -> Taken | None:
 
 
 def _taken_of_outline(context: PlanContext, outline: Outline, source: Source, stored: QuantFormat) -> Taken:
-    """Return what a model takes as it is stored; where the engine makes it FP8, embedding and head keep 16 bits."""
+    """Return the memory of a model as stored; if the engine quantizes it to FP8, embedding and head keep 16 bits."""
     engine, parallel, weights = context.recipe.engine, context.recipe.target.parallel, source.nbytes
     if stored.weights != source_format(source).weights:
         kept = outline.kept_numbers * ITEM_BYTES
@@ -199,7 +199,7 @@ def _taken_of_outline(context: PlanContext, outline: Outline, source: Source, st
 
 
 def weight_bytes(config: ModelConfig, quant_format: QuantFormat) -> int:
-    """Return the bytes of all weights; embedding and head stay in 16 bits where the layers have 8."""
+    """Return the bytes of all weights; embedding and head stay in 16 bits if the layers have 8."""
     if quant_format.weights == "none":
         return config.num_parameters * ITEM_BYTES
     kept = config.vocab_size * config.hidden_size * (1 if config.tied_embeddings else 2)
@@ -207,7 +207,7 @@ def weight_bytes(config: ModelConfig, quant_format: QuantFormat) -> int:
 
 
 def stored_format(source: Source, asked: ModelSource) -> QuantFormat:
-    """Return how a model is held: as its source is, or where that is not quantized as the recipe wants it."""
+    """Return the format of a loaded model: the source's, or the recipe's if the source is not quantized."""
     found, wanted = source_format(source), asked.quantization
     return QuantFormat(
         wanted.weights if found.weights == "none" else found.weights,
@@ -216,9 +216,9 @@ def stored_format(source: Source, asked: ModelSource) -> QuantFormat:
 
 
 def _text_bytes(config: ModelConfig, tokens: int, quant_format: QuantFormat, tensor: int) -> int:
-    """Return the bytes of a text's keys and values on one GPU, which has a whole head of each at least.
+    """Return the bytes of a text's keys and values on one GPU, which holds at least one head of each.
 
-    Layers with a sliding window keep the tokens of the window.
+    Layers with a sliding window store only the tokens of the window.
     """
     heads = max(1, config.num_kv_heads // tensor)
     item = 1 if quant_format.kv_cache == "fp8" else ITEM_BYTES
@@ -229,7 +229,7 @@ def _text_bytes(config: ModelConfig, tokens: int, quant_format: QuantFormat, ten
 
 
 def _activation_bytes(context: PlanContext, hidden: int, attention: int, inner: int, vocab: int) -> int:
-    """Return the bytes of the widest prefill step's activations and of a verification step's logits in 32 bits."""
+    """Return the bytes of the largest prefill step's activations and of a verification step's 32-bit logits."""
     engine, draft_tokens = context.recipe.engine, context.draft_shape.max_tokens
     width = 3 * hidden + (attention + 3 * inner) // context.recipe.target.parallel.tensor
     logits = engine.max_batch_size * (draft_tokens + 1) * vocab

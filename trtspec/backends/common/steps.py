@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What artifacts have in common, whichever backend: converted or copied checkpoints, tokenizer, prompts, plugins."""
+"""Steps that the artifacts of all backends share: checkpoints, tokenizer, prompts and plugins."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from trtspec.store.step import Step
 
 
 def converted(context: PlanContext, reader: FileReader) -> dict[str, ConvertCheckpoint]:
-    """Return the conversions by role: "target", and "draft" where a model drafts."""
+    """Return the conversions by role: "target", and "draft" if there is a draft model."""
     recipe = context.resolved
     if context.target is None:
-        raise ValueError("only a model that a family describes is converted")
+        raise ValueError("only a model with a family can be converted")
     found = {"target": _convert(reader, "target", recipe.target, context.target, _heads(context, reader), context.head)}
     if context.draft:
         found["draft"] = _convert(reader, "draft", recipe.speculation.drafts[0], context.draft)
@@ -40,7 +40,7 @@ def converted(context: PlanContext, reader: FileReader) -> dict[str, ConvertChec
 
 
 def copied(context: PlanContext, reader: FileReader) -> dict[str, CopyFiles]:
-    """Return the steps that bring the checkpoints along as they are, by directory: what no backend converts."""
+    """Return the steps that copy the checkpoints unchanged, by directory, for backends without conversion."""
     return {
         checkpoint(role): CopyFiles(role, reader.read(source.root, source.files))
         for role, source in context.sources.items()
@@ -48,12 +48,12 @@ def copied(context: PlanContext, reader: FileReader) -> dict[str, CopyFiles]:
 
 
 def served_path(role: str) -> str:
-    """Return where a model of the repository finds a checkpoint, from its own directory."""
+    """Return the path of a checkpoint relative to a model of the repository."""
     return from_model(checkpoint(role))
 
 
 def padding_notes(context: PlanContext) -> tuple[str, ...]:
-    """Say where a draft's vocabulary is padded or cut."""
+    """Return a note if the draft's vocabulary is padded or cut."""
     draft = context.draft
     if draft is None or not draft.padded_to:
         return ()
@@ -63,12 +63,12 @@ def padding_notes(context: PlanContext) -> tuple[str, ...]:
 
 
 def gpu_record(context: PlanContext) -> dict[str, str]:
-    """Return what a manifest says of the GPU where nothing is built for it."""
+    """Return the manifest's record of the GPU for artifacts that do not depend on it."""
     return {"name": gpu} if (gpu := context.resolved.engine.gpu) else {}
 
 
 def serving_settings(context: PlanContext) -> ServingSettings:
-    """Return what all models of a repository are told alike."""
+    """Return the settings that all models of a repository share."""
     serving = context.resolved.serving
     return ServingSettings(
         max_batch_size=context.resolved.engine.max_batch_size,
@@ -81,9 +81,9 @@ def serving_settings(context: PlanContext) -> ServingSettings:
 
 
 def companions(context: PlanContext, reader: FileReader) -> dict[str, Step]:
-    """Return the steps of what goes along with the models: tokenizer, prompts of the gates, compiled plugins."""
+    """Return the steps for the models' companion files: tokenizer, prompts of the gates, compiled plugins."""
     recipe, source = context.resolved, context.sources["target"]
-    # config.json may be the only file that names the end ids
+    # config.json may be the only file with the end-of-text ids
     documents = [*source.tokenizer_files, source.root / CONFIG]
     steps: dict[str, Step] = {TOKENIZER: CopyFiles("tokenizer", reader.read(source.root, documents))}
     if recipe.gates.prompts:
@@ -95,7 +95,7 @@ def companions(context: PlanContext, reader: FileReader) -> dict[str, Step]:
 
 
 def _heads(context: PlanContext, reader: FileReader) -> tuple[HeadFiles, ...]:
-    """Return what drafts from inside the target, if anything does."""
+    """Return the files of the head inside the target, or an empty tuple."""
     speculation, head = context.resolved.speculation, context.head
     if head is None:
         return ()

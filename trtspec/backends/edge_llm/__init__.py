@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's TensorRT Edge-LLM: TensorRT engines where trtllm-build ended, for edge devices and GPUs of their kind.
+"""NVIDIA's TensorRT Edge-LLM: TensorRT engines for edge devices and related GPUs, without trtllm-build.
 
-Its commands run in an environment of their own; nothing here imports it.
+Its commands run in a separate environment; this package does not import it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def _methods() -> Mapping[str, str]:
-    """Return what some release knows; `check` says which release lacks one."""
-    known = {ours: theirs for release in releases().values() for ours, theirs in release.methods.items()}
-    return {"none": ""} | known
+    """Return the union over releases; `check` rejects a method that the chosen release lacks."""
+    methods = {ours: theirs for release in releases().values() for ours, theirs in release.methods.items()}
+    return {"none": ""} | methods
 
 
 def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands of Edge-LLM are told of a recipe. Every value that they would choose by themselves is passed.
+"""The arguments of Edge-LLM's commands for a recipe. Values with a default are passed explicitly too.
 
 Option names: NVIDIA/TensorRT-Edge-LLM:experimental/builder/cli.py and tensorrt_edgellm/scripts/{export,quantize}.py
-@0.11.0. Paths are those below an artifact's root.
+@0.11.0. Paths are relative to the artifact's root.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from trtspec.recipe.schema import Quantization
 from trtspec.store.artifact_paths import checkpoint, engine
 
 QUANTIZE, EXPORT, BUILD = "tensorrt-edgellm-quantize", "tensorrt-edgellm-export", "tensorrt-edgellm-build"
-# Calibration reads this name's rows, and the variable says where they lie (quantization/datasets/__init__.py).
+# Calibration reads the dataset of this name; the variable holds its path (quantization/datasets/__init__.py).
 DATASET, DATASET_VARIABLE, PROMPTS = "wikitext", "EDGELLM_QUANT_DATASET_WIKITEXT", "calibration.jsonl"
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """How much a step drafts and verifies, in the runtime's words; `tokens` is its num_speculative_tokens.
+    """The number of drafted and verified tokens in the runtime's terms; `tokens` is its num_speculative_tokens.
 
-    `top_k` tokens are drafted from each node, `steps` times; `verify_size` and `draft_size` are the nodes, the root
-    among them, that engines of target and draft are built for.
+    `top_k` tokens are drafted from each node, `steps` times. `verify_size` and `draft_size` are the numbers of nodes,
+    including the root, for which the engines of target and draft are built.
     """
 
     top_k: int
@@ -36,10 +36,10 @@ class Drafting:
 
 
 def drafting_of(context: PlanContext) -> Drafting | None:
-    """Return a recipe's drafting, None for the target alone.
+    """Return a recipe's drafting sizes, None without a drafter.
 
-    As engine.py's _resolve_spec_decode_runtime_options has it: a chain verifies its tokens and the one before them; a
-    block of DFlash holds that one, and DSpark's does where the net does not sample from it.
+    As in engine.py's _resolve_spec_decode_runtime_options: a chain verifies its tokens and the token before them. A
+    block of DFlash contains that token; a block of DSpark contains it unless the drafter samples from it.
     """
     method, shape = context.recipe.speculation.method, context.draft_shape
     if method == "none":
@@ -55,29 +55,29 @@ def drafting_of(context: PlanContext) -> Drafting | None:
 
 
 def samples_from_anchor(context: PlanContext) -> bool:
-    """Return whether a DSpark net drafts at the last token's own place; it does where its config does not say."""
+    """Return whether a DSpark drafter drafts at the last token's position, the default of its config."""
     config = context.sources["draft"].config
     inner = config.get("dspark_config")
     return bool({**config, **(inner if isinstance(inner, dict) else {})}.get("sample_from_anchor", True))
 
 
 def quantize_arguments(role: str, asked: Quantization, device: str) -> tuple[str, ...]:
-    """Return the argv that quantizes one checkpoint; the sources lie below sources/."""
+    """Return the argv that quantizes one checkpoint; the source checkpoints are below sources/."""
     models = {
         "target": ("llm", "--model_dir", staged("target")),
         "draft": ("draft", "--base_model_dir", staged("target"), "--draft_model_dir", staged("draft")),
     }
-    words = [QUANTIZE, *models[role], "--output_dir", checkpoint(role)]
+    argv = [QUANTIZE, *models[role], "--output_dir", checkpoint(role)]
     if asked.weights != "none":
-        words += ["--quantization", asked.weights]
+        argv += ["--quantization", asked.weights]
     if asked.kv_cache != "none":
-        words += ["--kv_cache_quantization", asked.kv_cache]
+        argv += ["--kv_cache_quantization", asked.kv_cache]
     calibration = ("--text_dataset", DATASET, "--num_samples", str(asked.calibration.samples))
-    return (*words, "--dtype", "fp16", "--device", device, *calibration)
+    return (*argv, "--dtype", "fp16", "--device", device, *calibration)
 
 
 def export_arguments(role: str, method: str, sm: int) -> tuple[str, ...]:
-    """Return the argv that exports the target or what drafts; a target whose own layers draft brings those along."""
+    """Return the argv that exports the target or the draft; a target with MTP layers includes them."""
     target, draft = checkpoint("target"), checkpoint("draft")
     common = ("--dtype", "float16", "--int4-gemm-plugin-version", "2", "--target-sm", str(sm))
     if method == "none":
@@ -112,10 +112,10 @@ def build_command(context: PlanContext) -> tuple[str, ...]:
 
 
 def staged(role: str) -> str:
-    """Return where a quantization finds the checkpoint that it starts from."""
+    """Return the path of a source checkpoint in a quantization's working directory."""
     return f"sources/{role}"
 
 
 def onnx(role: str) -> str:
-    """Return the directory of what was exported of the target, or of what drafts."""
+    """Return the directory of the exported target or draft."""
     return f"onnx/{role}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that runs one of Edge-LLM's commands, and the one that writes down how engines are built elsewhere."""
+"""The step that runs one of Edge-LLM's commands, and the step that writes a script to build the engines elsewhere."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NO_KEY = {"key": False}
 
 @dataclass(frozen=True)
 class RunEdgeTool(Step):
-    """Run a command where its words lead into the store: checkpoints, and below `writes` its own output.
+    """Run a command in a directory of symbolic links to its input checkpoints and its output `writes`.
 
-    `argv` is the command, `action` and `role` name the step; `checkpoints` are what it reads, of the roles in `reads`.
-    `version` is Edge-LLM's and `machine` what engines depend on besides, "" for what any machine makes alike.
-    `prompts`, of which the first `samples` are read, calibrate.
+    `argv` is the command; `action` and `role` form the step's name. `checkpoints` are the input checkpoints of the
+    roles in `reads`. `version` is Edge-LLM's. `machine` describes the machine that engines depend on, "" for output
+    that does not depend on it. The first `samples` prompts of `prompts` are used for calibration.
     """
 
     VERSION: ClassVar[int] = 1
@@ -55,17 +55,17 @@ class RunEdgeTool(Step):
 
     @property
     def name(self) -> str:
-        """Return `quantize-target`, `export-draft`, `build-engines` or the like."""
+        """Return the step's name, such as `quantize-target`, `export-draft` or `build-engines`."""
         return f"{self.action}-{self.role}"
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of the checkpoint's tensors, which all of these hold in some form."""
+        """Return the bytes of the checkpoint's tensors, an estimate of the output."""
         return self.stored_bytes
 
     @property
     def num_devices(self) -> int:
-        """Return 1 for what computes on a GPU."""
+        """Return 1 if the step needs a GPU, else 0."""
         return 1 if self.machine or "cuda" in self.argv else 0
 
     @property
@@ -75,11 +75,11 @@ class RunEdgeTool(Step):
 
     @property
     def log(self) -> Path:
-        """Return where the command's words go; they are told with every failure, and stay."""
+        """Return the path of the command's log, which every failure message names and which is not deleted."""
         return cache_dir() / "logs" / f"{self.name}-{self.key[:12]}.log"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Run it, and look at what it left; raises StepError and StepTimeout."""
+        """Run the command and check its output. Raise StepError or StepTimeout."""
         progress.say(self.argv[0])
         with self._workdir(out, inputs) as workdir:
             variables = self._variables(workdir, inputs.devices)
@@ -89,19 +89,19 @@ class RunEdgeTool(Step):
 
     @contextmanager
     def _workdir(self, out: Path, inputs: Inputs) -> Iterator[Path]:
-        """Make a directory with the names that the command uses; what else is written there is thrown away."""
-        # beside the output, where the store clears up after a run that was killed
+        """Create the command's working directory; files outside the output are deleted afterwards."""
+        # next to the output, where the store cleans up after a killed build
         with ExitStack() as stack:
             workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out.parent, prefix="work-")))
-            place = staged if self.argv[0] == QUANTIZE else checkpoint
-            links = {place(role): inputs[step] for role, step in zip(self.reads, self.checkpoints, strict=True)}
+            path_of = staged if self.argv[0] == QUANTIZE else checkpoint
+            links = {path_of(role): inputs[step] for role, step in zip(self.reads, self.checkpoints, strict=True)}
             for name, target in (links | {self.writes: out}).items():
                 (workdir / name).parent.mkdir(exist_ok=True)
                 (workdir / name).symlink_to(target.absolute())
             for files in self.prompts:
                 stack.enter_context(files.unchanged())
-                prompts = load_prompts(files.paths[0], links[place(self.role)])[: self.samples]
-                tokenizer = Tokenizer(links[place(self.role)])  # its command adds special tokens to every text
+                prompts = load_prompts(files.paths[0], links[path_of(self.role)])[: self.samples]
+                tokenizer = Tokenizer(links[path_of(self.role)])  # the command adds special tokens to every text
                 texts = [
                     (tokenizer.as_plain(each.text) if isinstance(each.text, Rendered) else None) or each.text
                     for each in prompts
@@ -110,13 +110,13 @@ class RunEdgeTool(Step):
             yield workdir
 
     def _variables(self, workdir: Path, devices: tuple[str, ...]) -> dict[str, str]:
-        """Return its environment: its own commands first, and no hub."""
+        """Return the command's environment: its own directory first on PATH, and no access to the hub."""
         scratch = {"HF_HOME": str(workdir / "hf"), "HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
-        kept = {key: os.environ[key] for key in ("OMP_NUM_THREADS",) if key in os.environ}
+        passed = {key: os.environ[key] for key in ("OMP_NUM_THREADS",) if key in os.environ}
         path = {"PATH": os.pathsep.join(filter(None, (self.directory, os.environ.get("PATH", ""))))}
         dataset = {DATASET_VARIABLE: str(workdir / PROMPTS)} if self.prompts else {}
         gpus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
-        return {**scratch, **kept, **path, **dataset, **(gpus if self.num_devices else {})}
+        return {**scratch, **passed, **path, **dataset, **(gpus if self.num_devices else {})}
 
     def _check(self, out: Path) -> None:
         command = self.argv[0]
@@ -130,9 +130,9 @@ class RunEdgeTool(Step):
 
 @dataclass(frozen=True)
 class DescribeBuild(Step):
-    """Write a script that builds an artifact's engines on the machine that will run them.
+    """Write a script that builds an artifact's engines on the target machine.
 
-    `facts` are what was known of that machine, for whoever reads the script.
+    `facts` describe the expected machine; the script contains them as comments.
     """
 
     VERSION: ClassVar[int] = 1
@@ -163,5 +163,5 @@ class DescribeBuild(Step):
 
 
 def machine_of(facts: Mapping[str, object]) -> str:
-    """Return what decides whether an engine can be loaded, as a step's field."""
+    """Return the facts that an engine depends on, as a step's field."""
     return json.dumps(dict(facts), sort_keys=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts Edge-LLM's Python API on engines that were built before; by itself it would build its own."""
+"""Start Edge-LLM's Python API on prebuilt engines; by default it would build its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from trtspec.core.errors import TrtspecError
 
-CACHE_GB = 1e6  # nothing is evicted from a cache that is ours alone
+CACHE_GB = 1e6  # large enough that nothing is evicted from this process's private cache
 
 
 def load(root: Path, version: int, cache: Path) -> Any:
-    """Start Edge-LLM on an artifact's engines; raises TrtspecError where it would take others."""
+    """Start Edge-LLM on an artifact's engines. Raise TrtspecError if it would use other engines."""
     from experimental.server import LLM
 
     document = json.loads((root / str(version) / "model.json").read_text(encoding="utf-8"))
@@ -26,14 +26,12 @@ def load(root: Path, version: int, cache: Path) -> Any:
     options = lead_to_engines(engines, arguments, cache)
     llm = LLM(**arguments, cache_dir=str(cache), engine_cache_max_size_gb=CACHE_GB, build_options=options)
     if os.path.realpath(llm.bundle_dir) != os.path.realpath(engines):
-        raise TrtspecError(
-            "Edge-LLM does not take the artifact's engines", where=engines, hint="build the recipe again"
-        )
+        raise TrtspecError("Edge-LLM does not use the artifact's engines", where=engines, hint="build the recipe again")
     return llm
 
 
 def lead_to_engines(engines: str, arguments: dict[str, Any], cache: Path) -> Any:
-    """Make the cache entry that Edge-LLM looks for lead to `engines`; return its build options."""
+    """Link Edge-LLM's cache entry for these arguments to `engines`; return its build options."""
     from experimental.server.runtime.engine_build import BuildOptions, bundle_cache_path
 
     speculation = arguments.get("speculative_config", {})

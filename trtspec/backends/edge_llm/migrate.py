@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes that move here from trtllm-build, which ended with 1.2.1: engines of another builder, for other GPUs."""
+"""Migrate recipes from trtllm-build, whose last version is 1.2.1, to Edge-LLM's builder, which supports other GPUs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from trtspec.recipe.schema import Recipe
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:
-    """Move a recipe."""
+    """Migrate a recipe to Edge-LLM."""
     for option in recipe.engine.extra:
         migration.drop(f"engine.extra.{option}", "an option of trtllm-build")
     engine = migration.document["engine"]
     if "extra" in engine and not engine["extra"]:
         del engine["extra"]
-    migration.drop("engine.build.image", "Edge-LLM's commands run as they are installed")
-    migration.drop("engine.build.timing_cache", "Edge-LLM's builder takes none")
+    migration.drop("engine.build.image", "Edge-LLM's commands run without a container")
+    migration.drop("engine.build.timing_cache", "Edge-LLM's builder does not support it")
     if "build" in engine and not engine["build"]:
         del engine["build"]
     migration.drop("engine.max_num_tokens", "Edge-LLM's builder derives it from the lengths")
@@ -25,20 +25,20 @@ def migrate(migration: Migration, recipe: Recipe) -> None:
     _gpu(migration, recipe)
     _method(migration, recipe)
     for path in ("target.parallel", "speculation.draft.parallel"):
-        migration.drop(path, "Edge-LLM serves one GPU")
+        migration.drop(path, "Edge-LLM runs on one GPU")
     for section in ("gates", "serving"):
         if section in migration.document:
-            migration.note("kept", section, "holds as it is")
+            migration.note("kept", section, "unchanged")
 
 
 def _gpu(migration: Migration, recipe: Recipe) -> None:
     gpu, release = GPUS.get((recipe.engine.gpu or "").lower()), releases()[migration.version]
     if gpu and release.platforms_of(gpu.sm):
-        migration.note("kept", "engine.gpu", f"{gpu.name} is a GPU that Edge-LLM {release.version} has libraries for")
+        migration.note("kept", "engine.gpu", f"Edge-LLM {release.version} supports {gpu.name}")
         return
     fitting = ", ".join(each.name for each in GPUS.values() if release.platforms_of(each.sm))
-    migration.drop("engine.gpu", f"Edge-LLM {release.version} has nothing for {recipe.engine.gpu}")
-    migration.note("open", "engine.gpu", f"the device that will run it: {fitting}")
+    migration.drop("engine.gpu", f"Edge-LLM {release.version} does not support {recipe.engine.gpu}")
+    migration.note("open", "engine.gpu", f"the target device: {fitting}")
 
 
 def _method(migration: Migration, recipe: Recipe) -> None:
@@ -49,6 +49,6 @@ def _method(migration: Migration, recipe: Recipe) -> None:
         migration.note("kept", "speculation.method", f"{method} is Edge-LLM's --spec-type {release.methods[method]}")
         return
     migration.document["speculation"] = {"method": "eagle3", "draft_len": 4}
-    why = f"Edge-LLM has no {method}; it has {', '.join(release.methods)}"
+    why = f"Edge-LLM does not support {method}; it supports {', '.join(release.methods)}"
     migration.note("changed", "speculation.method", why)
-    migration.note("open", "speculation.draft.model", "an EAGLE-3 net for this target")
+    migration.note("open", "speculation.draft.model", "an EAGLE-3 drafter for this target")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Edge-LLM's Python API is started with, as the served model reads it from model.json.
+"""The start arguments of Edge-LLM's Python API, which the served model reads from model.json.
 
 Every key of `llm` is an argument of LLM (NVIDIA/TensorRT-Edge-LLM:experimental/server/runtime/engine.py@0.11.0).
 """
@@ -13,7 +13,7 @@ from trtspec.backends.edge_llm.arguments import Drafting, drafting_of
 from trtspec.recipe.resolve import input_len_of
 from trtspec.store.artifact_paths import checkpoint, engine, from_model
 
-PASS_METHODS = ("dflash", "dspark")  # LLM itself sets their one step
+PASS_METHODS = ("dflash", "dspark")  # LLM sets their single step itself
 
 
 def model_json(context: PlanContext) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def model_json(context: PlanContext) -> dict[str, Any]:
         "max_input_len": input_len_of(sizes),
         "max_batch_size": sizes.max_batch_size,
         "max_kv_cache_capacity": sizes.max_seq_len,
-        # requests join a running batch only where nothing is drafted
+        # requests can join a running batch only without speculation
         "enable_in_flight_batching": drafting is None,
     }
     return {"engines": from_model(engine("target")), "llm": llm | (_drafting(context, drafting) if drafting else {})}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact of Edge-LLM: checkpoints as it reads them, what was exported of them, engines where they can be built.
+"""The artifact of Edge-LLM: prepared checkpoints, and engines if this machine can build them.
 
-Engines are built on the device that runs them, often from an artifact that another machine made: where this one cannot
-build them, the artifact has the exported ONNX and a script instead.
+Engines are built on the device that runs them, often from an artifact of another machine. If this machine cannot build
+them, the artifact contains the exported ONNX and a build script instead.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps; raises TrtspecError where another Edge-LLM than the recipe's is installed."""
+    """Return the steps. Raise TrtspecError if another Edge-LLM than the recipe's is installed."""
     engine_, tools = context.resolved.engine, probe_toolchain(context.version, context.resolved.engine.gpu)
     sources = {role: _stage(context, reader, role, source) for role, source in context.sources.items()}
     checkpoints = _quantized(context, reader, sources, tools)
     steps: dict[str, Step] = {checkpoint(role): step for role, step in checkpoints.items()}
-    made = _engines(context, checkpoints, tools) if tools.builds_engines else _exports(context, checkpoints, tools)
-    steps |= {**made, **companions(context, reader)}
+    built = _engines(context, checkpoints, tools) if tools.builds_engines else _exports(context, checkpoints, tools)
+    steps |= {**built, **companions(context, reader)}
     document = json.dumps(model_json(context))
     steps[REPOSITORY] = EmitEdgeRepository(
         read_models(MODELS), document, engine_.max_batch_size, context.resolved.serving.streaming
@@ -71,7 +71,7 @@ def _stage(context: PlanContext, reader: FileReader, role: str, source: Source) 
 
 
 def aux_layers(context: PlanContext) -> tuple[int, ...]:
-    """Return the layers whose inputs an EAGLE-3 net reads, none of another method."""
+    """Return the target layers whose inputs an EAGLE-3 drafter reads; empty for other methods."""
     head = context.draft_head.config.get(NAME, {}) if context.draft_head else {}
     return tuple(head.get("aux_layers", ()))
 
@@ -85,7 +85,7 @@ def _has_template(source: Source) -> bool:
 def _quantized(
     context: PlanContext, reader: FileReader, sources: dict[str, StageCheckpoint], tools: EdgeToolchain
 ) -> dict[str, Step]:
-    """Return the checkpoints as engines are built of them, quantized where the recipe asks and the source is not."""
+    """Return the input checkpoints of engines, quantized if the recipe requests it and the source is not quantized."""
     found: dict[str, Step] = dict(sources)
     for role, _, asked in models_of(context):
         if needs_quantization(asked, context.sources[role]):
@@ -94,7 +94,7 @@ def _quantized(
 
 
 def needs_quantization(asked: ModelSource, source: Source) -> bool:
-    """Return whether a recipe wants a format that the source has not."""
+    """Return whether the recipe requests a format that the unquantized source lacks."""
     wanted, stored = asked.quantization, source_format(source)
     return stored.weights == "none" and (wanted.weights != "none" or wanted.kv_cache != "none")
 
@@ -156,7 +156,7 @@ def _run(
 
 
 def _facts(context: PlanContext, tools: EdgeToolchain) -> dict[str, str]:
-    """Return what engines depend on besides the checkpoints, as far as it is known here."""
+    """Return the facts that engines depend on in addition to the checkpoints, as far as they are available here."""
     gpu = find_gpu(context.resolved.engine.gpu)
     platforms = releases()[context.version].platforms_of(gpu.sm)
     fitting = sorted({version for platform in platforms for version in platform.tensorrt})
@@ -164,18 +164,18 @@ def _facts(context: PlanContext, tools: EdgeToolchain) -> dict[str, str]:
         "Edge-LLM": context.version,
         "TensorRT": tools.tensorrt or " or ".join(fitting),
         "GPU": f"{gpu.name}, compute capability {gpu.sm // 10}.{gpu.sm % 10}",
-        "driver": tools.driver or "that of the device",
+        "driver": tools.driver or "the device's driver",
     }
 
 
 def _notes(context: PlanContext, tools: EdgeToolchain, sources: dict[str, StageCheckpoint]) -> Iterator[str]:
     if not tools.builds_engines:
         yield (
-            f"no engines are built here ({tools.why_no_engines}): the artifact has the exported ONNX, and reproduce.sh "
-            f"builds engines on the device: {shlex.join(build_command(context))}"
+            f"this machine cannot build engines ({tools.why_no_engines}): the artifact contains the exported ONNX, and "
+            f"reproduce.sh builds the engines on the device: {shlex.join(build_command(context))}"
         )
     if sources["target"].plain_template:
-        yield "the target has no chat template, which Edge-LLM wants: its copy gets one that adds nothing to a text"
+        yield "the target lacks a chat template, which Edge-LLM requires: its copy gets one that adds nothing to a text"
 
 
 def _tool_facts(tools: EdgeToolchain) -> dict[str, Any]:

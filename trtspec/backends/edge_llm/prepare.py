@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that copies a checkpoint and writes down in it what Edge-LLM would not find or would read otherwise."""
+"""The step that copies a checkpoint and adds the metadata that Edge-LLM requires."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtspec.checkpoints.source import MAX_CONFIG_BYTES, read_json
 from trtspec.store.step import Inputs, Progress
 
 CHAT_TEMPLATE = "chat_template.jinja"
-# Export and build end without one. This one adds nothing to a text; requests here bring whole texts and use none.
+# Export and build fail without a chat template. This one adds nothing to a text; requests contain complete texts.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}\n"
 
 
@@ -22,9 +22,9 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor
 class StageCheckpoint(CopyFiles):
     """Copy a checkpoint's files; `what` is its role.
 
-    With `plain_template` a chat template is written that it has not. `target_layers` are what an EAGLE-3 net reads, by
-    their inputs: NVIDIA/TensorRT-Edge-LLM:experimental/builder/models/eagle3/configuration.py@0.11.0 reads them under
-    this name alone, and takes EAGLE's own choice without.
+    `plain_template` adds a missing chat template. `target_layers` are the target layers whose inputs an EAGLE-3 drafter
+    reads: NVIDIA/TensorRT-Edge-LLM:experimental/builder/models/eagle3/configuration.py@0.11.0 reads them only under
+    this key and otherwise uses EAGLE's default layers.
     """
 
     VERSION: ClassVar[int] = 1
@@ -38,7 +38,7 @@ class StageCheckpoint(CopyFiles):
         return f"stage-{self.what}"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
-        """Copy, and add."""
+        """Copy the files, and add the template and the layers."""
         copied = super().run(out, inputs, progress)
         if self.plain_template:
             (out / CHAT_TEMPLATE).write_text(PLAIN_TEMPLATE)

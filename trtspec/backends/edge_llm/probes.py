@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of Edge-LLM is on this machine, for `doctor`; a machine without it lacks nothing that must be there."""
+"""Edge-LLM's checks for `doctor`; a machine without Edge-LLM passes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trtspec.core.doctor_check import Probe
 
 
 def probes() -> list[Probe]:
-    """Return them."""
+    """Return the check of Edge-LLM's commands and of TensorRT."""
     directory = command_directory()
     if not directory:
-        return [Probe("tensorrt-edgellm", True, f"not on PATH, and {ENVIRONMENT} names no environment that has it")]
+        return [Probe("tensorrt-edgellm", True, f"not on PATH, and not in an environment set by {ENVIRONMENT}")]
     found = script_versions(Path(directory) / EXPORT, NAMES)
     tensorrt = (
-        f"TensorRT {found['tensorrt']}" if found["tensorrt"] else "no TensorRT: it exports, and builds no engines"
+        f"TensorRT {found['tensorrt']}" if found["tensorrt"] else "no TensorRT: it can export but not build engines"
     )
     return [Probe("tensorrt-edgellm", True, f"{found['edge_llm']} in {directory}, {tensorrt}")]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emit the Triton repository of Edge-LLM, behind an ensemble with the tensors of NVIDIA's.
+"""Emit the Triton repository of Edge-LLM, behind an ensemble with the tensors of NVIDIA's ensemble.
 
-ensemble: edge_llm (1/model.json says what Edge-LLM is started with)
+ensemble: edge_llm (1/model.json has the start arguments of Edge-LLM)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODEL_JSON = Path(MODEL, "1", "model.json")
 
 @dataclass(frozen=True)
 class EmitEdgeRepository(EmitRepository):
-    """Write the models; `model_json` is their document (`model_json`), `concurrency` how many requests run at once."""
+    """Write the models; `model_json` is the document of `model_json`, `concurrency` the number of parallel requests."""
 
     model_json: str
     concurrency: int
@@ -30,7 +30,7 @@ class EmitEdgeRepository(EmitRepository):
 
     def emit(self, out: Path) -> None:
         """Write the models."""
-        # Edge-LLM does the batching: its model takes one request at a time, and each as soon as it comes
+        # Edge-LLM batches requests itself: its model gets single requests as they arrive
         unbatched = ServingSettings(max_batch_size=0, streaming=self.streaming)
         parameters: Parameters = {"tokenizer_dir": from_model(TOKENIZER), "concurrency": self.concurrency}
         for model in (ENSEMBLE, MODEL):

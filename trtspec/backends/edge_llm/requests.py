@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request to Edge-LLM and its answer, as plain values: what is asked, in its words, and the text as it comes."""
+"""One request to Edge-LLM and its response as plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.serving.triton.python_models.tensors import Array
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: its text, how much is to follow and how; `alone` asks for the target without drafts."""
+    """A request: its text, maximal length and sampling; `alone` disables drafts."""
 
     text: str
     max_tokens: int
@@ -25,13 +25,13 @@ class Asked:
 
     @property
     def samples(self) -> bool:
-        """Return whether tokens are drawn."""
+        """Return whether tokens are sampled."""
         return self.sampling.temperature > 0.0 and self.sampling.top_k != 1
 
 
 @dataclass
 class Answer:
-    """The text of one request, as far as it has come; `unsent` is what its client has not got yet."""
+    """The text of one request so far; `unsent` is the part that the client has not received."""
 
     stop: tuple[str, ...]
     unsent: str
@@ -43,17 +43,17 @@ class Answer:
 
     @property
     def stats(self) -> Stats:
-        """Return the counts so far; drafts are not told."""
+        """Return the counts so far; Edge-LLM does not report drafts."""
         return Stats(self.prompt_tokens, self.new_tokens)
 
     def add(self, delta: Any) -> None:
-        """Take what was generated; with a stop text the answer is complete, that text its end."""
+        """Append generated text; a stop text completes the response and ends it."""
         begin = len(self.text)
         self.text += delta.text
         self.new_tokens += len(delta.token_ids)
         self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
         if delta.finish_reason == "error":
-            raise TrtspecError("Edge-LLM gave the request up", hint="the server's log has more")
+            raise TrtspecError("Edge-LLM aborted the request", hint="see the server's log")
         ends = [at + len(stop) for stop in self.stop if (at := self.text.find(stop)) >= 0]
         if ends:
             self.text = self.text[: max(begin, min(ends))]
@@ -63,7 +63,7 @@ class Answer:
         self.unsent += self.text[begin:]
 
     def take(self) -> list[tuple[str, Array]]:
-        """Return the tensors of one response; the counts are those of the whole text so far."""
+        """Return the tensors of one response; the counts cover the whole text so far."""
         text, self.unsent = self.unsent, ""
         return [
             ("text_output", np.array([text.encode()], object)),
@@ -73,7 +73,7 @@ class Answer:
 
 
 def sampling_params(asked: Asked) -> Any:
-    """Return the request in Edge-LLM's words; what samples runs without drafts, which would make it greedy."""
+    """Return Edge-LLM's SamplingParams; sampled requests disable drafts, which would make them greedy."""
     from experimental.server import SamplingParams
 
     sampling: dict[str, Any] = {"temperature": 0.0, "top_k": 1, "top_p": 1.0}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How Edge-LLM's engines are served: where they were built, by its Python API in a model of tritonserver."""
+"""Serve Edge-LLM's engines on the machine that built them, with its Python API in a model of tritonserver."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trtspec.store.manifest import Manifest
 
 
 def check_machine(artifact: Path, manifest: Manifest) -> None:
-    """Raise DeployError where an artifact has no engines, or this machine is another than they were built for."""
+    """Raise DeployError if an artifact's engines are missing or were built for another machine."""
     if not (artifact / engine("target")).is_dir():
-        hint = "build the recipe on the device that will serve it; sh reproduce.sh DIRECTORY builds engines alone"
-        raise DeployError("the artifact has no engines, only what they are built of", where=str(artifact), hint=hint)
+        hint = "build the recipe on the device that will serve it; sh reproduce.sh DIRECTORY builds only the engines"
+        raise DeployError("the artifact contains only the inputs of engines", where=str(artifact), hint=hint)
     if not find_spec("tensorrt_edgellm"):
-        hint = f"pip install 'tensorrt-edgellm[server]=={manifest.recipe.engine.version}' beside trtspec"
+        hint = f"pip install 'tensorrt-edgellm[server]=={manifest.recipe.engine.version}' next to trtspec"
         raise DeployError("the Python package tensorrt_edgellm is not installed here", where=sys.executable, hint=hint)
     wanted = find_gpu(str(manifest.gpu.get("name")))
     if not any(gpu.is_a(wanted) and gpu.driver == manifest.gpu.get("driver") for gpu in seen_gpus()):
         here = ", ".join(f"{gpu.name} with driver {gpu.driver}" for gpu in seen_gpus()) or "no GPU"
-        message = f"the engines were built for {wanted.name} with driver {manifest.gpu.get('driver')}, here is {here}"
+        message = f"the engines were built for {wanted.name} with driver {manifest.gpu.get('driver')}, not for {here}"
         raise DeployError(message, where=str(artifact), hint="build the recipe on this machine")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to text, on Edge-LLM's Python API with the arguments of model.json beside this file.
+"""Text to text, on Edge-LLM's Python API with the arguments of model.json in this directory.
 
-Edge-LLM tokenizes, so that texts go in and out. Its engines lie in the artifact: a cache directory of our own leads its
-API there, which would build them anew otherwise. Stop texts are looked for here, as by the other engines.
+Edge-LLM tokenizes, so requests and responses contain texts. Its API would build new engines; a private cache directory
+redirects it to the artifact's engines. Stop texts are detected here, as with the other engines.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from trtspec.serving.triton.python_models.tensors import (
 )
 
 ENGINE = "Edge-LLM"
-METRICS = (*known.OF_TEXTS, *known.OF_QUEUE)  # its drafts are not told
-LIMITS = Limits(max_seq_len=1 << 31)  # Edge-LLM holds texts against its own
+METRICS = (*known.OF_TEXTS, *known.OF_QUEUE)  # Edge-LLM does not report drafts
+LIMITS = Limits(max_seq_len=1 << 31)  # Edge-LLM enforces its own limit
 
 
 class TritonPythonModel:
@@ -65,7 +65,7 @@ class TritonPythonModel:
         self.shutdown.close()
 
     def serve(self, request: Any, text: Text) -> Any:
-        """Answer one request; returns the response where only one may be sent."""
+        """Serve one request; return its response if the model is not decoupled."""
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         try:
             inputs = RequestTensors(pb_utils, request)
@@ -96,17 +96,17 @@ class TritonPythonModel:
         return responder.response
 
     def read(self, inputs: RequestTensors) -> Asked:
-        """Return what the tensors of a request ask for; raises for what Edge-LLM does not do."""
+        """Return the request of the tensors. Raise TrtspecError for unsupported features."""
         inputs.refuse_unknown(self.inputs, ENGINE)
         refuse_unsupported(inputs, ENGINE)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
         if inputs.scalar("end_id") not in (None, *self.end_ids):
-            raise TrtspecError(f"end_id is not supported by {ENGINE}: a text ends where the model's own ends do")
+            raise TrtspecError(f"end_id is not supported by {ENGINE}: texts end with the model's own end ids")
         if (drafted := inputs.scalar("num_draft_tokens")) not in (None, 0):
-            hint = "0 asks for the target alone"
+            hint = "0 disables drafts"
             raise TrtspecError(
-                f"num_draft_tokens {drafted} is not supported by {ENGINE}: its engines decide", hint=hint
+                f"num_draft_tokens {drafted} is not supported by {ENGINE}: its engines fix the number", hint=hint
             )
         if not (text := "".join(inputs.texts("text_input"))):
             raise TrtspecError("text_input is empty")
@@ -116,10 +116,10 @@ class TritonPythonModel:
         return Asked(text, asked.max_new_tokens, sampling, asked.stop, alone=drafted == 0)
 
     def generate(self, asked: Asked) -> Any:
-        """Return the iterator of what Edge-LLM makes of a request; closing it ends the request."""
+        """Return an iterator over the generated text; closing it ends the request."""
         params = sampling_params(asked)
         messages = [{"role": "user", "content": asked.text}]
-        # its public calls put the text into a chat template, as its HTTP server's completions do not
+        # its public calls apply a chat template, unlike the completions of its HTTP server
         request = self.llm._make_generation_request(
             messages, params, apply_chat_template=False, add_generation_prompt=False
         )

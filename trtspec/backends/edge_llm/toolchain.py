@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Edge-LLM's commands are here, in which versions, and which GPU they would build for.
+"""Find Edge-LLM's commands on this machine, their versions, and the GPU that they can build for.
 
-TRTSPEC_EDGE_LLM names the environment that has them, else they are on PATH. Nothing of it is imported.
+TRTSPEC_EDGE_LLM is the environment that contains them; by default they are searched on PATH. Edge-LLM is not imported.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ NAMES = {"edge_llm": ("tensorrt-edgellm",), "tensorrt": ("tensorrt", "tensorrt_c
 
 @dataclass(frozen=True)
 class EdgeToolchain:
-    """`directory` holds the commands, "" where they are not here, and `missing` says what to do about it.
+    """Edge-LLM on this machine. `directory` holds its commands; if it is "", `missing` is the reason.
 
-    `tensorrt` and `driver` are "" where engines cannot be built here, and `why_no_engines` says why. `device` is what
-    quantization computes on.
+    `tensorrt` and `driver` are "" if engines cannot be built here; then `why_no_engines` is the reason. `device` is the
+    device for quantization.
     """
 
     version: str
@@ -40,7 +40,7 @@ class EdgeToolchain:
 
     @property
     def device(self) -> str:
-        """Return "cuda" where the recipe's GPU is here, else "cpu"."""
+        """Return "cuda" if the recipe's GPU is present, else "cpu"."""
         return "cuda" if self.devices else "cpu"
 
     @property
@@ -49,27 +49,25 @@ class EdgeToolchain:
         return not (self.missing or self.why_no_engines)
 
     def lack(self) -> Diagnostic | None:
-        """Return why nothing can be converted here, if it cannot."""
+        """Return the diagnostic of a missing toolchain, None if it is present."""
         if not self.missing:
             return None
-        message = f"nothing can be exported here: {EXPORT} {self.missing}"
+        message = f"cannot export on this machine: {EXPORT} {self.missing}"
         pythons = ", ".join(releases()[self.version].python)
-        hint = (
-            f"pip install 'tensorrt-edgellm[tools]=={self.version}' (Python {pythons}) into an environment of its own, "
-        )
-        hint += f"and name that as {ENVIRONMENT}"
+        hint = f"pip install 'tensorrt-edgellm[tools]=={self.version}' (Python {pythons}) into a separate environment, "
+        hint += f"and set {ENVIRONMENT} to its path"
         return Diagnostic("engine", "no-toolchain", message, hint)
 
 
 def command_directory() -> str:
-    """Return the directory of Edge-LLM's commands, "" where they are not here."""
+    """Return the directory of Edge-LLM's commands, "" if they are not installed."""
     asked = os.environ.get(ENVIRONMENT)
     found = shutil.which(EXPORT, path=str(Path(asked) / "bin")) if asked else shutil.which(EXPORT)
     return str(Path(found).parent) if found else ""
 
 
 def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
-    """Return what is here for a release and a GPU; raises TrtspecError where another release is installed."""
+    """Return the toolchain for a release and a GPU. Raise TrtspecError if another release is installed."""
     asked = os.environ.get(ENVIRONMENT)
     directory = command_directory()
     if not directory:
@@ -77,7 +75,7 @@ def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
         return EdgeToolchain(version, missing=where, why_no_engines=f"{BUILD} {where}")
     found = script_versions(Path(directory) / EXPORT, NAMES)
     if found["edge_llm"] != version:
-        message = f"TensorRT Edge-LLM {found['edge_llm'] or '(none)'} is installed, and the recipe is for {version}"
+        message = f"TensorRT Edge-LLM {found['edge_llm'] or '(none)'} is installed, but the recipe requires {version}"
         raise TrtspecError(message, where=directory, hint=f"set engine.version, or {ENVIRONMENT}")
     gpu = find_gpu(gpu_name)
     seen = seen_gpus()
@@ -90,7 +88,7 @@ def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
 def _why_no_engines(tensorrt: str, version: str, sm: int, is_here: bool, name: str) -> str:
     fitting = sorted({each for found in releases()[version].platforms_of(sm) for each in found.tensorrt})
     if not is_here:
-        return f"the GPU {name} is not visible here"
+        return f"the GPU {name} is not visible"
     if tensorrt not in fitting:
-        return f"TensorRT {tensorrt or '(none)'} is installed, and Edge-LLM {version} wants {' or '.join(fitting)}"
+        return f"TensorRT {tensorrt or '(none)'} is installed, but Edge-LLM {version} requires {' or '.join(fitting)}"
     return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each release of TensorRT Edge-LLM takes; the facts are in versions.yaml, with their sources."""
+"""The features of each release of TensorRT Edge-LLM; the facts are in versions.yaml, with their sources."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DATA = Path(__file__).with_name("versions.yaml")
 
 @dataclass(frozen=True)
 class Platform:
-    """One kind of machine that native libraries are published for.
+    """One platform with published native libraries.
 
-    `sm` is the GPU's compute capability times ten, `tensorrt` the versions of TensorRT that the libraries fit.
+    `sm` is the GPU's compute capability times ten, `tensorrt` are the compatible versions of TensorRT.
     """
 
     sm: int
@@ -26,7 +26,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class EdgeRelease:
-    """One release; `methods` are its names by ours, `models` and `mtp_models` values of model_type."""
+    """One release; `methods` maps trtspec's method names to its own; `models`, `mtp_models` are model_type values."""
 
     version: str
     source: str
@@ -38,24 +38,24 @@ class EdgeRelease:
     formats: tuple[str, ...]
 
     def platforms_of(self, sm: int) -> list[Platform]:
-        """Return the machines with GPUs of a compute capability."""
+        """Return the platforms with GPUs of a compute capability."""
         return [platform for platform in self.platforms if platform.sm == sm]
 
     @property
     def sms(self) -> list[int]:
-        """Return the compute capabilities, ascending."""
+        """Return the supported compute capabilities, ascending."""
         return sorted({platform.sm for platform in self.platforms})
 
 
 @cache
 def releases() -> dict[str, EdgeRelease]:
-    """Return the known releases by version, oldest first."""
+    """Return the supported releases by version, oldest first."""
     found = [_release(entry) for entry in read_own(DATA)]
     return {release.version: release for release in found}
 
 
 def _release(entry: dict[str, object]) -> EdgeRelease:
     platforms = entry["platforms"]
-    made = tuple(Platform(each["sm"], each["system"], tuple(each["tensorrt"])) for each in platforms)  # type: ignore[attr-defined]
+    parsed = tuple(Platform(each["sm"], each["system"], tuple(each["tensorrt"])) for each in platforms)  # type: ignore[attr-defined]
     lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
-    return EdgeRelease(**{**entry, **lists, "platforms": made})  # type: ignore[arg-type]
+    return EdgeRelease(**{**entry, **lists, "platforms": parsed})  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _methods() -> Mapping[str, str]:
-    """Return the methods that the torch engine has a drafter for; their modules would load torch."""
+    """Return the methods for which the torch engine has a drafter, without importing their modules and torch."""
     return {name: name for name in names("trtspec.methods", "drafter")}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the torch engine takes of this machine's memory."""
+"""The memory plan of the torch engine on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trtspec.recipe.resolve import num_tokens_of
 
 
 def memory(context: PlanContext) -> list[MemoryPlan]:
-    """Return the one device's plan; the context has a target, as this engine runs converted checkpoints."""
+    """Return the plan of the single device; the context has a target, since this engine runs converted checkpoints."""
     if context.target_config is None:
-        raise ValueError("the torch engine runs models that a family describes")
+        raise ValueError("the torch engine requires a model with a family")
     engine, shape = context.recipe.engine, context.draft_shape
     return [
         plan_memory(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact of the torch engine: converted checkpoints, and a repository whose models run them."""
+"""The artifact of the torch engine: converted checkpoints, and a repository with the models that run them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps."""
+    """Return the steps of the artifact."""
     checkpoints = {checkpoint(role): step for role, step in converted(context, reader).items()}
     steps: dict[str, Step] = {**checkpoints, **companions(context, reader)}
     settings = EngineSettings.from_recipe(context.resolved)

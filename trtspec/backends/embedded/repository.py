@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Triton repository of the torch engine: ensemble -> tensorrt_llm.
 
-preprocessing and postprocessing are for clients that ask tensorrt_llm themselves.
+preprocessing and postprocessing are for clients that call tensorrt_llm directly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
 
 @dataclass(frozen=True)
 class EmitTorchRepository(EmitRepository):
-    """Write the models; `engine_settings` is EngineSettings as JSON, `vocab_size` counts the target's logits."""
+    """Write the models; `engine_settings` is EngineSettings as JSON, `vocab_size` the number of the target's logits."""
 
     serving: ServingSettings
     engine_settings: str

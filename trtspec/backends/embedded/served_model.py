@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token ids to token ids, on the torch engine.
 
-Requests join the engine's running batch as they come. Responses leave from the engine's one thread, under one lock with
-the refusals of `execute`.
+Requests join the engine's running batch on arrival. Responses are sent from the engine's single thread, under the lock
+that also guards the rejections of `execute`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TritonPythonModel:
             replace(engine_settings, kernels=libraries_of(artifact)),
             settings.path("tokenizer_dir"),
         )
-        if settings.flag("warmup"):  # here, as Triton's own warm-up waits for no answer of a decoupled model
+        if settings.flag("warmup"):  # here, because Triton's warm-up does not wait for responses of decoupled models
             warm_up(self.engine)
         self.metrics = Metrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
         self.engine.tell_draft_failures(self.metrics.fallback, self.metrics.breaker)
@@ -90,7 +90,7 @@ class TritonPythonModel:
         self.shutdown.close()
 
     def start(self, request: Any) -> Generation:
-        """Hand one request to the engine; a request that it cannot serve is answered here."""
+        """Submit one request to the engine; a request that cannot be served is answered here."""
         text = self.metrics.text()
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         generation = Generation(responder, text, self.departures)
@@ -104,11 +104,11 @@ class TritonPythonModel:
                 refuse_other_than(NEUTRAL, inputs, "the torch engine")
                 refuse_unserved(inputs, self.inputs, "the torch engine")
                 refuse_lossy(inputs)
-                asked = self.read(inputs)
+                parsed = self.read(inputs)
                 generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
-                generation.unsent = Unsent(inputs, asked.prompt_ids, streaming=generation.streaming)
+                generation.unsent = Unsent(inputs, parsed.prompt_ids, streaming=generation.streaming)
                 self.by_id[request.request_id()] = generation
-                generation.begin(self.engine.submit(asked, generation.on_update))
+                generation.begin(self.engine.submit(parsed, generation.on_update))
         except Exception as error:
             generation.watch.close()
             generation.text.failed(error)
@@ -116,9 +116,9 @@ class TritonPythonModel:
         return generation
 
     def stop(self, request_id: str, answer: Generation) -> None:
-        """End the request that has this id where it is, and answer the one that asks for that with nothing.
+        """Stop the running request with this id, and send an empty response to the stop request.
 
-        So does NVIDIA's model; an id is the client's to choose, and requests without one cannot be stopped by it.
+        NVIDIA's model does the same. Clients choose ids; a request without an id cannot be stopped this way.
         """
         if request_id and (running := self.by_id.get(request_id)) is not None:
             running.is_stopped = True
@@ -127,7 +127,7 @@ class TritonPythonModel:
         answer.responder.send_tensors(list, final=True)
 
     def read(self, inputs: RequestTensors) -> Request:
-        """Return what the tensors of a request ask for."""
+        """Return the request of the tensors."""
         draft_ids, draft_logits = inputs.array("draft_input_ids"), inputs.array("draft_logits")
         text = self.reader.read(inputs)
         return Request(
@@ -136,7 +136,7 @@ class TritonPythonModel:
             draft_len=inputs.scalar("num_draft_tokens"),
             options=read_lookahead(inputs),
             draft_ids=() if draft_ids is None else tuple(draft_ids.tolist()),
-            # the server's memory, which ends with `execute`
+            # a copy, because the server's buffer is freed after `execute`
             draft_logits=None if draft_logits is None else draft_logits.copy(),
             edits=read_edits(inputs, self.defaults.edits_for(len(text["prompt_ids"]))),
             **read_wanted_scores(inputs),
@@ -144,24 +144,24 @@ class TritonPythonModel:
 
 
 class Generation:
-    """One request on its way: collects what the engine says and answers the client."""
+    """One running request: collects the engine's updates and sends the responses."""
 
     def __init__(self, responder: Responder, text: Text, departures: Departures) -> None:
         self.responder, self.text = responder, text
         self.streaming = self.is_stopped = False
         self.unsent: Any = None  # Unsent, once the request's tensors are read
         self.handle: RequestHandle | None = None
-        # asked in a thread of its own: each look is a message to the server, for which the engine would stand still
+        # polled in a separate thread: each poll is a message to the server, during which the engine would wait
         self.watch = departures.watch(responder.is_cancelled, self.drop)
 
     def begin(self, handle: RequestHandle) -> None:
-        """Note what ends the request, and end it where its client has left already."""
+        """Store the handle that cancels the request, and cancel it if the client has disconnected."""
         self.handle = handle
         if self.watch.has_left:
             self.drop()
 
     def on_update(self, update: Update) -> None:
-        """Take news from the engine's thread, which no mistake made here may end."""
+        """Process an update in the engine's thread; errors here must not end that thread."""
         try:
             if update.finish_reason:
                 self.watch.close()
@@ -179,7 +179,7 @@ class Generation:
             self.responder.abandon()
 
     def result(self) -> Any:
-        """Return the response once there is one."""
+        """Return the response; block until it exists."""
         return self.responder.result()
 
     def drop(self) -> None:
@@ -188,20 +188,20 @@ class Generation:
 
 
 def read_lookahead(inputs: RequestTensors) -> dict[str, int]:
-    """Return the sizes of lookahead that a request lowers: all three or, for most requests, none."""
+    """Return the lookahead sizes of a request: all three, or usually none."""
     sizes = {option: inputs.scalar(name) for option, name in LOOKAHEAD_SIZES.items()}
-    given = {option: size for option, size in sizes.items() if size is not None}
-    if given and given != sizes:
-        raise TrtspecError(f"{', '.join(LOOKAHEAD_SIZES.values())} come together or not at all")
-    return given
+    present = {option: size for option, size in sizes.items() if size is not None}
+    if present and present != sizes:
+        raise TrtspecError(f"{', '.join(LOOKAHEAD_SIZES.values())} must be set together")
+    return present
 
 
 def refuse_lossy(inputs: RequestTensors) -> None:
-    """Raise for a constant threshold of acceptance by draft logits, in the place of a random number for each token."""
+    """Raise TrtspecError for a constant acceptance threshold with draft logits, which would not be exact."""
     threshold = inputs.scalar("draft_acceptance_threshold")
     if threshold is not None and inputs.array("draft_logits") is not None:
         raise TrtspecError(
             f"draft_acceptance_threshold {threshold:.6g} with draft_logits would change the text's distribution; "
             "the torch engine accepts exactly",
-            hint="leave it out",
+            hint="remove draft_acceptance_threshold",
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-LLM's LLM API: runs Hugging Face checkpoints, quantized ones too, on the PyTorch backend."""
+"""TensorRT-LLM's LLM API: runs Hugging Face checkpoints, including quantized ones, on the PyTorch backend."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ PACKAGE = "tensorrt_llm"
 
 
 def _versions() -> list[str]:
-    """Return every release that is known, candidates first: the default is the newest that was released."""
-    known = [release.version for spec in version_specs().values() for release in spec.releases]
-    return sorted(known, key=lambda version: "rc" not in version)
+    """Return every supported release, candidates first, so that the default is the newest final release."""
+    releases = [release.version for spec in version_specs().values() for release in spec.releases]
+    return sorted(releases, key=lambda version: "rc" not in version)
 
 
 def _methods() -> Mapping[str, str]:
-    """Return what some version knows; `check` says which version lacks one."""
-    known = {name: kind.name for spec in version_specs().values() for name, kind in spec.api.methods.items()}
-    return {"none": ""} | known
+    """Return the union over versions; `check` rejects a method that the chosen version lacks."""
+    methods = {name: kind.name for spec in version_specs().values() for name, kind in spec.api.methods.items()}
+    return {"none": ""} | methods
 
 
 def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
@@ -57,9 +57,9 @@ def _offer(method: str, gpu: str | None) -> Offer:
     if not installed:
         return Offer(False, "TensorRT-LLM is not installed here")
     if gpu is None:
-        return Offer(False, "TensorRT-LLM is installed, but the recipe names no engine.gpu to build for")
+        return Offer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
     if method not in _methods():
-        return Offer(False, f"TensorRT-LLM {installed} is installed, but does not know the method")
+        return Offer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
     return Offer(True, f"TensorRT-LLM {installed} is installed")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the LLM API drafts, inside the target's class or beside it, and what keeps a target from it."""
+"""Check whether the LLM API drafts inside the target's class or separately, and whether the target supports it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineFor
 
 
 def architecture_of(context: PlanContext) -> str:
-    """Return the target's class as its config.json names it, "" where it names none."""
+    """Return the target's class from its config.json, or ""."""
     if context.target_config:
         return context.target_config.architecture
     named = context.sources["target"].config.get("architectures")
@@ -23,18 +23,18 @@ def architecture_of(context: PlanContext) -> str:
 
 
 def drafts_beside(context: PlanContext) -> bool:
-    """Return whether the method has to draft beside the target, whose class nothing drafts inside of."""
+    """Return whether the method has to draft outside the target, because its class does not support drafting inside."""
     api = version_spec_of(context.version).api
     kind = api.methods[context.recipe.speculation.method]
     return bool(kind.beside) and architecture_of(context) in api.plain
 
 
 def about_target(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield where the target's class is a plain decoder, and the method drafts inside the target alone."""
+    """Yield an error if the target's class is a plain decoder and the method can draft only inside the target."""
     method, architecture = context.recipe.speculation.method, architecture_of(context)
     if version_spec_of(context.version).api.takes(method, architecture):
         return
     others = [minor for minor, spec in version_specs().items() if spec.api.takes(method, architecture)]
-    message = f"TensorRT-LLM {context.version} drafts inside the target, and its {architecture} is a plain decoder"
+    message = f"TensorRT-LLM {context.version} drafts inside the target, but {architecture} is a plain decoder"
     hint = f"engine.version: {others[-1]}, or method: ngram" if others else "method: ngram"
     yield Diagnostic(METHOD, "architecture", message, hint, source=INSIDE_SOURCE)

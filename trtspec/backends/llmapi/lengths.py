@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the LLM API drafts less or not at all: by how many requests run together, and by what was accepted of late."""
+"""Reduce or disable drafting in the LLM API, by the number of running requests and the recent acceptance rate."""
 
 from __future__ import annotations
 
@@ -13,56 +13,58 @@ from trtspec.recipe.schema import ScheduledLen
 
 SCHEDULE, THRESHOLD = "speculation.schedule", "speculation.acceptance_rate_threshold"
 KNOBS = frozenset({"schedule", "acceptance_rate_threshold", "acceptance_window"})
-# Steps over which the accepted part is averaged unless the recipe says: some seconds, so that no single text decides.
+# Default number of steps for the average acceptance rate: a few seconds, so that no single text dominates.
 WINDOW_STEPS = 1000
 LENGTHS_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/interface.py@00b6d5a2, support_dynamic_draft_len"
 GATE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, acceptance_rate_window_size"
 
 
 def length_fields(context: PlanContext) -> dict[str, Any]:
-    """Return the fields of speculative_config for a recipe's schedule and threshold, in the version's own counting."""
-    asked, api = context.recipe.speculation, version_spec_of(context.version).api
+    """Return the speculative_config fields for a recipe's schedule and threshold, in the version's counting scheme."""
+    speculation, api = context.recipe.speculation, version_spec_of(context.version).api
     fields: dict[str, Any] = {}
     if drafting := _drafting(context):
         name = _field(drafting)
         fields[name] = drafting[-1].max_batch if name == "max_concurrency" else _counted(drafting, api.counts)
-    if asked.acceptance_rate_threshold is not None and api.threshold:
+    if speculation.acceptance_rate_threshold is not None and api.threshold:
         rate, window = api.threshold
-        fields |= {rate: asked.acceptance_rate_threshold, window: asked.acceptance_window or WINDOW_STEPS}
+        fields |= {rate: speculation.acceptance_rate_threshold, window: speculation.acceptance_window or WINDOW_STEPS}
     return fields
 
 
 def about_lengths(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield what the version cannot do of the schedule and the threshold."""
+    """Yield the parts of the schedule and the threshold that the version does not support."""
     if drafting := _drafting(context):
-        yield from _about_schedule(context, _field(drafting))
+        yield from _check_schedule(context, _field(drafting))
     if context.recipe.speculation.acceptance_rate_threshold is not None:
-        yield from _about_threshold(context)
+        yield from _check_threshold(context)
 
 
-def _about_schedule(context: PlanContext, field: str) -> Iterator[Diagnostic]:
+def _check_schedule(context: PlanContext, field: str) -> Iterator[Diagnostic]:
     method, shape = context.recipe.speculation.method, context.draft_shape
 
     def honours(spec: VersionSpec) -> bool:
         return method in spec.api.methods and field in spec.api.methods[method].lengths
 
     if not honours(version_spec_of(context.version)):
-        message = f"TensorRT-LLM {context.version} drafts the same length with {method} however many requests run"
+        message = (
+            f"TensorRT-LLM {context.version} does not adapt the draft length of {method} to the number of requests"
+        )
         yield Diagnostic(SCHEDULE, "version", message, _remedy("schedule", honours), source=LENGTHS_SOURCE)
     elif shape.max_tokens > shape.max_depth:
-        message = "the LLM API shortens chains alone, and this drafts a tree"
+        message = "the LLM API can shorten only chains, but the method drafts a tree"
         yield Diagnostic(
             SCHEDULE, "not-supported", message, "remove schedule, or top_k and nodes", source=LENGTHS_SOURCE
         )
 
 
-def _about_threshold(context: PlanContext) -> Iterator[Diagnostic]:
+def _check_threshold(context: PlanContext) -> Iterator[Diagnostic]:
     if not version_spec_of(context.version).api.threshold:
-        message = f"TensorRT-LLM {context.version} knows no acceptance rate below which it stops drafting"
+        message = f"TensorRT-LLM {context.version} does not support acceptance_rate_threshold"
         hint = _remedy("acceptance_rate_threshold", lambda spec: bool(spec.api.threshold))
         yield Diagnostic(THRESHOLD, "version", message, hint, source=GATE_SOURCE)
     elif window := context.recipe.speculation.acceptance_window:
-        message = f"the LLM API averages over {window} steps, not over so many requests"
+        message = f"the LLM API averages over {window} steps, not over {window} requests"
         yield Diagnostic("speculation.acceptance_window", "steps", message, None, "warning", GATE_SOURCE)
 
 
@@ -72,18 +74,18 @@ def _remedy(key: str, honours: Any) -> str:
 
 
 def _drafting(context: PlanContext) -> list[ScheduledLen]:
-    """Return a schedule up to where nothing is drafted any more."""
+    """Return the part of a schedule that drafts at least one token."""
     return [entry for entry in context.recipe.speculation.schedule if entry.draft_len]
 
 
 def _field(drafting: list[ScheduledLen]) -> str:
-    """Return the field for a schedule: one length alone is no more than a limit of requests."""
+    """Return the field for a schedule: a single length only limits the number of requests."""
     return "max_concurrency" if len(drafting) == 1 else "draft_len_schedule"
 
 
 def _counted(drafting: list[ScheduledLen], counts: str) -> dict[int, int]:
-    """Return draft lengths by requests, as a version counts them: up to so many, or from so many on."""
-    if counts == "up_to":  # behind the last one nothing is drafted
+    """Return draft lengths by number of requests in a version's counting scheme: up to, or from, that number."""
+    if counts == "up_to":  # beyond the last entry nothing is drafted
         return {entry.max_batch: entry.draft_len for entry in drafting}
     firsts = [1, *(entry.max_batch + 1 for entry in drafting)]
     return dict(zip(firsts, [*(entry.draft_len for entry in drafting), 0], strict=True))

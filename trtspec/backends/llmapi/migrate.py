@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes that move to the LLM API, from engines or from another version of its own.
+"""Migrate recipes to the LLM API, from TensorRT engines or from another version of the LLM API.
 
-From 1.3 on there is no trtllm-build (NVIDIA/TensorRT-LLM pulls 15763, 15907 and 15918): engines end at 1.2.1, and the
-LLM API's PyTorch backend, which knows neither Medusa, EAGLE-1/2, lookahead nor ReDrafter
-(docs/source/legacy/tensorrt-backend-removal.md), takes a Hugging Face checkpoint as it is.
+trtllm-build does not exist from 1.3 on (NVIDIA/TensorRT-LLM pulls 15763, 15907 and 15918), so 1.2.1 is the last version
+with engines. The LLM API's PyTorch backend runs an unconverted Hugging Face checkpoint; it does not support Medusa,
+EAGLE-1/2, lookahead and ReDrafter (docs/source/legacy/tensorrt-backend-removal.md).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from trtspec.backends.common.migration import Migration
 from trtspec.backends.common.trtllm_versions import VersionSpec, version_spec_of
 from trtspec.recipe.schema import Recipe
 
-# EAGLE-3 heads that their authors publish for a target (SafeAILab/EAGLE:README.md).
+# EAGLE-3 heads that the authors publish for a target (SafeAILab/EAGLE:README.md).
 EAGLE3_HEADS = {
     "lmsys/vicuna-13b-v1.3": "yuhuili/EAGLE3-Vicuna1.3-13B",
     "meta-llama/Llama-3.1-8B-Instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
     "meta-llama/Llama-3.3-70B-Instruct": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
 }
-# How models are called whose classes are the versions' `plain` ones (backends/common/trtllm_versions).
+# Names of the model families whose classes are `plain` in backends/common/trtllm_versions.
 PLAIN_FAMILIES = ("qwen2", "mixtral", "mistral", "gemma-3", "phi-3", "phi-4")
-# Options of trtllm-build that say something the LLM API says elsewhere (tensorrt_llm/llmapi/llm_args.py).
+# Options of trtllm-build with an equivalent in the LLM API (tensorrt_llm/llmapi/llm_args.py).
 ELSEWHERE = {
     "tokens_per_block": "kv_cache_config.tokens_per_block",
     "logits_dtype": "nothing: logits are float32",
@@ -33,22 +33,22 @@ ELSEWHERE = {
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:
-    """Move a recipe."""
+    """Migrate a recipe to the LLM API."""
     document, engine, spec = migration.document, migration.document["engine"], version_spec_of(migration.version)
     for option in recipe.engine.extra:
-        said = f"say it as {ELSEWHERE[option]}" if option in ELSEWHERE else "it is about TensorRT engines"
-        migration.drop(f"engine.extra.{option}", f"there is no trtllm-build: {said}")
+        reason = f"use {ELSEWHERE[option]}" if option in ELSEWHERE else "it applies to TensorRT engines"
+        migration.drop(f"engine.extra.{option}", f"trtllm-build does not exist: {reason}")
     if "extra" in engine and not engine["extra"]:
         del engine["extra"]
-    migration.drop("engine.build", "nothing is built")
+    migration.drop("engine.build", "no engine is built")
     migration.drop("serving.fast_logits", "draft and target run in one executor")
     if isinstance(document.get("serving", {}).get("placement"), dict):
-        migration.drop("serving.placement.draft", "the draft runs where the target runs")
+        migration.drop("serving.placement.draft", "the draft runs on the target's GPUs")
     _method(migration, recipe, spec)
     _quantization(migration, recipe)
     for section in ("gates", "serving"):
         if section in document:
-            migration.note("kept", section, "holds as it is")
+            migration.note("kept", section, "unchanged")
 
 
 def _method(migration: Migration, recipe: Recipe, spec: VersionSpec) -> None:
@@ -57,27 +57,27 @@ def _method(migration: Migration, recipe: Recipe, spec: VersionSpec) -> None:
         return
     found = spec.api.methods.get(method)
     if found and found.inside and (plain := _plain_family(recipe.target.model)):
-        why = f"from {spec.minor} on {method} drafts inside the target, and {plain} models are plain decoders there"
+        why = f"from {spec.minor} on {method} drafts inside the target, but {plain} models are plain decoders there"
         _take_ngram(migration, recipe, why)
         return
     if found:
         migration.note("kept", "speculation.method", f"{method} is the LLM API's decoding_type {found.name}")
-        migration.drop("speculation.draft.parallel", "the draft is divided as the target is")
-        migration.drop("speculation.draft.quantization", "the draft's checkpoint runs as it is stored")
+        migration.drop("speculation.draft.parallel", "the draft uses the target's parallelism")
+        migration.drop("speculation.draft.quantization", "the draft's checkpoint runs unchanged")
         return
-    gone = f"{method} has no successor in the LLM API"
+    gone = f"{method} does not have a successor in the LLM API"
     head = EAGLE3_HEADS.get(recipe.target.model) if method in ("medusa", "eagle", "redrafter") else None
     if head:
         migration.document["speculation"] = {"method": "eagle3", "draft_len": 4, "draft": {"model": head}}
         migration.note("changed", "speculation.method", f"{gone}; eagle3 drafts with a head published for this target")
-        migration.note("open", "speculation.draft.revision", f"the commit of {head} that you mean")
+        migration.note("open", "speculation.draft.revision", f"the commit of {head} to use")
         return
-    why = "ngram needs no training; an EAGLE-3 head trained for the target drafts better"
+    why = "ngram does not need training; an EAGLE-3 head trained for the target is accepted more often"
     _take_ngram(migration, recipe, f"{gone}; {why}")
 
 
 def _plain_family(model: str) -> str | None:
-    """Return the family of plain decoders that a model's name tells of: a migration reads no checkpoint."""
+    """Return the family of plain decoders in a model's name, since a migration does not read checkpoints."""
     return next((family for family in PLAIN_FAMILIES if family in model.lower()), None)
 
 
@@ -85,15 +85,15 @@ def _take_ngram(migration: Migration, recipe: Recipe, why: str) -> None:
     migration.document["speculation"] = {"method": "ngram", "draft_len": 4}
     migration.note("changed", "speculation.method", why)
     if recipe.gates.min_acceptance or recipe.gates.min_speedup:
-        migration.note("kept", "gates", "its limits were set for another method: measure again")
+        migration.note("kept", "gates", "the limits were set for another method: measure again")
 
 
 def _quantization(migration: Migration, recipe: Recipe) -> None:
     weights = recipe.target.quantization.weights
     if weights == "none":
         return
-    why = f"the LLM API quantizes nothing: name a checkpoint that is stored in {weights}, as ModelOpt exports it"
+    why = f"the LLM API does not quantize: use a checkpoint stored in {weights}, such as ModelOpt exports"
     migration.drop("target.quantization.weights", why)
-    migration.drop("target.quantization.calibration", "nothing is calibrated")
-    migration.drop("target.quantization.exclude", "the checkpoint says so itself")
+    migration.drop("target.quantization.calibration", "no calibration takes place")
+    migration.drop("target.quantization.exclude", "the checkpoint determines it")
     migration.note("open", "target.model", why)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of TensorRT-LLM's `LLM`, as model.yaml has them.
+"""The arguments of TensorRT-LLM's `LLM` in model.yaml.
 
-Every key but `triton_config` is one of LLM's own; NVIDIA/TensorRT-LLM:
+Every key except `triton_config` is an argument of LLM; NVIDIA/TensorRT-LLM:
 triton_backend/all_models/llmapi/tensorrt_llm/1/model.yaml@0ebb1536, tensorrt_llm/llmapi/llm_args.py.
 """
 
@@ -40,7 +40,7 @@ def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -
         document["revision"] = target.revision
     if speculation := speculative_config(context, draft_path):
         document["speculative_config"] = speculation
-    # as in config.pbtxt: a server that completes configurations by itself would take these
+    # the same as in config.pbtxt, for servers that complete model configurations from here
     return document | {
         "triton_config": {"max_batch_size": engine.max_batch_size, "decoupled": recipe.serving.streaming}
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact of TensorRT-LLM's LLM API: the checkpoints as they are, and a repository whose model.yaml names them."""
+"""The artifact of TensorRT-LLM's LLM API: unconverted checkpoints, and a repository whose model.yaml names them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps."""
+    """Return the steps of the artifact."""
     document = model_yaml(context, served_path("target"), served_path("draft"))
     steps: dict[str, Step] = {**copied(context, reader), **companions(context, reader)}
     engine = context.resolved.engine

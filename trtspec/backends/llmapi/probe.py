@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a model.yaml's document as JSON on stdin, prints as a JSON list what the installed LLM API says against it.
+"""Read a model.yaml document as JSON from stdin; print the installed LLM API's objections as a JSON list.
 
-The classes that take a model are not made: they look for GPUs and load a tokenizer. Their fields' names are compared,
-and those of their sections that are plain values are made. Runs as a process of its own (`installed`).
+Classes that open a model are not instantiated, because they look for GPUs and load a tokenizer. Their field names are
+compared, and their sections of plain values are instantiated. Runs as a separate process (`installed`).
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Any
 
 from trtspec.core.registry import did_you_mean
 
-OURS = ("triton_config",)  # read by the served model, not by LLM
+OWN_KEYS = ("triton_config",)  # read by the served model, not by LLM
 
 
 def problems(document: dict[str, Any]) -> Iterator[str]:
-    """Yield one line for each problem."""
+    """Yield one line per problem."""
     from tensorrt_llm.llmapi import llm_args
 
     arguments = llm_args.TorchLlmArgs
     known = {name for field, info in arguments.model_fields.items() for name in (field, info.alias) if name}
-    for key in sorted(document.keys() - known - {*OURS}):
+    for key in sorted(document.keys() - known - {*OWN_KEYS}):
         hint = did_you_mean(key, sorted(known))
-        yield f"LLM takes no {key}" + (f" ({hint})" if hint else "")
+        yield f"LLM does not support the argument {key}" + (f" ({hint})" if hint else "")
     yield from _complaints("kv_cache_config", document, lambda values: llm_args.KvCacheConfig(**values))
     yield from _complaints("speculative_config", document, lambda values: _make_speculative_config(llm_args, values))
 
 
 def _make_speculative_config(llm_args: Any, values: dict[str, Any]) -> None:
-    """Make the config as the version does: by its own dispatch up to 1.2, by pydantic's union from then on."""
-    kind = values.get("decoding_type")  # which `from_dict` takes out
+    """Construct the config as the version does: by its own dispatch up to 1.2, then by pydantic's union."""
+    kind = values.get("decoding_type")  # `from_dict` removes it
     if hasattr(llm_args.DecodingBaseConfig, "from_dict"):
-        made = llm_args.DecodingBaseConfig.from_dict(values)
+        config = llm_args.DecodingBaseConfig.from_dict(values)
     else:
         from pydantic import TypeAdapter
 
-        made = TypeAdapter(llm_args.SpeculativeConfig).validate_python(values)
-    if not made.supports_backend("pytorch"):
-        raise ValueError(f"decoding_type {kind} has no PyTorch backend")
-    if "validate" in vars(type(made)):  # in 1.0 and 1.1 a method of the class's own, elsewhere pydantic's
-        made.validate()
+        config = TypeAdapter(llm_args.SpeculativeConfig).validate_python(values)
+    if not config.supports_backend("pytorch"):
+        raise ValueError(f"decoding_type {kind} does not support the PyTorch backend")
+    if "validate" in vars(type(config)):  # the class's own method in 1.0 and 1.1, pydantic's in later versions
+        config.validate()
 
 
 def _complaints(section: str, document: dict[str, Any], make: Any) -> Iterator[str]:
-    """Yield what making a section says: in the older versions an assertion or a ValueError, the first one alone."""
+    """Yield the errors of constructing a section; older versions raise only the first, as assertion or ValueError."""
     from pydantic import ValidationError
 
     if section not in document:

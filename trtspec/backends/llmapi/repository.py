@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emit the Triton repository of TensorRT-LLM's LLM API.
 
-ensemble -> tensorrt_llm (1/model.yaml says what LLM is started with)
-preprocessing, postprocessing: for clients that ask tensorrt_llm themselves
+ensemble -> tensorrt_llm (1/model.yaml has the arguments of LLM)
+preprocessing, postprocessing: for clients that call tensorrt_llm directly
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MODEL_YAML = Path(TARGET, "1", "model.yaml")
 
 @dataclass(frozen=True)
 class EmitLlmApiRepository(EmitRepository):
-    """Write the models; `model_yaml` is the arguments of LLM as JSON, paths relative to the model's directory.
+    """Write the models; `model_yaml` are the arguments of LLM as JSON, with paths relative to the model's directory.
 
-    Lengths are in tokens. `gpu_ids` are the GPUs that the engine may see, all of them where there are none. With
-    `greedy_only` requests that sample are refused.
+    Lengths are in tokens. `gpu_ids` are the GPUs that are visible to the engine, all if empty. `greedy_only` rejects
+    sampled requests.
     """
 
     serving: ServingSettings
@@ -55,5 +55,5 @@ class EmitLlmApiRepository(EmitRepository):
 
 
 def _with_numbers(section: dict[str, Any]) -> dict[str | int, Any]:
-    """Return a section with the numbers that JSON has as words: a schedule's keys."""
+    """Return a section with integer keys for JSON's string keys, as in a schedule."""
     return {int(key) if key.isdecimal() else key: value for key, value in section.items()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids to token ids, on TensorRT-LLM's LLM API with the arguments of model.yaml beside this file.
+"""Token ids to token ids, on TensorRT-LLM's LLM API with the arguments of model.yaml in this directory.
 
-The LLM API looks for stop words by their tokens, and a text may be written in others: they are looked for here.
+The LLM API matches stop words by their tokens, but a text may contain them in other tokens, so they are matched here.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
 
 
 class TritonPythonModel(LoopModel):
-    """The model as Triton knows it."""
+    """The model that Triton loads."""
 
     NAME, DECIDES = "the LLM API", "model.yaml"
-    METRICS = (*known.OF_TEXTS, known.QUEUE, *known.OF_DRAFTS)  # its responses are no steps: one may hold several
+    METRICS = (*known.OF_TEXTS, known.QUEUE, *known.OF_DRAFTS)  # no step metrics: a response may cover several steps
     GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TRTLLM_VISIBLE_DEVICES")
 
     def start_engine(self, root: Path, version: int, settings: Settings) -> None:
@@ -40,12 +40,10 @@ class TritonPythonModel(LoopModel):
     def check(self, asked: Request) -> None:
         if self.greedy_only and not asked.sampling.greedy:
             hint = "set temperature to 0, or serve with TensorRT-LLM 1.3 or later"
-            raise TrtspecError(
-                "this version of the LLM API does not sample from the target's own distribution", hint=hint
-            )
+            raise TrtspecError("this version of the LLM API does not sample from the target's distribution", hint=hint)
 
     async def generate(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
-        """Yield what can be shown as it comes; the last update has a finish reason."""
+        """Yield updates as text becomes available; the last one has a finish reason."""
         updates: list[Update] = []
         running = Running(asked, updates.append, self.tokenizer)
         result = self.llm.generate_async(list(asked.prompt_ids), sampling_params(asked), streaming=True)
@@ -59,20 +57,20 @@ class TritonPythonModel(LoopModel):
             running.update(None)
             while updates:
                 yield counted(updates.pop(), result)
-        if not result.finished:  # a stop text is ours alone
+        if not result.finished:  # the LLM API does not know of stop texts
             result.abort()
         running.update(reason or "end_id")
         yield counted(updates.pop(), result)
 
 
 def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, Any]:
-    """Return model.yaml's arguments of LLM with absolute paths; raises where it and config.pbtxt contradict."""
+    """Return the arguments of LLM with absolute paths. Raise TrtspecError if model.yaml contradicts config.pbtxt."""
     path = root / str(version) / "model.yaml"
     document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    said = document.pop("triton_config")
+    config = document.pop("triton_config")
     expected = {"max_batch_size": settings.max_batch_size, "decoupled": settings.decoupled}
-    if said != expected:
-        raise TrtspecError(f"triton_config is {said}, config.pbtxt has {expected}", where=str(path))
+    if config != expected:
+        raise TrtspecError(f"triton_config is {config}, but config.pbtxt has {expected}", where=str(path))
     document["model"] = located(root, document["model"])
     speculation = document.get("speculative_config", {})
     for key in DRAFT_KEYS:
@@ -82,7 +80,7 @@ def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, An
 
 
 def make_llm(arguments: dict[str, Any]) -> Any:
-    """Start the engine; up to 1.2 sections have to be made by TensorRT-LLM's own function."""
+    """Start the engine; versions up to 1.2 need TensorRT-LLM's own function to construct the sections."""
     from tensorrt_llm import LLM
     from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 
@@ -90,7 +88,7 @@ def make_llm(arguments: dict[str, Any]) -> Any:
 
 
 def sampling_params(asked: Request) -> Any:
-    """Return the request in the LLM API's words; with neither top_k nor top_p it would be greedy at any temperature."""
+    """Return the request's SamplingParams; without top_k and top_p it would be greedy at any temperature."""
     from tensorrt_llm import SamplingParams
 
     sampling: dict[str, Any] = {}
@@ -111,14 +109,14 @@ def sampling_params(asked: Request) -> Any:
 
 
 async def steps(result: Any, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
-    """Yield all ids so far, step by step; raises Cancelled, with the request ended, where the client has left."""
+    """Yield all ids so far after each step. Raise Cancelled and end the request if the client has disconnected."""
     iterator = aiter(result)
-    while (made := await unless_cancelled(anext(iterator, None), is_cancelled, result.abort)) is not None:
-        yield made.outputs[0].token_ids
+    while (output := await unless_cancelled(anext(iterator, None), is_cancelled, result.abort)) is not None:
+        yield output.outputs[0].token_ids
 
 
 def counted(update: Update, result: Any) -> Update:
-    """Return an update with drafts and time in the queue as the LLM API tells them, none where it tells none."""
+    """Return an update with the drafts and queue time that the LLM API reports, or without them."""
     metrics = getattr(result.outputs[0], "request_perf_metrics", None)
     drafts = getattr(metrics, "speculative_decoding", None)
     drafted, accepted = (drafts.total_draft_tokens, drafts.total_accepted_draft_tokens) if drafts else (0, 0)
@@ -127,7 +125,7 @@ def counted(update: Update, result: Any) -> Update:
 
 
 def queue_s(times: Any) -> float | None:
-    """Return how long a request waited for its first place in a batch; an engine that has no time says 0 of it."""
+    """Return the seconds until the request first joined a batch, or None if the engine reports neither time nor 0."""
     if times is None or not times.first_scheduled_time:
         return None
     return float((times.first_scheduled_time - times.arrival_time).total_seconds())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe's speculation as the LLM API's `speculative_config`, in the spelling of the version that will read it.
+"""A recipe's speculation as the LLM API's `speculative_config`, in the spelling of its version.
 
-Names and fields are the spec's (backends/common/trtllm_versions); here is what each method says in them.
+Names and fields come from the version's spec (backends/common/trtllm_versions); this module sets each method's values.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from trtspec.methods.head_checks import mask_token
 from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
 
-# From this minor on trees can be drafted, and requests that sample are verified as such, by the target's own draw
+# Versions from here on draft trees and verify sampled requests against the target's own sample
 # (NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396; pulls 14745 and 15775).
 DRAFTS_TREES = SAMPLES_WITH_DRAFTS = (1, 3)
-# From this one on the sampler reads what a request says of itself; before, all tokens are the argmax (Ataraksia/
+# Versions from here on honour a request's sampling options; earlier ones always take the argmax (Ataraksia/
 # TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py@a451bf93, which merges 1.1.0rc6).
 SAMPLES = (1, 1)
-# What samples then: eagle3 and mtp take the argmax (NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/eagle3.py
-# @001e6700), and draft_target's drafts are the argmax's but can be accepted as if they were drawn, which is not the
-# target's distribution (model_drafter.py there, process_static_draft_outputs).
+# The methods with exact sampling in those versions. eagle3 and mtp take the argmax (NVIDIA/TensorRT-LLM:tensorrt_llm/
+# _torch/speculative/eagle3.py@001e6700); draft_target accepts argmax drafts as if they were sampled, which changes the
+# distribution (model_drafter.py there, process_static_draft_outputs).
 SAMPLING_METHODS = ("none", "ngram")
-# Without it a sampled draft is kept where the target draws the same token, which is the target's own law too.
+# Without it a draft token is accepted if the target samples the same token, which also keeps the target's distribution.
 REJECTION = "use_rejection_sampling"
 
 
 def minor_of(version: str) -> tuple[int, int]:
-    """Return a version's first two numbers."""
+    """Return the major and minor version."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
 def is_greedy_only(context: PlanContext) -> bool:
-    """Return whether requests that sample would get another distribution than the target's, and have to be refused."""
+    """Return whether sampled requests would not follow the target's distribution and must be rejected."""
     minor = minor_of(context.version)
     if minor >= SAMPLES_WITH_DRAFTS:
         return False
@@ -49,7 +49,7 @@ def is_greedy_only(context: PlanContext) -> bool:
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
     """Return the LLM API's speculative_config; empty for the target alone.
 
-    `draft_path` is a directory or a hub id. The context has a method that the version knows: check come first.
+    `draft_path` is a directory or a hub id. The caller has checked that the version supports the context's method.
     """
     method = context.recipe.speculation.method
     if method == "none":
@@ -61,17 +61,17 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
         config[api.draft_key] = draft_path
     if drafts_beside(context):
         config[kind.beside] = False
-    return config | length_fields(context) | _own_fields(context)
+    return config | length_fields(context) | _option_fields(context)
 
 
 def verifies_with_logits(context: PlanContext) -> bool:
-    """Return whether the version can be told to verify sampled drafts with the draft's probabilities, or not to."""
+    """Return whether the version can enable or disable the verification of sampled drafts with draft probabilities."""
     kind = version_spec_of(context.version).api.methods[context.recipe.speculation.method]
     return REJECTION in kind.fields
 
 
 def step_tokens(context: PlanContext) -> int:
-    """Return the drafted tokens of a request in a step; PARD's next masks go with what is verified.
+    """Return the draft tokens of a request in a step; PARD verifies the next step's masks too.
 
     NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, PARDDecodingConfig.tokens_per_gen_step.
     """
@@ -80,15 +80,15 @@ def step_tokens(context: PlanContext) -> int:
 
 
 def length_field(kind: DecodingType) -> str:
-    """Return what the draft's length is called: for MTP it was the number of its layers once."""
+    """Return the field of the draft length: for MTP it once was the number of its layers."""
     return next(name for name in ("num_nextn_predict_layers", "max_draft_len") if name in kind.required)
 
 
-def _own_fields(context: PlanContext) -> dict[str, Any]:
-    """Return what a method's options are called."""
+def _option_fields(context: PlanContext) -> dict[str, Any]:
+    """Return the fields of a method's options."""
     options = context.options
     if isinstance(options, NgramOptions):
-        # a pool of each request's own: what one text repeats is not drafted for another
+        # a separate pool for each request, so that a text's repetitions are not drafted for another request
         return {"max_matching_ngram_size": options.max_match, "is_public_pool": False}
     if isinstance(options, Eagle3Options) and options.top_k:
         return {
@@ -104,12 +104,12 @@ def _own_fields(context: PlanContext) -> dict[str, Any]:
         mask = mask_token(context.sources["draft"])
         return (
             {} if mask is None else {"mask_token_id": mask}
-        )  # two keys may name one, and upstream takes the other first
+        )  # config.json may have two mask keys, and upstream prefers the other one
     return {}
 
 
 def _suffix_fields(context: PlanContext, options: SuffixOptions) -> dict[str, Any]:
-    """Return what is looked up: the longest match, in other answers too unless the recipe wants none."""
+    """Return the lookup fields: the longest match, also in other responses unless the recipe disables it."""
     fields: dict[str, Any] = {"max_matching_ngram_size": -1, "enable_global_pool": options.max_cached_requests > 0}
     if "max_cached_requests" in context.recipe.speculation.options and options.max_cached_requests:
         fields["global_pool_size"] = options.max_cached_requests

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang, in a Python model of Triton's: runs Hugging Face checkpoints as they are."""
+"""SGLang in a Python model of Triton: runs unconverted Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _methods() -> Mapping[str, str]:
-    """Return what some release knows; `check` says which release lacks one."""
+    """Return the union over releases; `check` rejects a method that the chosen release lacks."""
     return {"none": ""} | {name: theirs for each in releases().values() for name, theirs in each.methods.items()}
 
 
@@ -45,7 +45,7 @@ def _serving() -> ServingHooks:
 
 
 BACKEND = Backend(
-    summary="SGLang, in a Python model of Triton's",
+    summary="SGLang, in a Python model of Triton",
     methods=_methods,
     memory=partial(plan_source_memory, limit=share_without_activations),
     plan=_plan,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as arguments of SGLang's Engine, which are the fields of its ServerArgs, and its file for adaptive drafting.
+"""Map a recipe to arguments of SGLang's Engine, the fields of its ServerArgs, and to its adaptive drafting file.
 
-Names: sgl-project/sglang:python/sglang/srt/arg_groups/fields/*.py@v0.5.23. The thresholds that make acceptance lossy
-(speculative_accept_threshold_single and _acc, 1.0) are never set.
+Names: sgl-project/sglang:python/sglang/srt/arg_groups/fields/*.py@v0.5.23. The thresholds that would make acceptance
+lossy (speculative_accept_threshold_single and _acc, 1.0) are never set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trtspec.methods.ngram import NgramOptions
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource, is_directory
 
-ADAPTIVE = "./1/adaptive.json"  # from the served model's directory, as every path of the document
+ADAPTIVE = "./1/adaptive.json"  # relative to the served model's directory, like every path of the document
 KV_CACHE = {"fp8": "fp8_e4m3"}
 
 
@@ -27,15 +27,15 @@ def engine_arguments(context: PlanContext, target_path: str, draft_path: str | N
     recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
     found: dict[str, Any] = {
         "model_path": target_path,
-        "skip_tokenizer_init": True,  # it takes ids and gives ids
-        "enable_metrics": True,  # without it no request says how long it waited
+        "skip_tokenizer_init": True,  # requests and responses contain ids
+        "enable_metrics": True,  # otherwise requests do not report their queue time
         "dtype": target.dtype,
         "tp_size": target.parallel.tensor,
         "pp_size": target.parallel.pipeline,
         "max_running_requests": engine.max_batch_size,
         "context_length": engine.max_seq_len,
         "chunked_prefill_size": num_tokens_of(engine, context.draft_shape.max_tokens),
-        # of all memory, weights among it
+        # the fraction of all memory, including weights
         "mem_fraction_static": recipe.serving.kv_cache_fraction,
     }
     if target.revision and not is_directory(target_path):
@@ -50,22 +50,22 @@ def engine_arguments(context: PlanContext, target_path: str, draft_path: str | N
 
 
 def speculation(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
-    """Return the arguments of a recipe that drafts."""
-    asked = context.recipe.speculation
-    found = {"speculative_algorithm": ALGORITHMS[asked.method], **_lengths(context), **_own_fields(context)}
-    if asked.draft and draft_path:
-        found |= _draft(context, asked.draft, draft_path)
-    if asked.verify == "block":
+    """Return the speculation arguments of a recipe with a drafter."""
+    recipe = context.recipe.speculation
+    found = {"speculative_algorithm": ALGORITHMS[recipe.method], **_lengths(context), **_option_fields(context)}
+    if recipe.draft and draft_path:
+        found |= _draft(context, recipe.draft, draft_path)
+    if recipe.verify == "block":
         found["speculative_use_block_verification"] = True
-    if asked.schedule:
+    if recipe.schedule:
         found |= {"speculative_adaptive": True, "speculative_adaptive_config": ADAPTIVE}
     return found
 
 
 def adaptive_config(context: PlanContext) -> dict[str, Any]:
-    """Return SGLang's document of the recipe's schedule: by the least number of requests, the only length drafted.
+    """Return SGLang's document for the recipe's schedule: by minimal number of requests, the single draft length.
 
-    Empty without a schedule. With one candidate SGLang adapts nothing else.
+    Empty without a schedule. With a single candidate, SGLang adapts nothing else.
     """
     schedule, found, first = context.recipe.speculation.schedule, {}, 1
     for entry in schedule:
@@ -77,10 +77,10 @@ def adaptive_config(context: PlanContext) -> dict[str, Any]:
 
 
 def _lengths(context: PlanContext) -> dict[str, int]:
-    """Return how much is drafted; a step verifies one token more, which follows whatever was accepted."""
+    """Return the draft lengths; a step verifies one more token, which follows the accepted ones."""
     shape, method = context.draft_shape, context.recipe.speculation.method
     return {
-        # a net that fills a block drafts in one step
+        # a block drafter drafts in one step
         "speculative_num_steps": 1 if method in ("dflash", "dspark") else shape.max_depth,
         "speculative_eagle_topk": width_of(context),
         "speculative_num_draft_tokens": shape.max_tokens + 1,
@@ -88,20 +88,22 @@ def _lengths(context: PlanContext) -> dict[str, int]:
 
 
 def width_of(context: PlanContext) -> int:
-    """Return how many tokens follow each of a draft: 1 for a chain."""
+    """Return the number of continuations of each draft token: 1 for a chain."""
     options = context.options
     return options.top_k or 1 if isinstance(options, EagleOptions | Eagle3Options) else 1
 
 
-def _own_fields(context: PlanContext) -> dict[str, Any]:
-    """Return what a method's own options are called."""
+def _option_fields(context: PlanContext) -> dict[str, Any]:
+    """Return the fields of a method's own options."""
     options, depth = context.options, context.draft_shape.max_depth
     if isinstance(options, NgramOptions):
-        # of breadth 1 its tree is a chain; its paths hold what matches and what is drafted after it
+        # with a breadth of 1 its tree is a chain; its paths contain the match and the draft tokens
         breadth = {f"speculative_ngram_{end}_bfs_breadth": 1 for end in ("min", "max")}
         return {**breadth, "speculative_ngram_max_trie_depth": options.max_match + depth}
     if context.recipe.speculation.method == "dspark":
-        return {"speculative_dspark_block_size": depth}  # the tokens drafted, where DFLASH's counts the one before
+        return {
+            "speculative_dspark_block_size": depth
+        }  # only draft tokens, while DFLASH also counts the token before them
     return {}
 
 
@@ -110,12 +112,12 @@ def _draft(context: PlanContext, draft: ModelSource, path: str) -> dict[str, str
     if draft.revision and not is_directory(path):
         found["speculative_draft_model_revision"] = draft.revision
     online, targets = _online(context, "draft", draft), _online(context, "target", context.recipe.target)
-    if online != targets:  # it would take the target's
+    if online != targets:  # the default is the target's
         found["speculative_draft_model_quantization"] = online or "unquant"
     return found
 
 
 def _online(context: PlanContext, role: str, asked: ModelSource) -> str:
-    """Return the format that SGLang makes while it loads; a quantized source says by itself what it is."""
+    """Return the format to which SGLang quantizes on load; "" for a source that is already quantized."""
     wanted = asked.quantization.weights
     return "" if wanted == "none" or source_format(context.sources[role]).weights != "none" else wanted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the SGLang of an artifact is on this machine, where its model is going to import it."""
+"""Check that the artifact's version of SGLang is installed in the interpreter of the served model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PACKAGE = "sglang"
 
 
 def check_installed(artifact: Path, manifest: Manifest) -> None:
-    """Raise DeployError where the served model could not import SGLang, or would import another version."""
+    """Raise DeployError if SGLang is missing or another version is installed."""
     wanted, found = manifest.recipe.engine.version, installed_version(PACKAGE)
     hint = f"pip install {PACKAGE}=={wanted}"
     if not find_spec(PACKAGE):
         raise DeployError(f"the Python package {PACKAGE} is not installed here", where=sys.executable, hint=hint)
     if found and found != wanted:
-        message = f"SGLang {found} is installed here, and the recipe was checked for {wanted}"
+        message = f"SGLang {found} is installed, but the recipe was checked for {wanted}"
         raise DeployError(message, where=sys.executable, hint=f"{hint}, or build with --set engine.version={found}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact of SGLang: the checkpoints as they are, and a repository whose engine.json names them."""
+"""The artifact of SGLang: unconverted checkpoints, and a repository whose engine.json names them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps."""
+    """Return the steps of the artifact."""
     document = engine_arguments(context, served_path("target"), served_path("draft"))
     adaptive, engine = adaptive_config(context), context.resolved.engine
     steps: dict[str, Step] = {**copied(context, reader), **companions(context, reader)}

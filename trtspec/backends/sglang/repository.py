@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emit the Triton repository of SGLang.
 
-ensemble -> tensorrt_llm (1/engine.json says what Engine is started with)
-preprocessing, postprocessing: for clients that ask tensorrt_llm themselves
+ensemble -> tensorrt_llm (1/engine.json has the arguments of Engine)
+preprocessing, postprocessing: for clients that call tensorrt_llm directly
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ADAPTIVE_JSON = ENGINE_JSON.with_name("adaptive.json")
 
 @dataclass(frozen=True)
 class EmitSglangRepository(EmitRepository):
-    """Write the models; `engine_json` is the arguments of Engine as JSON, paths relative to the model's directory.
+    """Write the models; `engine_json` are the arguments of Engine as JSON, with paths relative to the model.
 
     `adaptive_json` is SGLang's document of a schedule, "" without one. Lengths are in tokens. `gpu_ids` are the GPUs
-    that the engine may see, all of them where there are none.
+    that are visible to the engine, all if empty.
     """
 
     serving: ServingSettings

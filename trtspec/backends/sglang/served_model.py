@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids to token ids, on SGLang's Engine with the arguments of engine.json beside this file.
+"""Token ids to token ids, on SGLang's Engine with the arguments of engine.json in this directory.
 
-Engine starts in the server's main thread, where its signal handlers have to be.
+Engine starts in the server's main thread, because it installs signal handlers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from trtspec.serving.triton.python_models import metric_families as known
 from trtspec.serving.triton.python_models.async_engine_model import LoopModel, located, unless_cancelled
 from trtspec.serving.triton.python_models.tensors import Settings
 
-COUNTS_S = 1.0  # how long an answer that ended here waits for the engine's counts
+COUNTS_S = 1.0  # how long a response that was stopped here waits for the engine's counts
 PATH_KEYS = ("model_path", "speculative_draft_model_path", "speculative_adaptive_config")
 
 
 class TritonPythonModel(LoopModel):
-    """The model as Triton knows it."""
+    """The model that Triton loads."""
 
     NAME, DECIDES = "SGLang", "engine.json"
     METRICS = (*known.OF_TEXTS, known.QUEUE, *known.OF_DRAFTS, *known.OF_STEPS)
@@ -38,27 +38,27 @@ class TritonPythonModel(LoopModel):
         self.engine.shutdown()
 
     async def generate(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
-        """Yield what can be shown as it comes; the last update has a finish reason."""
+        """Yield updates as text becomes available; the last one has a finish reason."""
         updates: list[Update] = []
         running = Running(asked, updates.append, self.tokenizer)
-        # SGLang itself ends a text at the tokenizer's eos token too
-        answer = Answer(self.engine, (*self.tokenizer.end_ids, *self.tokenizer.named("eos_token")))
+        # SGLang itself also ends a text at the tokenizer's eos token
+        response = Answer(self.engine, (*self.tokenizer.end_ids, *self.tokenizer.named("eos_token")))
         reason = None
-        async for new in answer.steps(asked, is_cancelled):
+        async for new in response.steps(asked, is_cancelled):
             if reason := running.advance(Progress(0, list(new[:-1]), new[-1])):
                 break
             running.update(None)
             while updates:
                 yield without_drafts(updates.pop())
-        await answer.end()
+        await response.end()
         running.update(reason or "end_id")
         last = without_drafts(updates.pop())
-        told = replace(last.stats, drafted=answer.drafted, accepted=answer.accepted, steps=answer.verified)
-        yield replace(last, stats=told, queue_s=answer.queue_s)
+        stats = replace(last.stats, drafted=response.drafted, accepted=response.accepted, steps=response.verified)
+        yield replace(last, stats=stats, queue_s=response.queue_s)
 
 
 class Answer:
-    """One request of the engine's: its steps, its end, and its drafts and wait as SGLang tells them."""
+    """One request of the engine: its steps, its end, and the drafts and queue time that SGLang reports."""
 
     def __init__(self, engine: Any, own_ends: Sequence[int]) -> None:
         self.engine, self.own_ends, self.id = engine, own_ends, uuid4().hex
@@ -68,7 +68,7 @@ class Answer:
         self.queue_s: float | None = None
 
     async def steps(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
-        """Yield each step's ids; raises Cancelled, with the request ended, where the client has left."""
+        """Yield each step's ids. Raise Cancelled and end the request if the client has disconnected."""
         self.parts = await self.engine.async_generate(
             input_ids=list(asked.prompt_ids),
             sampling_params=sampling_params(asked, self.own_ends),
@@ -82,7 +82,7 @@ class Answer:
                 yield new
 
     async def end(self) -> None:
-        """End what the engine has not: a stop text is ours alone. Its counts come with its last part."""
+        """Abort the engine's request if a stop text ended the response here, and wait for its final counts."""
         if self.is_finished:
             return
         self._abort()
@@ -94,17 +94,17 @@ class Answer:
             await self._part()
 
     async def _part(self) -> list[int]:
-        """Return all ids so far: parts are not increments unless Engine is told so."""
+        """Return all ids so far: parts are cumulative by default."""
         assert self.parts is not None
         if (part := await anext(self.parts, None)) is None:
             self.is_finished = True
             return []
-        about = part["meta_info"]
-        self.is_finished = about["finish_reason"] is not None
-        self.accepted = about.get("spec_num_correct_drafts", 0)
-        self.drafted = about.get("spec_num_proposed_drafts", 0)
-        self.verified = about.get("spec_verify_ct", 0)
-        self.queue_s = about.get("queue_time")
+        info = part["meta_info"]
+        self.is_finished = info["finish_reason"] is not None
+        self.accepted = info.get("spec_num_correct_drafts", 0)
+        self.drafted = info.get("spec_num_proposed_drafts", 0)
+        self.verified = info.get("spec_verify_ct", 0)
+        self.queue_s = info.get("queue_time")
         return list(part["output_ids"])
 
     def _abort(self) -> None:
@@ -112,7 +112,7 @@ class Answer:
 
 
 def read_arguments(root: Path, version: int) -> dict[str, Any]:
-    """Return engine.json's arguments of Engine, with absolute paths."""
+    """Return the arguments of Engine in engine.json, with absolute paths."""
     document: dict[str, Any] = json.loads((root / str(version) / "engine.json").read_text(encoding="utf-8"))
     return document | {key: located(root, document[key]) for key in PATH_KEYS if key in document}
 
@@ -125,20 +125,20 @@ def make_engine(arguments: dict[str, Any]) -> Any:
 
 
 def sampling_params(asked: Request, own_ends: Sequence[int]) -> dict[str, Any]:
-    """Return the request in SGLang's words; `own_ends` are the ids that end the model's texts by themselves.
+    """Return the request's sampling parameters; `own_ends` are the ids at which SGLang itself ends a text.
 
-    SGLang keeps seeds in 63 bits, and reads them where it is started with enable_deterministic_inference.
+    SGLang stores seeds in 63 bits, and reads them only with enable_deterministic_inference.
     """
     sampling, ends = asked.sampling, set(asked.end_ids)
     found: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "temperature": sampling.temperature}
     if sampling.temperature > 0.0:
         seed = sampling.seed % 2**63
         found |= {"top_p": sampling.top_p, "top_k": sampling.top_k or -1, "sampling_seed": seed}
-    if not ends or not ends.issuperset(own_ends):  # other ids are looked for here alone, a step later
+    if not ends or not ends.issuperset(own_ends):  # other end ids are detected here only, one step later
         return found | {"ignore_eos": True}
     return found | {"stop_token_ids": sorted(ends)}
 
 
 def without_drafts(update: Update) -> Update:
-    """Return an update without what cannot be told from a text's parts: drafts come with the last one."""
+    """Return an update without draft counts, which SGLang reports only with the last part."""
     return replace(update, stats=replace(update.stats, drafted=0, accepted=0, steps=0, accepted_by_position=()))

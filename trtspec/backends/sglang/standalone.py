@@ -13,11 +13,11 @@ from trtspec.backends.common.standalone import absolute, options
 from trtspec.backends.serving import Alone
 from trtspec.backends.sglang.repository import ENGINE_JSON
 
-TOKENS_ALONE = "skip_tokenizer_init"  # Triton's models tokenize; here the engine does
+TOKENS_ALONE = "skip_tokenizer_init"  # set for Triton, whose models tokenize; here the engine does
 
 
 def alone(repository: Path, artifact: str) -> Alone:
-    """Return how SGLang serves without Triton."""
+    """Return the command line of SGLang without Triton."""
     document = json.loads((repository / ENGINE_JSON).read_text(encoding="utf-8"))
     document = absolute(document, ENGINE_JSON.parts[0], artifact)
     arguments = options({key: value for key, value in document.items() if key != TOKENS_ALONE})

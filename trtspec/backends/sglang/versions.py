@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each SGLang takes; the facts are in versions.yaml, with their source."""
+"""The features of each SGLang release; the facts are in versions.yaml, with their source."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trtspec.core.package_data import read_own
 
 DATA = Path(__file__).with_name("versions.yaml")
 
-# SGLang's names of algorithms by ours. UNO is left out: it drafts with a LoRA adapter, which no method of ours has.
-# Suffix decoding too: NGRAM drafts a fixed number of tokens, whatever the length and the counts of a match say.
+# SGLang's algorithm names by trtspec's method names. UNO is omitted: it drafts with a LoRA adapter, which no method
+# has. Suffix decoding is omitted: NGRAM drafts a fixed number of tokens, independent of a match's length and counts.
 ALGORITHMS = {
     "draft_target": "STANDALONE",
     "ngram": "NGRAM",
@@ -22,16 +22,15 @@ ALGORITHMS = {
     "dflash": "DFLASH",
     "dspark": "DSPARK",
 }
-# of these the checkpoint's class decides whether a release has it
+# methods for which the checkpoint's class decides whether a release supports them
 OF_NETS = ("eagle", "eagle3", "dflash", "dspark")
 
 
 @dataclass(frozen=True)
 class SglangRelease:
-    """One SGLang: `nets` that can draft by method, targets that draft themselves, and what is known of verification.
+    """One SGLang release: the drafter classes `nets` by method, and the targets with MTP layers.
 
-    `schedule` tells whether the length of drafts can follow the number of requests, `block` whether drafts can be
-    verified as a block.
+    `schedule`: the draft length can depend on the number of requests. `block`: block verification is supported.
     """
 
     version: str
@@ -42,12 +41,12 @@ class SglangRelease:
 
     @property
     def methods(self) -> dict[str, str]:
-        """Return SGLang's names of the algorithms that this release has, by ours."""
+        """Return SGLang's names of the release's algorithms, by trtspec's method names."""
         return {name: theirs for name, theirs in ALGORITHMS.items() if name not in OF_NETS or name in self.nets}
 
 
 @cache
 def releases() -> dict[str, SglangRelease]:
-    """Return the known releases by version, oldest first."""
+    """Return the supported releases by version, oldest first."""
     entries = read_own(DATA)
     return {entry["version"]: SglangRelease(**entry) for entry in entries}

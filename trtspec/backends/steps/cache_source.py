@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What planning reads of a hub model, kept in the store: where all steps are there too, nothing has to be downloaded.
+"""Cache what planning reads of a hub model in the store, so that a fully cached plan downloads nothing.
 
-A commit names its files for ever, so what was read of it once stays true.
+A commit is immutable, so the cached data never expires.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ HEADERS, SCHEMA = "headers.json", "trtspec.headers/1"
 
 @dataclass(frozen=True)
 class RememberSource(Step):
-    """Keep config and tokenizer of one commit of a hub model, and of its weights the headers and digests.
+    """Store config and tokenizer of one commit of a hub model, and the headers and digests of its weights.
 
-    `pins` are the pickles, by name and SHA-256, that the weights were made of, or none. `source`, and `weights` with
-    what the weight files are by their names, need to be there to `run` only.
+    `pins` are the name and SHA-256 of each pickle from which the weights were converted, if any. Only `run` needs
+    `source` and `weights`, the absent weight files by name.
     """
 
     VERSION: ClassVar[int] = 1
@@ -45,9 +45,9 @@ class RememberSource(Step):
         return f"remember-{self.model}"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Copy what is small, and write down what is known of the rest."""
+        """Copy the small files, and write the headers and digests of the weights."""
         if self.source is None:
-            raise ValueError("only a source that is here can be remembered")
+            raise ValueError("the source is missing")
         for path in (*self.source.documents, *self.source.tokenizer_files):
             shutil.copyfile(path, out / path.name)
         tensors = [
@@ -58,14 +58,14 @@ class RememberSource(Step):
 
 
 def remember_source(asked: ModelSource, source: Source, weights: Mapping[str, Absent], store: Store) -> None:
-    """Keep what was read of a hub model whose weight files are `weights`, unless it is kept already."""
+    """Cache what was read of a hub model with the weight files `weights`, unless it is cached already."""
     step = _step(asked, source, weights)
     if not store.peek(step.key).entry:
-        store.build(step, Inputs({}), _Unheard())
+        store.build(step, Inputs({}), _NoProgress())
 
 
 def remembered_source(asked: ModelSource, store: Store) -> Source | None:
-    """Return what is kept of a hub model, its weight files absent; None where nothing is."""
+    """Return the cached hub model, whose weight files are absent, or None if it is not cached."""
     entry = store.peek(_step(asked).key).entry if asked.revision else None
     if entry is None:
         return None
@@ -85,14 +85,14 @@ def _step(asked: ModelSource, source: Source | None = None, weights: Mapping[str
     return RememberSource(asked.model, asked.revision or "", pins, source, weights or {})
 
 
-class _Unheard:
-    """Nobody waits for what is done in no time."""
+class _NoProgress:
+    """Discards progress: the step takes almost no time."""
 
     def advance(self, n_bytes: int) -> None:
-        """Count nothing."""
+        """Ignore the bytes."""
 
     def resume(self, n_bytes: int) -> None:
-        """Count nothing."""
+        """Ignore the bytes."""
 
     def say(self, text: str) -> None:
-        """Say nothing."""
+        """Ignore the text."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that measures a model's activations on prompts, for the scales of FP8."""
+"""The step that measures a model's activations on prompts for FP8 scales."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from trtspec.store.step import Inputs, Progress, Step, notes_of
 
 @dataclass(frozen=True)
 class Calibrate(Step):
-    """Run prompts through the model layer by layer and write down the largest magnitudes: `activations.json`.
+    """Run prompts through the model layer by layer and write the largest magnitudes to `activations.json`.
 
-    `source` is the content of config.json and the shards, `tokenizer` that of the tokenizer's files, `prompts` that of
-    one file, of which the first `samples` are used, messages by the tokenizer's template, cut to `max_len` tokens.
+    `source` is config.json and the shards, `tokenizer` the tokenizer's files, and `prompts` one file. The first
+    `samples` prompts are used, cut to `max_len` tokens; messages are rendered by the tokenizer's template.
     """
 
     VERSION: ClassVar[int] = 2
@@ -51,7 +51,7 @@ class Calibrate(Step):
         return self.nbytes
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Calibrate; raises CheckpointError where the source does not add up, TrtspecError where a prompt does not."""
+        """Calibrate. Raise CheckpointError if the source is inconsistent, TrtspecError for an invalid prompt."""
         with self.source.unchanged(), self.tokenizer.unchanged(), self.prompts.unchanged():
             prompts = load_prompts(self.prompts.paths[0], self.source.root)[: self.samples]
             notes = notes_of(out) / "states"
@@ -68,36 +68,35 @@ def calibrate_checkpoint(
 ) -> Activations:
     """Measure the checkpoint at `root` on `prompts`, each cut to `max_len` tokens.
 
-    `on_bytes` is told the source bytes done since the last call. With the `notes` of an interrupted calibration of the
-    same files it goes on there. Raises CheckpointError where the source, its tokenizer or what is measured does not add
-    up.
+    `on_bytes` gets the number of source bytes processed since the last call. `notes` of an interrupted calibration of
+    the same files resume it. Raise CheckpointError if the source, its tokenizer or the measurements are inconsistent.
     """
-    from trtspec.engine.calibration.measure import measure  # torch, which planning does without
+    from trtspec.engine.calibration.measure import measure  # imports torch, which planning does not need
 
     model = load_model(root, "auto")
     config = model.config
     texts = _tokenize(root, prompts, min(max_len, _most_positions(config)))
     largest = max(map(max, texts))
     if largest >= config.vocab_size:
-        message = f"the tokenizer makes the id {largest}, and the model has {config.vocab_size}"
-        raise CheckpointError(message, where=str(root), hint="take tokenizer and weights from the same model")
+        message = f"the tokenizer produces the id {largest}, but the model has {config.vocab_size} entries"
+        raise CheckpointError(message, where=str(root), hint="use tokenizer and weights of the same model")
     plus = {rule.name: rule.plus for rule in model.rules}
     stamp = f"{stamp_of(model.source.files)} {digest_of('trtspec.texts/1', texts)}"
     return Activations(**measure(config, model.matched, texts, plus=plus, on_bytes=on_bytes, notes=notes, stamp=stamp))
 
 
 def _most_positions(config: ModelConfig) -> int:
-    """Return how long texts are measured: LongRoPE's factors of long texts are not those that most texts meet."""
+    """Return the length limit of measured texts: LongRoPE's factors for long texts do not apply to typical texts."""
     scaling = config.rope_scaling
     return scaling.original_max_position if scaling and scaling.kind == "longrope" else config.max_positions
 
 
 def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]]:
-    """Return the ids of each prompt that has some."""
+    """Return the token ids of each non-empty prompt."""
     tokenizer = Tokenizer(root)
     texts = [tokenizer.encode(prompt.text)[:max_len] for prompt in prompts]
     if not any(texts):
         raise CheckpointError(
-            "the tokenizer makes no token of the prompts", where=str(root), hint="name other calibration prompts"
+            "the tokenizer produces no tokens for the prompts", where=str(root), hint="choose other calibration prompts"
         )
     return [text for text in texts if text]

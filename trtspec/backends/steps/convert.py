@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that turns a Hugging Face checkpoint into a TensorRT-LLM checkpoint."""
+"""The step that converts a Hugging Face checkpoint to a TensorRT-LLM checkpoint."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """A draft head that goes into the target's checkpoint: its files, and how the method reads them.
+    """A draft head that is stored in the target's checkpoint: its files and the method's options.
 
-    `options` are the recipe's, as JSON; `method_version` is that of a method from another package.
+    `options` are the recipe's, as JSON; `method_version` is the version of a method from another package.
     """
 
     method: str
@@ -43,18 +43,18 @@ class HeadFiles:
     nbytes: int = field(metadata={"key": False})
 
     def load(self, target: SourceModel) -> SourceHead:
-        """Read it for its target."""
+        """Load the head for its target."""
         return load_head(self.source.root, self.method, json.loads(self.options), target, self.draft_len)
 
 
 @dataclass(frozen=True)
 class ConvertCheckpoint(Step):
-    """Stream the source's tensors into `config.json` and one file a rank, a few chunks in memory at a time.
+    """Stream the source's tensors into `config.json` and one file per rank, with a few chunks in memory at a time.
 
-    `role` is "target" or "draft", `source` the content of config.json and the shards, `family_version` that of a family
-    from another package, `dtype` what the weights become where `scheme` does not quantize them; `calibration` is the
-    one that measured the activations, or none, and `heads` is what drafts from inside the target, or none. A vocabulary
-    is padded to `vocab_size` entries; 0 leaves it as it is.
+    `role` is "target" or "draft", `source` is config.json and the shards. `family_version` is the version of a family
+    from another package. `dtype` is the dtype of weights that `scheme` does not quantize. `calibration` measured the
+    activations, and `heads` are draft heads inside the target; both may be empty. The vocabulary is padded to
+    `vocab_size` entries; 0 keeps it.
     """
 
     VERSION: ClassVar[int] = 7
@@ -80,17 +80,17 @@ class ConvertCheckpoint(Step):
 
     @property
     def kind(self) -> str:
-        """Return the class and what becomes of the weights."""
+        """Return the class name and the format of the weights."""
         return f"{super().kind} {self.scheme.weights}"
 
     @property
     def bare_key(self) -> str:
-        """Return the key without what drafts from inside: where it is equal, the model alone says the same."""
+        """Return the key without heads: conversions with the same bare key have the same target weights."""
         return replace(self, heads=()).key
 
     @property
     def sources(self) -> tuple[Files, ...]:
-        """Return all the files that are read."""
+        """Return all files that are read."""
         return (self.source, *(head.source for head in self.heads))
 
     @property
@@ -104,7 +104,7 @@ class ConvertCheckpoint(Step):
         return self.stored_bytes
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
-        """Convert; raises CheckpointError where the source does not add up."""
+        """Convert. Raise CheckpointError if the source is inconsistent."""
         measured = [load_activations(inputs[step] / ACTIVATIONS) for step in self.calibration]
         with ExitStack() as unchanged:
             for files in self.sources:
@@ -143,16 +143,15 @@ def convert_checkpoint(
     threads: int | None = None,
     keep_cached: bool = False,
 ) -> dict[str, str]:
-    """Convert the checkpoint at `root` into `out`; with the `journal` of an interrupted conversion, go on there.
+    """Convert the checkpoint at `root` into `out`; the `journal` of an interrupted conversion resumes it.
 
-    Returns the SHA-256 of the ranks' files.
-
-    `load_head` reads what drafts from inside it and is stored with it; `on_bytes` is told the source bytes done since
-    the last call, `on_resumed` (or it) those that were done before, and with `keep_cached` somebody else reads the
-    source meanwhile. Raises CheckpointError where the source does not add up.
+    Return the SHA-256 of the ranks' files. `load_head` loads a draft head that is stored with the model. `on_bytes`
+    gets the number of source bytes processed since the last call; `on_resumed` (default: `on_bytes`) gets the bytes
+    processed before the interruption. Set `keep_cached` if another reader uses the source at the same time, so that the
+    page cache is kept. Raise CheckpointError if the source is inconsistent.
     """
     from trtspec.checkpoints.quant.tasks import plan_tasks
-    from trtspec.checkpoints.stream import Flaws, run_tasks  # numpy, which planning does without
+    from trtspec.checkpoints.stream import Flaws, run_tasks  # imports numpy, which planning does not need
 
     model = load_model(root, dtype)
     if vocab_size:
@@ -187,13 +186,13 @@ def convert_checkpoint(
 
 
 def plan_model(model: SourceModel, head: SourceHead | None, mapping: ParallelMapping, scheme: Scheme) -> Conversion:
-    """Return what becomes of a model's tensors, and of those of a head that is stored with it."""
+    """Return the conversion plan of a model's tensors and of a head that is stored with it."""
     rules = [*model.rules, *(head.rules if head else ())]
     return plan_conversion(model.config, rules, mapping, model.scheme(scheme))
 
 
 def _render_config(plan: Conversion, head: DraftHead | None) -> dict[str, Any]:
-    """Return config.json of a model, and of what drafts from inside it."""
+    """Return config.json of a model and of the head inside it."""
     rendered = plan.render_config()
     if head is None:
         return rendered

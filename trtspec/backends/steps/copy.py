@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that brings small files along, because an artifact has to stand without its sources."""
+"""The step that copies small files, so that an artifact does not depend on its sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtspec.store.step import Inputs, Progress, Step
 
 @dataclass(frozen=True)
 class CopyFiles(Step):
-    """Copy files by their names; `what` they are ("tokenizer", "prompts") names the step."""
+    """Copy files under their names; `what` ("tokenizer", "prompts") is part of the step's name."""
 
     VERSION: ClassVar[int] = 1
 
@@ -25,26 +25,26 @@ class CopyFiles(Step):
 
     @property
     def name(self) -> str:
-        """Return `copy-tokenizer` or the like."""
+        """Return the step's name, such as `copy-tokenizer`."""
         return f"copy-{self.what}"
 
     @property
     def sources(self) -> tuple[Files, ...]:
-        """Return all the files that are read."""
+        """Return all files that are read."""
         return (self.source,)
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of the files."""
+        """Return the total size of the files."""
         return sum(size for size, _ in self.source.stats)
 
     @property
     def total_bytes(self) -> int:
-        """Return the same: what is written was read."""
+        """Return the total size of the files, all of which are read."""
         return self.output_bytes
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
-        """Copy every file, several at once."""
+        """Copy the files in parallel and return their digests by name."""
 
         def copy(path: Path) -> str:
             return copy_hashed(path, out / path.name, progress.advance)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that converts a draft model whose vocabulary is not its target's."""
+"""The step that converts a draft model with another vocabulary than its target."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trtspec.store.step import Inputs, Progress
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOtherVocabulary(ConvertCheckpoint):
-    """Convert a draft model, and write beside it what its tokens are to a target of `target_size` vocabulary entries.
+    """Convert a draft model and write the mapping of its tokens to the target's `target_size` vocabulary entries.
 
-    `tokenizers` are the target's files and the draft's.
+    `tokenizers` are the target's and the draft's files.
     """
 
     VERSION: ClassVar[int] = ConvertCheckpoint.VERSION
@@ -31,17 +31,17 @@ class ConvertOtherVocabulary(ConvertCheckpoint):
 
     @classmethod
     def of(cls, conversion: ConvertCheckpoint, tokenizers: tuple[Files, Files], target_size: int) -> ConvertCheckpoint:
-        """Return a conversion that does this, too."""
+        """Return a copy of a conversion that also writes the mapping."""
         same = {field.name: getattr(conversion, field.name) for field in fields(conversion)}
         return cls(**same, tokenizers=tokenizers, target_size=target_size)
 
     @property
     def sources(self) -> tuple[Files, ...]:
-        """Return all the files that are read."""
+        """Return all files that are read."""
         return (*super().sources, *self.tokenizers)
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
-        """Convert, and translate; raises CheckpointError where the sources do not add up."""
+        """Convert the model and write the mapping. Raise CheckpointError if the sources are inconsistent."""
         digests = super().run(out, inputs, progress)
         target, draft = (Tokenizer(files.root) for files in self.tokenizers)
         draft_size = load_model(self.source.root, self.dtype).config.vocab_size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that puts an artifact's compiled kernels into it."""
+"""The step that adds compiled kernels to an artifact."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from trtspec.store.step import Inputs, Progress, Step
 
 
 def library_of(plugins: Sequence[str], gpu: str) -> LibrarySpec:
-    """Return the library of a recipe's plugins: for CPUs, and for its `gpu` unless that is "".
+    """Return the library of a recipe's plugins for CPUs and, unless `gpu` is "", for that GPU.
 
-    Raises TrtspecError for a plugin that an artifact has no use for, a plugin or a GPU that is not known, and where a
-    compiler is missing.
+    Raise TrtspecError for a plugin that artifacts cannot use, an unsupported plugin or GPU, and a missing compiler.
     """
     for name in plugins:
         if name in HOST_PLUGINS:
-            raise TrtspecError(f"{name} is what builds call, and no engine does", hint=f"remove {name}")
+            raise TrtspecError(f"{name} is used by builds only, not by engines", hint=f"remove {name}")
     return plan_library(tuple(plugins), (architecture_of(find_gpu(gpu).sm),) if gpu else ())
 
 
@@ -42,6 +41,6 @@ class CompilePlugins(Step):
         return "compile-plugins"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Write the library, from the cache where it was compiled before; raises StepError and StepTimeout."""
+        """Write the library, from the cache if it was compiled before. Raise StepError or StepTimeout."""
         progress.say(" ".join(self.library.plugins))
         shutil.copyfile(build_library(self.library), out / LIBRARY)

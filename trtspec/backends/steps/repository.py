@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that emits a Triton model repository; each backend brings one of its own kind."""
+"""The base of the steps that emit a Triton model repository; each backend has its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.store.step import Inputs, Progress, Step
 
 @dataclass(frozen=True)
 class EmitRepository(Step):
-    """Write the models with a recipe's values; `models` is the content of the hand-written ones (`read_models`)."""
+    """Write the models with a recipe's values; `models` are the hand-written ones and their digests (`read_models`)."""
 
     VERSION: ClassVar[int] = 3
 
@@ -27,16 +27,16 @@ class EmitRepository(Step):
         return "emit-repository"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Emit."""
+        """Write the repository to `out`."""
         self.emit(out)
 
     @abstractmethod
     def emit(self, out: Path) -> None:
-        """Write the models below `out`, a directory that is ours to fill."""
+        """Write the models below `out`, an empty directory."""
 
 
 def read_models(own: Path | None = None) -> tuple[tuple[str, str], ...]:
-    """Return (relative path, SHA-256) of every hand-written model file, sorted: the shared ones and a backend's own."""
+    """Return (relative path, SHA-256) of every hand-written model file, shared or the backend's `own`, sorted."""
     return tuple(sorted(found for root in (model_repository_dir(), own) if root for found in _digests(root)))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-LLM's engines, built by trtllm-build up to 1.2.1: what they are told, what they take, where they run.
+"""TensorRT-LLM engines, built by trtllm-build up to 1.2.1.
 
-Nothing here runs anything or imports TensorRT-LLM: a plan is made of a recipe, checkpoints' headers and data.
+Importing this package runs nothing and does not import TensorRT-LLM: plans use recipes, checkpoint headers and data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACKAGE = "tensorrt_llm"
 
 
 def versions() -> list[str]:
-    """Return the releases that have trtllm-build, the newest last."""
+    """Return the releases with trtllm-build, newest last."""
     return [release.version for spec in version_specs().values() if spec.options for release in spec.releases]
 
 
@@ -43,16 +43,16 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
 
 
 def _offer(method: str, gpu: str | None) -> Offer:
-    """Take what the installed version can build; the last release with trtllm-build is 1.2.1 (pull 15918)."""
+    """Accept what the installed version can build; the last release with trtllm-build is 1.2.1 (pull 15918)."""
     installed = installed_version(PACKAGE)
     if not installed:
         return Offer(False, "TensorRT-LLM is not installed here")
     if gpu is None:
-        return Offer(False, "TensorRT-LLM is installed, but the recipe names no engine.gpu to build for")
+        return Offer(False, "TensorRT-LLM is installed, but the recipe does not set engine.gpu")
     if tuple(int(part) for part in installed.split(".")[:2]) >= (1, 3):
-        return Offer(False, f"TensorRT-LLM {installed} has no trtllm-build")
+        return Offer(False, f"TensorRT-LLM {installed} does not include trtllm-build")
     if method not in MODES:
-        return Offer(False, f"TensorRT-LLM {installed} is installed, but does not know the method")
+        return Offer(False, f"TensorRT-LLM {installed} is installed, but does not support the method")
     return Offer(True, f"TensorRT-LLM {installed} is installed")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trtllm-build is told for each engine, but for the directories and timing caches, which its step knows."""
+"""The arguments of trtllm-build for each engine, without the directories and timing caches, which the step adds."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trtspec.core.errors import TrtspecError
 
 
 def build_arguments(role: Role, context: PlanContext) -> list[str]:
-    """Return the arguments of one engine, the recipe's own `engine.extra` last.
+    """Return the arguments of one engine; the recipe's `engine.extra` comes last.
 
-    Whatever decides what is served is stated, and so are the values that upstream would change without asking. Left
-    out is what follows from the checkpoint: plugins for its dtype, quantization, NCCL. Raises TrtspecError where the
-    context has no such engine, or an option of `engine.extra` cannot be given.
+    Every option that affects serving is explicit, and so are the values that upstream would adjust silently. Options
+    that follow from the checkpoint are omitted: plugins for its dtype, quantization, NCCL. Raise TrtspecError if the
+    context lacks this engine, or an option of `engine.extra` is invalid.
     """
     spec = next((spec for spec in engine_specs(context) if spec.role == role), None)
     if spec is None:
-        raise TrtspecError(f"the recipe has no {role} engine")
+        raise TrtspecError(f"the recipe does not have a {role} engine")
     own, extra = _settings(spec), _extra(context)
     if extra.get("multiple_profiles") == ["--multiple_profiles", "enable"]:
-        del own["opt_num_tokens"]  # upstream refuses the two together
+        del own["opt_num_tokens"]  # upstream rejects the combination
     words = {name: [f"--{name}", str(value)] for name, value in own.items()}
     if spec.mode:
         words["speculation"] = modes.build_arguments(context.recipe.speculation.method, context.draft_shape)
@@ -35,13 +35,13 @@ def build_arguments(role: Role, context: PlanContext) -> list[str]:
 
 
 def _settings(spec: EngineSpec) -> dict[str, str | int]:
-    """Return the values of the options that every engine is given."""
+    """Return the options that are set for every engine."""
     settings: dict[str, str | int] = {
         "max_batch_size": spec.max_batch_size,
         "max_input_len": spec.max_input_len,
         "max_seq_len": spec.max_seq_len,
         "max_num_tokens": spec.max_num_tokens,
-        # what kernels are chosen for: a full batch that generates, with its drafts
+        # the size that kernels are optimized for: a generation step of a full batch with its drafts
         "opt_num_tokens": min(spec.least_num_tokens, spec.max_num_tokens),
         "max_beam_width": 1,
         "kv_cache_type": "paged",
@@ -61,10 +61,10 @@ def _settings(spec: EngineSpec) -> dict[str, str | int]:
 
 
 def _gemm_plugin(spec: EngineSpec) -> str:
-    """Return where matrices are multiplied: FP8 ones by TensorRT itself.
+    """Return the GEMM plugin: disabled for FP8, which TensorRT multiplies itself.
 
-    NVIDIA/TensorRT-LLM:docs/source/legacy/performance/performance-tuning-guide/useful-build-time-flags.md@2a9abd95
-    recommends so.
+    Recommended by NVIDIA/TensorRT-LLM:
+    docs/source/legacy/performance/performance-tuning-guide/useful-build-time-flags.md@2a9abd95.
     """
     return "disable" if spec.quant_format.weights == "fp8" else "auto"
 
@@ -74,21 +74,21 @@ def _switch(on: bool) -> str:
 
 
 def _extra(context: PlanContext) -> dict[str, list[str]]:
-    """Return the words of the recipe's own options by name; TrtspecError for what the rules object to as well."""
+    """Return the arguments of `engine.extra` by option. Raise TrtspecError for options that the rules also reject."""
     options, words = version_spec_of(context.version).options, {}
     for name, value in context.recipe.engine.extra.items():
         option = options.get(name)
         found = option_words(option, value) if option else None
         if found is None:
             raise TrtspecError(
-                f"{name}: {written(value)} cannot be given to trtllm-build", where=f"engine.extra.{name}"
+                f"{name}: {written(value)} is not a valid option of trtllm-build", where=f"engine.extra.{name}"
             )
         words[name] = found
     return words
 
 
 def option_words(option: Option, value: Any) -> list[str] | None:
-    """Return an option with its value as arguments, none for a flag that is not set; None for what it does not take."""
+    """Return an option as arguments, empty for a flag that is not set, or None if the value is invalid."""
     name = f"--{option.name}"
     if option.type == "flag":
         return [name] * value if isinstance(value, bool) else None
@@ -102,5 +102,5 @@ def option_words(option: Option, value: Any) -> list[str] | None:
 
 
 def choices_of(option: Option) -> tuple[str, ...]:
-    """Return the values that an option takes, empty where any will do."""
+    """Return the valid values of an option, empty if any value is valid."""
     return ("enable", "disable") if option.type == "switch" else option.choices

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that builds a TensorRT engine of a converted checkpoint, and the one that writes down how."""
+"""The steps that build a TensorRT engine from a converted checkpoint and write a script to rebuild it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from trtspec.store.step import Inputs, Progress, Step
 
 TIMING_CACHE = "timing.cache"
 REPRODUCE = "reproduce.sh"
-# Whoever runs the script owns the files that it makes.
+# The user that runs the script owns the files that it creates.
 SHELL_USER = "$(id -u):$(id -g)"
 
 
 @dataclass(frozen=True)
 class BuildEngine(Step):
-    """Run trtllm-build on a checkpoint: one engine file a rank, and the config.json that describes them.
+    """Run trtllm-build on a checkpoint: one engine file per rank, and the config.json that describes them.
 
-    `arguments` are all of its own but the directories and timing caches; `timing_cache` is one file that the build
-    starts from, or none. It runs where `checkpoints/ROLE` and `engines/ROLE` lead to input and output, so that its
-    words are the same as below an artifact's root.
+    `arguments` are trtllm-build's, without directories and timing caches; `timing_cache` is one input file, or empty.
+    The build runs in a directory in which `checkpoints/ROLE` and `engines/ROLE` are links to input and output, so that
+    its arguments are the same as below an artifact's root.
     """
 
     VERSION: ClassVar[int] = 1
@@ -58,12 +58,12 @@ class BuildEngine(Step):
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of the checkpoint, whose weights an engine holds."""
+        """Return the bytes of the checkpoint, an estimate of the engine's size."""
         return self.checkpoint.output_bytes
 
     @property
     def num_devices(self) -> int:
-        """Return the GPUs that ranks are built on at the same time, as trtllm-build's workers are counted."""
+        """Return the number of GPUs for parallel building of ranks, trtllm-build's `workers`."""
         return int(parse_arguments(self.arguments).get("workers", 1))
 
     @property
@@ -72,13 +72,13 @@ class BuildEngine(Step):
         return self.command_for()
 
     def command_for(self, user: str = "") -> tuple[str, ...]:
-        """Return the argv where a container's files belong to `user`, by default to us."""
+        """Return the argv; a container's files belong to `user`, by default the current user."""
         checkpoint, engine = artifact_paths.checkpoint(self.role), artifact_paths.engine(self.role)
         cache = (TIMING_CACHE,) if self.timing_cache else ()
         directories = ("--checkpoint_dir", checkpoint, "--output_dir", engine)
-        started_from = ("--input_timing_cache", TIMING_CACHE) if cache else ()
+        input_cache = ("--input_timing_cache", TIMING_CACHE) if cache else ()
         return self.toolchain.command(
-            (*directories, *started_from, *self.arguments),
+            (*directories, *input_cache, *self.arguments),
             reads=(checkpoint, *cache),
             writes=engine,
             cid_file=self._cid_file,
@@ -87,11 +87,11 @@ class BuildEngine(Step):
 
     @property
     def log(self) -> Path:
-        """Return where the build's words go; they are told with every failure, and stay."""
+        """Return the path of the build's log, which every failure message names and which is not deleted."""
         return cache_dir() / "logs" / f"{self.name}-{self.key[:12]}.log"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Build, and hold the engine against what was asked for; raises StepError and StepTimeout."""
+        """Build the engine and check it against the request. Raise StepError or StepTimeout."""
         self.toolchain.check_present()
         checkpoint = inputs[self.checkpoint]
         with self._workdir(checkpoint, out) as workdir:
@@ -112,9 +112,9 @@ class BuildEngine(Step):
 
     @contextmanager
     def _workdir(self, checkpoint: Path, out: Path) -> Iterator[Path]:
-        """Make a directory with the names that the command uses; what else is written there is thrown away."""
+        """Create the command's working directory; files outside the output are deleted afterwards."""
         with ExitStack() as stack:
-            # beside the output, where the store clears up after a build that was killed
+            # next to the output, where the store cleans up after a killed build
             workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out.parent, prefix="work-")))
             links = {artifact_paths.checkpoint(self.role): checkpoint, artifact_paths.engine(self.role): out}
             for files in self.timing_cache:
@@ -126,14 +126,14 @@ class BuildEngine(Step):
             yield workdir
 
     def _listener(self, progress: Progress) -> Callable[[str], None]:
-        """Return what follows the build's words: it tells its phases, and ends one of another version at once."""
+        """Return a callback for output lines: it reports phases, and raises StepError for another version."""
         phases, wanted = Phases(self.checkpoint.mapping.ranks), self.toolchain.tensorrt_llm
 
         def listen(line: str) -> None:
             version = version_said(line)
             if version is not None and not is_release(version, wanted):
                 hint = "set engine.version, or another engine.build.image"
-                raise StepError(f"TensorRT-LLM {version} runs, and the recipe is for {wanted}", hint=hint)
+                raise StepError(f"TensorRT-LLM {version} is running, but the recipe requires {wanted}", hint=hint)
             if phase := phases.read(line):
                 progress.say(phase)
 
@@ -146,13 +146,13 @@ class BuildEngine(Step):
 
 
 def _device_variables(devices: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment that shows a build these GPUs alone, counted as nvidia-smi counts them."""
+    """Return the environment that makes only these GPUs visible, numbered as by nvidia-smi."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices)}
 
 
 @dataclass(frozen=True)
 class DescribeEngines(Step):
-    """Write down how an artifact's engines are built again, with the very same words, and where they run.
+    """Write a script that rebuilds an artifact's engines with the same arguments, and the launch configuration.
 
     `launch` is the content of launch.json (backends/tensorrt_llm/placement.py).
     """
@@ -168,7 +168,7 @@ class DescribeEngines(Step):
         return "describe-engines"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Write the script, the timing cache that it needs, if there is one, and launch.json."""
+        """Write the script, its timing cache if there is one, and launch.json."""
         for files in self.engines[0].timing_cache:
             with files.unchanged():
                 shutil.copyfile(files.paths[0], out / TIMING_CACHE)
@@ -194,5 +194,5 @@ class DescribeEngines(Step):
 
 
 def _quoted(word: str) -> str:
-    """Return a word for the shell, which is to fill in the user itself."""
+    """Quote a word for the shell; the user placeholder stays unquoted, so that the shell expands it."""
     return f'"{word}"' if word.endswith(SHELL_USER) else shlex.quote(word)

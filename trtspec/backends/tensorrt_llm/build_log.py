@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trtllm-build is doing, told from what it says.
+"""Parse the phases and the version from the output of trtllm-build.
 
-The words are those of NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d, tensorrt_llm/_common.py and __init__.py.
+The messages are from NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d, tensorrt_llm/_common.py and __init__.py.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _PHASES = (
 
 
 class Phases:
-    """Follows the build of so many ranks, line by line; each has its phases."""
+    """Tracks the phases of a build of several ranks, line by line."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._begun = [0] * len(_PHASES)
 
     def read(self, line: str) -> str | None:
-        """Return what a line says has begun, for people; None for a line that does not say."""
+        """Return a description of the phase that starts with this line, or None."""
         for number, (pattern, words) in enumerate(_PHASES):
             if pattern.search(line):
                 self._begun[number] += 1
@@ -33,6 +33,6 @@ class Phases:
 
 
 def version_said(line: str) -> str | None:
-    """Return TensorRT-LLM's version where a line names it: the first one does."""
+    """Return TensorRT-LLM's version if the line contains it; it is in the first line."""
     found = _VERSION.search(line)
     return found[1] if found else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine directory held against what was asked for, before anything is served from it.
+"""Validate an engine directory against the request before it is served.
 
-Its config.json has the keys of NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d (EngineConfig.to_dict). It comes
-from a program of others, so it is read like any file that nobody vouches for.
+Its config.json has the keys of NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d (EngineConfig.to_dict). An external
+program wrote it, so it is parsed as untrusted input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_MODE = 1  # SpeculativeDecodingMode.NONE
 MISSING = "missing"
 _RANK = re.compile(r"rank(\d{1,4})\.engine")
 
-# What an engine's pretrained_config takes over from the checkpoint as it is.
+# Keys that an engine's pretrained_config copies from the checkpoint.
 _TAKEN_OVER = (
     "architecture",
     "dtype",
@@ -45,7 +45,7 @@ _TAKEN_OVER = (
     "redrafter_num_beams",
     "redrafter_draft_len_per_beam",
 )
-# The options whose values config.json repeats; switches are plugin_config's, and true or false there.
+# Options whose values config.json repeats; switches are in plugin_config, as true or false.
 _REPEATED = ("max_batch_size", "max_input_len", "max_beam_width")
 _FLAGS = ("gather_context_logits", "gather_generation_logits")
 _SWITCHES = ("use_paged_context_fmha", "use_fp8_context_fmha", "remove_input_padding", "context_fmha")
@@ -53,9 +53,9 @@ _SWITCHES = ("use_paged_context_fmha", "use_fp8_context_fmha", "remove_input_pad
 
 @dataclass(frozen=True)
 class Expected:
-    """What an engine was asked to be: trtllm-build's arguments, the checkpoint's config.json, TensorRT-LLM's version.
+    """The requested engine: trtllm-build's arguments, the checkpoint's config.json, and TensorRT-LLM's version.
 
-    `modes` are the integers that stand for the values of --speculative_decoding_mode.
+    `modes` are the integers that represent the values of --speculative_decoding_mode.
     """
 
     arguments: Mapping[str, str]
@@ -65,14 +65,14 @@ class Expected:
 
     @property
     def ranks(self) -> int:
-        """Return how many files an engine has."""
+        """Return the number of engine files."""
         return int(self.checkpoint["mapping"]["world_size"])
 
     def values(self) -> Iterator[tuple[str, object]]:
-        """Yield the dotted keys of config.json with the values they have to have."""
+        """Yield the dotted keys of config.json with their expected values."""
         yield VERSION, self.version
         for key in _TAKEN_OVER:
-            if (value := _look_up(self.checkpoint, key)) != MISSING:
+            if (value := _get_dotted(self.checkpoint, key)) != MISSING:
                 yield f"pretrained_config.{key}", value
         for key in _REPEATED:
             if key in self.arguments:
@@ -87,7 +87,7 @@ class Expected:
         yield from self._speculation()
 
     def _speculation(self) -> Iterator[tuple[str, object]]:
-        """Yield what drafting changes: upstream adds the drafts' tokens to what it is told."""
+        """Yield the values that depend on drafting: upstream adds the draft tokens to its arguments."""
         mode = self.arguments.get("speculative_decoding_mode")
         draft_len = self._draft_len()
         yield "build_config.speculative_decoding_mode", self.modes[mode] if mode else NO_MODE
@@ -104,7 +104,7 @@ class Expected:
 
 
 def parse_arguments(argv: Sequence[str]) -> dict[str, str]:
-    """Return options by name from `--name value` and `--flag`, the flags as ""; of several values the first."""
+    """Return options by name from `--name value` and `--flag` (with value ""); of several values the first."""
     found: dict[str, str] = {}
     name = ""
     for word in argv:
@@ -117,12 +117,12 @@ def parse_arguments(argv: Sequence[str]) -> dict[str, str]:
 
 
 def check_engine(path: Path, expected: Expected) -> None:
-    """Raise StepError that names everything in which the engine at `path` is not the expected one."""
+    """Raise StepError with all differences between the engine at `path` and the expected one."""
     problems = [*_file_problems(path, expected.ranks), *_config_problems(path, expected)]
     if problems:
-        said = "\n  ".join(problems)
-        hint = "trtllm-build made another engine than it was asked for; its log says what it changed"
-        raise StepError(f"the engine is not the one that was asked for:\n  {said}", hint=hint)
+        details = "\n  ".join(problems)
+        hint = "trtllm-build changed the request; see its log"
+        raise StepError(f"the engine differs from the request:\n  {details}", hint=hint)
 
 
 def _file_problems(path: Path, ranks: int) -> Iterator[str]:
@@ -130,9 +130,9 @@ def _file_problems(path: Path, ranks: int) -> Iterator[str]:
     for rank in range(ranks):
         file = found.pop(rank, None)
         if file is None or not file.is_file() or file.is_symlink() or not file.stat().st_size:
-            yield f"rank{rank}.engine is missing or empty; {ranks} ranks were asked for"
+            yield f"rank{rank}.engine is missing or empty; {ranks} ranks were requested"
     for rank in sorted(found):
-        yield f"rank{rank}.engine is there, and {ranks} ranks were asked for"
+        yield f"rank{rank}.engine is unexpected; {ranks} ranks were requested"
 
 
 def _config_problems(path: Path, expected: Expected) -> Iterator[str]:
@@ -142,38 +142,38 @@ def _config_problems(path: Path, expected: Expected) -> Iterator[str]:
         yield f"{CONFIG}: {error.message}"
         return
     for key, value in expected.values():
-        found = _look_up(config, key)
-        if not _AGREE.get(key, _is_alike)(found, value):
-            yield f"{key} is {_shown(found)}, expected {_shown(value)}"
+        found = _get_dotted(config, key)
+        if not _AGREE.get(key, _is_equal)(found, value):
+            yield f"{key} is {_format_value(found)}, expected {_format_value(value)}"
     yield from _num_tokens_problem(config, expected)
 
 
-def _is_alike(found: object, value: object) -> bool:
-    """Return whether a value is the expected one; a flag may be a number, as 1.0's dataclass has it."""
+def _is_equal(found: object, value: object) -> bool:
+    """Return whether a value is the expected one; a flag may be an integer, as in 1.0's dataclass."""
     if isinstance(value, bool):
         return isinstance(found, int) and bool(found) is value
     return type(found) is type(value) and found == value
 
 
-def _is_spelled_alike(found: object, value: str) -> bool:
-    """Return whether words are the same but for their case: PAGED up to 1.1, paged from 1.2 on (pull 8330)."""
+def _is_equal_ignoring_case(found: object, value: str) -> bool:
+    """Return whether strings differ at most in case: PAGED up to 1.1, paged from 1.2 on (pull 8330)."""
     return isinstance(found, str) and found.lower() == value.lower()
 
 
-_AGREE: dict[str, Callable[[Any, Any], bool]] = {VERSION: is_release, CACHE_TYPE: _is_spelled_alike}
+_AGREE: dict[str, Callable[[Any, Any], bool]] = {VERSION: is_release, CACHE_TYPE: _is_equal_ignoring_case}
 
 
 def _num_tokens_problem(config: dict[str, Any], expected: Expected) -> Iterator[str]:
-    """Tell of a step too small for all requests' drafts: upstream lowers the number where sequences are short."""
-    draft_len, batch = (_look_up(config, f"build_config.{key}") for key in ("max_draft_len", "max_batch_size"))
-    tokens = _look_up(config, "build_config.max_num_tokens")
+    """Yield a problem if a step is too small for all requests' drafts: upstream lowers it for short sequences."""
+    draft_len, batch = (_get_dotted(config, f"build_config.{key}") for key in ("max_draft_len", "max_batch_size"))
+    tokens = _get_dotted(config, "build_config.max_num_tokens")
     if type(tokens) is not int or type(draft_len) is not int or type(batch) is not int:
-        yield f"build_config.max_num_tokens is {_shown(tokens)}, expected a number"
+        yield f"build_config.max_num_tokens is {_format_value(tokens)}, expected a number"
     elif tokens < batch * (draft_len + 1) and "speculative_decoding_mode" in expected.arguments:
-        yield f"build_config.max_num_tokens is {tokens}, fewer than {batch} requests of {draft_len} drafts verify"
+        yield f"build_config.max_num_tokens is {tokens}, too few for {batch} requests with {draft_len} draft tokens"
 
 
-def _look_up(document: Mapping[str, Any], key: str) -> Any:
+def _get_dotted(document: Mapping[str, Any], key: str) -> Any:
     value: Any = document
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -182,5 +182,5 @@ def _look_up(document: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return value if value == MISSING else shown(value) if isinstance(value, str) else str(value)[:100]

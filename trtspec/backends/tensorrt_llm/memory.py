@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engines take of each GPU's memory, from configs alone.
+"""Estimate the memory of engines on each GPU from configs alone.
 
-Weights and KV cache are counted; activations are an estimate, since TensorRT decides while it builds which of them
+Weights and KV cache are exact; activations are an estimate, since TensorRT decides during the build which of them
 share memory (NVIDIA/TensorRT-LLM:docs/source/legacy/reference/memory.md@4946125f).
 """
 
@@ -25,7 +25,7 @@ LOGITS_ITEM = 4
 
 @dataclass(frozen=True)
 class RankLoad:
-    """What one rank of an engine takes on its GPU, in bytes; the cache's are those of one token."""
+    """The memory of one rank of an engine on its GPU, in bytes; the cache's is for one token."""
 
     role: Role
     gpu_id: int
@@ -37,9 +37,9 @@ class RankLoad:
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """What the ranks on one GPU take together; `memory` is 0 where the GPU is unknown.
+    """The memory of all ranks on one GPU; `memory` is 0 if the GPU is unknown.
 
-    Each engine's cache takes at most `fraction` of what is left when everything else is there.
+    Each engine's cache takes at most `fraction` of the memory that remains after everything else is loaded.
     """
 
     id: int
@@ -54,27 +54,27 @@ class GpuLoad:
 
     @property
     def cache_limit(self) -> int:
-        """Return the bytes that all caches may have together."""
+        """Return the maximal bytes of all caches together."""
         return int(max(0, self.memory - self.fixed) * self.fraction)
 
     @property
     def cache_tokens(self) -> int:
-        """Return how many tokens each cache can hold if all hold equally many: every text is in all of them."""
+        """Return the capacity of each cache in tokens; all are equal, because every text is in all caches."""
         per_token = sum(rank.cache_per_token for rank in self.ranks)
         return self.cache_limit // per_token // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
 
 
 def memory(context: PlanContext) -> list[MemoryPlan]:
-    """Return a plan for each GPU, by its id; the context has a target that a family reads.
+    """Return a plan for each GPU by id; the context has a target with a family.
 
-    The caches hold `max_batch_size` texts of the engine's longest length each. The limit is the GPU's memory without
-    what the caches have to leave free of it (`serving.kv_cache_fraction`).
+    The caches hold `max_batch_size` texts of the engine's maximal length each. The limit is the GPU's memory without
+    the part that the caches must leave free (`serving.kv_cache_fraction`).
     """
     return [_plan(load) for load in gpu_loads(context)]
 
 
 def gpu_loads(context: PlanContext) -> list[GpuLoad]:
-    """Return what the engines take on each GPU that they use, by id."""
+    """Return the memory of the engines on each of their GPUs, by id."""
     gpu = gpu_of(context)
     found: dict[int, list[RankLoad]] = {}
     for rank in _rank_loads(context):
@@ -112,7 +112,7 @@ def _rank_loads(context: PlanContext) -> Iterator[RankLoad]:
 
 
 def _weights(spec: EngineSpec, stage: int) -> int:
-    """Return the bytes of a rank's share of the model; embedding, head, norms and routers stay in 16 bits or more."""
+    """Return the bytes of a rank's share of the model; embedding, head, norms and routers have 16 bits or more."""
     config, mapping = spec.config, spec.mapping
     item = ITEM if spec.quant_format.weights == "none" else FP8_ITEM
     layers = len(mapping.layers(stage, config.num_layers))
@@ -120,7 +120,7 @@ def _weights(spec: EngineSpec, stage: int) -> int:
     table = config.vocab_size * config.hidden_size * ITEM
     shared_rows = ceil(config.vocab_size / mapping.tensor) * config.hidden_size * ITEM
     embedding = shared_rows if mapping.embedding else table
-    # a head that equals the embedding is kept once where both are divided alike (models/modeling_utils.py)
+    # a tied head is stored once if head and embedding are divided in the same way (models/modeling_utils.py)
     shares_head = config.tied_embeddings and mapping.pipeline == 1 and embedding == shared_rows
     if stage == 0:
         total += embedding
@@ -130,7 +130,7 @@ def _weights(spec: EngineSpec, stage: int) -> int:
 
 
 def _layer_linear(config: ModelConfig, mapping: ParallelMapping) -> int:
-    """Return the numbers in a rank's share of a layer's matrices; a key head that ranks share is on each of them."""
+    """Return the number of elements in a rank's share of a layer's matrices; shared key heads are on each rank."""
     heads = config.num_heads // mapping.tensor
     kv_heads = _kv_heads(config, mapping)
     attention = (2 * heads + 2 * kv_heads) * config.head_size * config.hidden_size
@@ -139,7 +139,7 @@ def _layer_linear(config: ModelConfig, mapping: ParallelMapping) -> int:
 
 
 def _layer_rest(config: ModelConfig, mapping: ParallelMapping) -> int:
-    """Return the numbers in a layer's norms, biases and router, the router's counted as two of 16 bits."""
+    """Return the number of elements in a layer's norms, biases and router; a router's element counts as two."""
     heads = config.num_heads // mapping.tensor + 2 * _kv_heads(config, mapping)
     biases = heads * config.head_size * config.attn_bias + config.hidden_size * config.dense_bias
     biases += (2 * config.intermediate_size // mapping.tensor + config.hidden_size) * config.mlp_bias
@@ -156,7 +156,7 @@ def _kv_heads(config: ModelConfig, mapping: ParallelMapping) -> int:
 
 
 def _head_weights(spec: EngineSpec, stage: int, head: DraftHead | None) -> int:
-    """Return the bytes of a rank's share of what drafts inside, in 16 bits; copies of a tensor are each there."""
+    """Return the bytes of a rank's share of the head inside the target, in 16 bits; shared tensors are copied."""
     rules = [*head.rules, *head.borrowed] if head else []
     shares = [shard(rule, spec.mapping, spec.config.num_layers) for rule in rules]
     mine = spec.mapping.stage_ranks(stage)
@@ -164,7 +164,7 @@ def _head_weights(spec: EngineSpec, stage: int, head: DraftHead | None) -> int:
 
 
 def _cache_per_token(spec: EngineSpec, stage: int, head: DraftHead | None) -> int:
-    """Return the bytes of a token's keys and values on a rank, with those of a head that has layers of its own."""
+    """Return the bytes of a token's keys and values on a rank, including the layers of a head."""
     config, mapping = spec.config, spec.mapping
     item = ITEM if spec.quant_format.kv_cache == "none" else FP8_ITEM
     layers = len(mapping.layers(stage, config.num_layers))
@@ -174,10 +174,10 @@ def _cache_per_token(spec: EngineSpec, stage: int, head: DraftHead | None) -> in
 
 
 def _activations(spec: EngineSpec, stage: int) -> int:
-    """Return an estimate: the widest layer for a step's tokens in 16 bits, and the logits of what is verified.
+    """Return an estimate: the largest layer for a step's tokens in 16 bits, and the logits of verified tokens.
 
-    A layer's hidden state, residual and norm are whole on every rank; queries, keys, values and both branches of the
-    MLP are divided. Logits are in float32, twice: those of the engine, and the sampler's copy.
+    A layer's hidden state, residual and norm are replicated on every rank; queries, keys, values and both MLP branches
+    are divided. Logits are in float32, twice: the engine's and the sampler's copy.
     """
     config, mapping = spec.config, spec.mapping
     heads = config.num_heads // mapping.tensor + 2 * _kv_heads(config, mapping)

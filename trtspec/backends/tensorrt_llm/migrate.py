@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes that move between versions that have trtllm-build: only options come and go."""
+"""Migrate recipes between versions with trtllm-build, which differ only in their options."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from trtspec.recipe.schema import Recipe
 
 
 def migrate(migration: Migration, recipe: Recipe) -> None:
-    """Move a recipe."""
+    """Migrate a recipe to another version with trtllm-build."""
     spec = version_spec_of(migration.version)
     for option in recipe.engine.extra:
         if option not in spec.options:
-            elsewhere = ", ".join(minors_with(option)) or "none that is known"
-            migration.drop(f"engine.extra.{option}", f"trtllm-build {spec.minor} lacks it; versions: {elsewhere}")
+            elsewhere = ", ".join(minors_with(option)) or "no supported one"
+            migration.drop(f"engine.extra.{option}", f"not in trtllm-build {spec.minor}; versions with it: {elsewhere}")
     before = version_specs().get(".".join((recipe.engine.version or "").split(".")[:2]))
     for option in sorted(spec.options.keys() - (before.options.keys() if before else spec.options.keys())):
-        migration.note("kept", f"engine.extra.{option}", f"new in {spec.minor}; its default is left as it is")
+        migration.note("kept", f"engine.extra.{option}", f"new in {spec.minor}; its default is used")

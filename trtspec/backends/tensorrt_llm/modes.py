@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How trtllm-build is told of a speculation method: its --speculative_decoding_mode."""
+"""The --speculative_decoding_mode of trtllm-build for each speculation method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtspec.methods.base import DraftShape
 EXTERNAL, MEDUSA, EAGLE = "draft_tokens_external", "medusa", "eagle"
 LOOKAHEAD, REDRAFTER = "lookahead_decoding", "explicit_draft_tokens"
 
-# By method; prompt lookup drafts outside of the engine, as a draft model does.
+# By method; prompt lookup drafts outside the engine, like a draft model.
 MODES = {
     "none": "",
     "draft_target": EXTERNAL,
@@ -23,14 +23,14 @@ MODES = {
 
 
 def mode_of(context: PlanContext) -> str:
-    """Return the mode of a recipe's method, "" for the target alone and for what engines do not know."""
+    """Return the mode of a recipe's method, "" without a drafter and for unsupported methods."""
     return MODES.get(context.recipe.speculation.method, "")
 
 
 def build_arguments(method: str, shape: DraftShape) -> list[str]:
-    """Return what trtllm-build has to be told for the target's engine; nothing where engines know no such method.
+    """Return trtllm-build's arguments for the target's engine; empty for an unsupported method.
 
-    NVIDIA/TensorRT-LLM, tensorrt_llm/commands/build.py, 1.0 to 1.2: max_draft_len counts all drafted tokens.
+    NVIDIA/TensorRT-LLM, tensorrt_llm/commands/build.py, 1.0 to 1.2: max_draft_len counts all draft tokens.
     """
     mode = MODES.get(method, "")
     return ["--speculative_decoding_mode", mode, "--max_draft_len", str(shape.max_tokens)] if mode else []

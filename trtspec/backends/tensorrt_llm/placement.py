@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs and MPI ranks each engine has, and the command that starts the server so; it becomes launch.json.
+"""Assign GPUs and MPI ranks to engines, and the command that starts the server accordingly; saved as launch.json.
 
-One engine is served in leader mode: one server process for each of its ranks, of which the first takes the requests.
-Two engines need an orchestrator: one server process that starts workers for both. Draft logits that go from GPU to GPU
-need workers that MPI started: then rank 0 orchestrates, the draft's ranks follow, and the target's behind them.
+A single engine is served in leader mode: one server process per rank, the first of which receives the requests. Two
+engines need an orchestrator: one server process that spawns workers for both. Draft logits that are sent from GPU to
+GPU need workers that MPI started: rank 0 is the orchestrator, followed by the draft's ranks and the target's.
 NVIDIA/TensorRT-LLM:triton_backend/scripts/launch_triton_server.py@0b06796,
 NVIDIA/TensorRT-LLM:examples/draft_target_model/README.md@11925f62
 """
@@ -21,19 +21,19 @@ from trtspec.serving.triton.names import ENGINE_MODELS
 
 LAUNCH = "launch.json"
 
-# The first makes an orchestrator of the server, the second lets it start its workers itself.
+# The first makes the server an orchestrator, the second lets it spawn its workers itself.
 ENVIRONMENT = ("TRTLLM_ORCHESTRATOR", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES")
 
-# An orchestrator keeps no memory of the GPUs for itself: its workers need it.
+# An orchestrator reserves no GPU memory, because its workers need it.
 NO_POOLS = ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false")
 
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model of the repository: its `gpu_device_ids`, and `participant_ids` where MPI's ranks are assigned.
+    """A model of the repository: its `gpu_device_ids`, and `participant_ids` if MPI ranks are assigned.
 
-    Its KV cache takes `kv_cache_fraction` of the memory that it finds free, at most `max_cache_tokens`; 0 is no limit.
-    With `chunked_context` it takes prompts that are longer than a step.
+    Its KV cache takes `kv_cache_fraction` of the free memory, at most `max_cache_tokens`; 0 is unlimited. With
+    `chunked_context` prompts may be longer than a step.
     """
 
     name: str
@@ -46,7 +46,7 @@ class PlacedModel:
 
 @dataclass(frozen=True)
 class EnginePlacement:
-    """How a repository is served; `command` has {repository}, {http_port}, {grpc_port} and {metrics_port} in it."""
+    """The launch of a repository; `command` contains {repository}, {http_port}, {grpc_port} and {metrics_port}."""
 
     mode: Literal["leader", "orchestrator"]
     models: tuple[PlacedModel, ...]
@@ -65,7 +65,7 @@ class EnginePlacement:
 
 
 def plan_placement(context: PlanContext) -> EnginePlacement:
-    """Return where the engines of a context run; the rules report placements that cannot work."""
+    """Return the placement of a context's engines; the rules report invalid placements."""
     specs = engine_specs(context)
     fast_logits = context.recipe.serving.fast_logits and len(specs) > 1
     ranks = _participants(specs) if fast_logits else {}
@@ -98,7 +98,7 @@ def plan_placement(context: PlanContext) -> EnginePlacement:
 
 
 def _participants(specs: list[EngineSpec]) -> dict[str, tuple[int, ...]]:
-    """Return the MPI ranks of each engine: rank 0 orchestrates, the draft's are the next."""
+    """Return the MPI ranks of each engine: rank 0 is the orchestrator, the draft's ranks are next."""
     found: dict[str, tuple[int, ...]] = {}
     first = 1
     for spec in reversed(specs):
@@ -108,21 +108,21 @@ def _participants(specs: list[EngineSpec]) -> dict[str, tuple[int, ...]]:
 
 
 def _shared_cache_tokens(context: PlanContext) -> int:
-    """Return how many tokens each cache may hold where engines share a GPU, 0 where none do or it is unknown.
+    """Return the capacity of each cache in tokens if engines share a GPU, 0 if none do or the GPU is unknown.
 
-    A cache takes its fraction of what is free when its engine is loaded, so that the first one loaded would leave too
-    little for the other, whichever that is; a number of tokens is the same in any order.
+    A cache takes its fraction of the free memory when its engine is loaded, so the engine that is loaded first would
+    leave too little for the other. A number of tokens does not depend on the order.
     """
     return min((load.cache_tokens for load in gpu_loads(context) if len(load.ranks) > 1 and load.memory), default=0)
 
 
 def no_pools(gpu_ids: Iterable[int]) -> tuple[str, ...]:
-    """Return what keeps a server from taking memory of the GPUs up to the last of these."""
+    """Return the server options that disable memory pools on the GPUs up to the highest of these ids."""
     return (*NO_POOLS, *(f"--cuda-memory-pool-byte-size={gpu_id}:0" for gpu_id in range(max(gpu_ids) + 1)))
 
 
 def _command(world_size: int, models: list[str], pools: tuple[str, ...]) -> tuple[str, ...]:
-    """Return mpirun with one application for each rank; ranks but the first load the engines' models alone."""
+    """Return mpirun with one application per rank; all ranks except the first load only the engines' models."""
     words = ["mpirun", "--allow-run-as-root"]
     for rank in range(world_size):
         words += [":"] if rank else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact of TensorRT-LLM engines: converted checkpoints, the engines built of them, and a repository for both."""
+"""The artifact of TensorRT-LLM engines: converted checkpoints, their engines, and a repository for both."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps; raises TrtspecError where another TensorRT-LLM than the recipe's is installed."""
-    asked = context.resolved.engine
-    toolchain = probe_toolchain(asked.build.image, asked.version, asked.gpu)
+    """Return the steps. Raise TrtspecError if another TensorRT-LLM than the recipe's is installed."""
+    engine_ = context.resolved.engine
+    toolchain = probe_toolchain(engine_.build.image, engine_.version, engine_.gpu)
     checkpoints = converted(context, reader)
     engines = _engines(context, reader, checkpoints, toolchain)
     placement = plan_placement(context)
@@ -78,7 +78,7 @@ def _engines(
 def _notes(toolchain: EngineToolchain) -> tuple[str, ...]:
     if toolchain.kind != "absent":
         return ()
-    return (f"the engines cannot be built here ({toolchain.missing}), so their keys are not final: {toolchain.hint}",)
+    return (f"this machine cannot build the engines ({toolchain.missing}); their keys may change: {toolchain.hint}",)
 
 
 def _facts(toolchain: EngineToolchain) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _settings(context: PlanContext, placement: EnginePlacement) -> EngineReposit
     placed = {role: _placed(placement, name) for role, name in ENGINE_MODELS.items()}
     draft = placed["draft"] if context.draft else None
     if placed["target"] is None:
-        raise ValueError("every repository has a target")
+        raise ValueError("a repository needs a target")
     sizes = None
     if isinstance(options, LookaheadOptions):
         sizes = LookaheadSizes(options.window, options.ngram, options.verification)

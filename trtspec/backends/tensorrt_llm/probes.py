@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of TensorRT-LLM is on this machine, for `doctor`; a machine that builds no engine lacks nothing."""
+"""TensorRT-LLM's checks for `doctor`; a machine without it passes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trtspec.core.processes import installed_version
 
 
 def probes() -> list[Probe]:
-    """Return them."""
+    """Return the checks of TensorRT-LLM and trtllm-build."""
     installed = installed_version("tensorrt-llm")
     absent = "not installed; the torch engine runs the converted checkpoint"
-    builder = shutil.which(BUILDER) or "not on PATH; engines are built where it is, or in engine.build.image"
+    builder = shutil.which(BUILDER) or "not on PATH; build engines on a machine that has it, or with engine.build.image"
     return [Probe("tensorrt-llm", True, installed or absent), Probe(BUILDER, True, builder)]

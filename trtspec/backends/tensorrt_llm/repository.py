@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emit the Triton repository of TensorRT-LLM engines, which the C++ backend of TensorRT-LLM 1.0 to 1.2 runs.
+"""Emit the Triton repository of TensorRT-LLM engines for the C++ backend of TensorRT-LLM 1.0 to 1.2.
 
-    ensemble, tensorrt_llm_bls -> tensorrt_llm, and tensorrt_llm_draft where a model drafts
-    preprocessing, postprocessing: for clients that ask tensorrt_llm themselves
+    ensemble, tensorrt_llm_bls -> tensorrt_llm, and tensorrt_llm_draft if there is a draft model
+    preprocessing, postprocessing: for clients that call tensorrt_llm directly
 
-Python models find their paths from their own directory. The backend hands its path to std::filesystem as it stands
-(NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08), so a relative one is
-read from the server's working directory: `relocate` writes a copy whose paths are absolute.
+Python models resolve paths relative to their own directory. The C++ backend resolves them relative to the server's
+working directory (NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08), so
+`relocate` writes a copy with absolute paths.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from trtspec.store.artifact_paths import TOKENIZER, engine, from_model
 MODELS = Path(__file__).with_name("models")
 PATHS = ("gpt_model_path", "tokenizer_dir")
 
-# More is clamped to it without a word (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp
+# The engine silently clamps larger values (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp
 # @1d263f15, clampTopK; kernels/samplingTopKKernels.h, TOP_K_MAX).
 MAX_TOP_K = 1024
-DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # decoding_mode has the same names
+DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # also the names of decoding_mode
 DRAFTED_OUTSIDE = ("draft_target", "ngram")
 
 Choices = tuple[tuple[int, ...], ...]
@@ -40,7 +40,7 @@ Choices = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class LookaheadSizes:
-    """The sizes of lookahead decoding that the engine was built for; a request may ask for smaller ones."""
+    """The sizes of lookahead decoding that the engine was built for; requests may use smaller ones."""
 
     window: int
     ngram: int
@@ -49,12 +49,12 @@ class LookaheadSizes:
 
 @dataclass(frozen=True)
 class EngineServing:
-    """Where and how one engine runs.
+    """The GPUs and the memory limits of one engine.
 
-    `gpu_ids` are those of its ranks, in order. `participant_ids` are its ranks among all MPI processes, which only
-    fast logits needs. `kv_cache_fraction` is of the memory that is free when the engine is loaded;
-    `max_cache_tokens` limits the cache further where engines share a GPU, 0 where they do not. With `chunked_context` a
-    prompt may be longer than a step.
+    `gpu_ids` are the GPUs of its ranks, in order. `participant_ids` are its ranks among all MPI processes, needed only
+    for fast logits. `kv_cache_fraction` applies to the memory that is free when the engine is loaded;
+    `max_cache_tokens` also limits the cache if engines share a GPU, else it is 0. With `chunked_context` a prompt may
+    be longer than a step.
     """
 
     gpu_ids: tuple[int, ...]
@@ -66,11 +66,12 @@ class EngineServing:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRepositorySettings(ServingSettings):
-    """What differs from one repository to the next; lengths are in tokens, the method's `options` are JSON.
+    """The settings of a repository; lengths are in tokens, the method's `options` are JSON.
 
-    `vocab_size` counts the target's logits, padding included. `draft` is None where no model drafts, `choices` is the
-    tree of medusa or eagle, `lookahead` None for other methods. `fast_logits` sends draft logits from GPU to GPU. With
-    `greedy_only` requests that sample are refused. `schedule` are pairs (texts, draft_len) for what drafts beside it.
+    `vocab_size` is the number of the target's logits, including padding. `draft` is None without a draft model,
+    `choices` is the tree of medusa or eagle, `lookahead` is None for other methods. `fast_logits` sends draft logits
+    from GPU to GPU. `greedy_only` rejects sampled requests. `schedule` contains pairs (number of texts, draft_len) for
+    drafting outside the engine.
     """
 
     method: str
@@ -89,7 +90,7 @@ class EngineRepositorySettings(ServingSettings):
 
 @dataclass(frozen=True)
 class EmitEngineRepository(EmitRepository):
-    """Write the models of an artifact's engines."""
+    """Write the models for an artifact's engines."""
 
     settings: EngineRepositorySettings
 
@@ -110,16 +111,19 @@ class EmitEngineRepository(EmitRepository):
                 parameters = _engine(settings, serving, from_model(engine(role)))
                 warmed = _samples(settings, role) if settings.warmup else ()
                 emit_model(out, model, settings, parameters, source=MODELS / TARGET, samples=warmed)
-        for model in (BLS, ENSEMBLE):  # one model under two names: that of NVIDIA's, and the one that clients know
+        for model in (BLS, ENSEMBLE):  # one model under two names: NVIDIA's, and the one that clients use
             emit_model(out, model, settings, _text(settings), source=model_repository_dir() / BLS)
 
 
 def relocate(repository: Path, out: Path, artifact: str) -> None:
-    """Write a copy of an artifact's repository at `out` whose paths are absolute.
+    """Write a copy of an artifact's repository to `out` with absolute paths.
 
-    `artifact` is where the server sees the artifact, which in a container is another place than here.
+    `artifact` is the artifact's path for the server, which may differ in a container.
     """
-    from trtspec.serving.triton.config import load_config, set_parameter  # protobuf: a plan does without
+    from trtspec.serving.triton.config import (
+        load_config,
+        set_parameter,
+    )  # imports protobuf, which planning does not need
 
     for source in sorted(path.parent for path in repository.glob(f"*/{CONFIG}")):
         config = load_config(source / CONFIG)
@@ -131,15 +135,15 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
 
 
 def _samples(settings: EngineRepositorySettings, role: str) -> tuple[Sample, ...]:
-    """Return what warms an engine up: drafts from outside are verified by the target, and need no logits."""
+    """Return the warm-up samples of an engine: the target verifies external drafts, without logits."""
     outside = settings.draft_len if role == "target" and settings.method in DRAFTED_OUTSIDE else 0
     return samples(settings.max_batch_size, settings.max_seq_len, settings.draft_len, outside)
 
 
 def _engine(settings: EngineRepositorySettings, serving: EngineServing, path: str) -> Parameters:
-    """Return an engine's parameters, None for those that the backend must not find.
+    """Return an engine's parameters; the value None removes a parameter.
 
-    Only a target drafts by itself: where a model drafts, neither of the two engines has a mode or a tree.
+    Only a target drafts inside its engine: with a draft model, neither engine has a mode or a tree.
     """
     method, sizes = settings.method, settings.lookahead
     return {
@@ -161,7 +165,7 @@ def _engine(settings: EngineRepositorySettings, serving: EngineServing, path: st
 
 
 def _text(settings: EngineRepositorySettings) -> Parameters:
-    """Return the parameters of the model that makes texts, for which an engine that drafts by itself just writes."""
+    """Return the parameters of the text model; engines that draft inside are plain engines for it."""
     outside, sizes = settings.method in DRAFTED_OUTSIDE, settings.lookahead
     return {
         "tensorrt_llm_model_name": TARGET,
@@ -187,5 +191,5 @@ def _joined(numbers: Iterable[int]) -> str:
 
 
 def _tree(choices: Choices) -> str:
-    """Return the paths of a tree as the C++ backend reads them: {0},{0,1}."""
+    """Return the paths of a tree in the format of the C++ backend: {0},{0,1}."""
     return ",".join(f"{{{_joined(choice)}}}" for choice in choices)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How engines are served: on the machine that they were built for, by one process or one for each rank.
+"""Serve engines on the machine that they were built for, with one process or one per rank.
 
-An engine runs on the GPU, the driver and the versions that built it, and nowhere else: what would fail while it is
-loaded, or quietly compute on other kernels, is refused before a server is started.
+An engine requires the GPU, the driver and the versions that built it. Mismatches that would fail during loading, or
+silently use other kernels, are rejected before a server starts.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ MOST_RANKS = 512
 
 
 def check_machine(artifact: Path, manifest: Manifest) -> None:
-    """Raise DeployError where this machine is another than the artifact's engine was built for."""
+    """Raise DeployError if this machine differs from the one that the artifact's engines were built for."""
     built = {**manifest.tools, **manifest.gpu}
     here = _machine(find_gpu(str(built.get("name"))))
     odd = [
         f"{key} {built.get(key)} when built, {value} here" for key, value in here.items() if _differs(key, built, value)
     ]
     if odd:
-        hint = "build the recipe on this machine; what is converted already is not converted again"
+        hint = "build the recipe on this machine; converted checkpoints are reused"
         raise DeployError(
             f"the engines were built for another machine: {'; '.join(odd)}", where=str(artifact), hint=hint
         )
 
 
 def _differs(key: str, built: dict[str, Any], value: object) -> bool:
-    """Return whether a fact of this machine is another than the build's: an image's version is known by its release."""
+    """Return whether a fact of this machine differs from the build's; candidates match the image's release."""
     recorded = built.get(key)
     return not is_release(value, str(recorded)) if key == "tensorrt_llm" else recorded != value
 
 
 def read_launch(artifact: Path) -> Launch:
-    """Return how an artifact is launched."""
+    """Return the launch configuration of an artifact."""
     path = artifact / LAUNCH
     try:
         return _parse_launch(json.loads(read_bounded(path, MAX_LAUNCH_BYTES)))
@@ -58,7 +58,7 @@ def read_launch(artifact: Path) -> Launch:
 
 
 def _parse_launch(document: dict[str, Any]) -> Launch:
-    """Take from the document numbers and known names alone: no word of it is run."""
+    """Read only numbers and expected names from the document, since it is untrusted: nothing in it is executed."""
     world_size, models = document["world_size"], [model["name"] for model in document["models"]]
     if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
         raise ValueError(f"world_size {world_size!r}")
@@ -75,11 +75,11 @@ def _parse_launch(document: dict[str, Any]) -> Launch:
 
 
 def _machine(wanted: Gpu) -> dict[str, Any]:
-    """Return what decides whether an engine can be loaded, in the manifest's words, as it is here."""
+    """Return this machine's facts that decide whether an engine can be loaded, under the manifest's keys."""
     builder = shutil.which(BUILDER)
     if builder is None:
-        hint = "deploy in the container that has TensorRT-LLM: its version has to be the one that built the engines"
-        raise DeployError(f"{BUILDER} is not on PATH, so that nothing tells TensorRT-LLM's version", hint=hint)
+        hint = "deploy in the container with the TensorRT-LLM version that built the engines"
+        raise DeployError(f"{BUILDER} is not on PATH, so TensorRT-LLM's version is unknown", hint=hint)
     tensorrt_llm, tensorrt = installed_versions(Path(builder))
     gpus = seen_gpus()
     fitting = [gpu for gpu in gpus if gpu.is_a(wanted)]

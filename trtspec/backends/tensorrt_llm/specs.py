@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines that a recipe is built into, as plain values: one of the target, and one of a model that drafts.
+"""The engines of a recipe as plain values: one for the target, and one for a draft model.
 
-What upstream decides while it builds is decided here in the same way, so that what is asked for is what is built.
+Values that upstream adjusts during the build are adjusted here in the same way, so that the request matches the build.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TOKENS_PER_BLOCK = 32  # of the paged KV cache
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One engine; `path` is the recipe's key for its model, `gpu_ids` where each of its ranks runs.
+    """One engine; `path` is the recipe key of its model, `gpu_ids` are the GPUs of its ranks.
 
-    `mode` is its way to speculate, "" for none; `draft_tokens` are those that a step may verify, and `eagle_layers` the
-    heads that draft them one after another from inside the engine, where it is EAGLE.
+    `mode` is its speculation mode, "" for none. `draft_tokens` is the maximal number of tokens that a step verifies.
+    `eagle_layers` is the number of EAGLE heads inside the engine that draft one after another.
     """
 
     role: Role
@@ -48,43 +48,43 @@ class EngineSpec:
 
     @property
     def least_num_tokens(self) -> int:
-        """Return the tokens of a step in which all requests verify their drafts; upstream raises what is less."""
+        """Return the tokens of a step in which all requests verify their drafts; upstream raises smaller values."""
         return self.max_batch_size * (self.draft_tokens + 1)
 
     @property
     def max_num_tokens(self) -> int:
-        """Return the tokens a step that the engine is built for.
+        """Return the maximal tokens per step for which the engine is built.
 
-        As upstream has it (tensorrt_llm/_common.py check_max_num_tokens, builder.py build): no more than all texts
-        have together, no less than a block, and with drafts no less than they need.
+        As in upstream (tensorrt_llm/_common.py check_max_num_tokens, builder.py build): at most the tokens of all
+        texts, at least one block, and with drafts at least the tokens that they need.
         """
         tokens = max(min(self.wanted_num_tokens, self.max_seq_len * self.max_batch_size), TOKENS_PER_BLOCK)
         return max(tokens, self.least_num_tokens) if self.mode else tokens
 
     @property
     def built_seq_len(self) -> int:
-        """Return the max_seq_len in the engine's own config: upstream adds the drafted tokens to what it is told."""
+        """Return max_seq_len in the engine's own config: upstream adds the draft tokens to the argument."""
         return self.max_seq_len + (self.draft_tokens + self.eagle_layers if self.mode else 0)
 
     @property
     def has_fp8_context_fmha(self) -> bool:
-        """Return whether prompts are attended to in FP8: where both weights and KV cache are."""
+        """Return whether prompts use FP8 attention: if both weights and KV cache are FP8."""
         return self.quant_format == QuantFormat("fp8", "fp8")
 
     @property
     def has_paged_context_fmha(self) -> bool:
-        """Return whether prompts can be attended to in a paged cache, which its reuse and chunked prompts need.
+        """Return whether prompts support a paged cache, which cache reuse and chunked prompts need.
 
-        An FP8 cache needs FP8 context attention for it, and that needs FP8 weights of one scale each.
+        An FP8 cache requires FP8 context attention, which requires FP8 weights with one scale each.
         """
         return self.quant_format.kv_cache == "none" or self.has_fp8_context_fmha
 
     @property
     def chunks_prompts(self) -> bool:
-        """Return whether serving takes a prompt in several steps.
+        """Return whether a prompt is processed in several steps.
 
-        The modes that draft inside never say that they can. Drafts from outside come behind the whole text, which is
-        then a prompt; chunks cut them at a block's end, so that there are chunks only where the text needs them.
+        The modes that draft inside do not support it. External drafts follow the whole text, which is then a prompt;
+        chunks would cut them at the end of a block, so chunks are used only if the text requires them.
         """
         if self.mode == EXTERNAL:
             return self.has_paged_context_fmha and self.max_num_tokens < self.max_seq_len - 1
@@ -92,16 +92,16 @@ class EngineSpec:
 
     @property
     def longest_prompt(self) -> int:
-        """Return the longest prompt in tokens that serving takes (batch_manager/trtGptModel.h, mMaxInputLen)."""
+        """Return the maximal prompt length in tokens (batch_manager/trtGptModel.h, mMaxInputLen)."""
         longest = self.built_seq_len - 1
         return longest if self.chunks_prompts else min(longest, self.max_num_tokens)
 
 
 def engine_specs(context: PlanContext) -> list[EngineSpec]:
-    """Return the target's engine, and behind it that of a draft model; the context has a target that a family reads."""
+    """Return the target's engine, followed by a draft model's if there is one; the context's target has a family."""
     recipe, mode, draft_tokens = context.recipe, mode_of(context), context.draft_shape.max_tokens
     if context.target_config is None:
-        raise ValueError("engines are built of models that a family describes")
+        raise ValueError("engines require a model with a family")
     target = _spec(
         context, "target", recipe.target, context.target_config, context.target_format, draft_tokens if mode else 0
     )
@@ -142,5 +142,5 @@ def uses_draft_logits(context: PlanContext) -> bool:
 
 
 def gpu_of(context: PlanContext) -> Gpu | None:
-    """Return the GPU that the engines are built for, None where the recipe names none that is known."""
+    """Return the GPU that the engines are built for, None if it is missing or unsupported."""
     return GPUS.get((context.recipe.engine.gpu or "").lower())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton asks an engine before it is ready: a prefill and steps with their drafts, one text and a full batch.
+"""Triton's warm-up requests for an engine: a prefill and steps with drafts, for one text and for a full batch.
 
-An engine that drafts by itself does so in each step. One that verifies drafts from outside gets one with the prompt.
+An engine that drafts inside drafts in each step. An engine that verifies external drafts gets one with the prompt.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from trtspec.serving.triton.warmup import Sample
 
 PROMPT_LEN = 16
-PERIOD = 4  # a prompt that repeats itself is one that an engine can look ahead in
+PERIOD = 4  # a repetitive prompt, for which lookahead can draft
 STEPS = 2
-TOKEN = 1  # token ids begin there: 0 is often an end
+TOKEN = 1  # the first token id: 0 is often an end id
 
 
 def samples(max_batch_size: int, max_seq_len: int, draft_len: int, drafted_outside: int) -> tuple[Sample, ...]:
-    """Return the samples of an engine; lengths are in tokens, `drafted_outside` is what comes with a request, or 0."""
+    """Return an engine's samples; lengths are in tokens, `drafted_outside` is the number of external draft tokens."""
     prompt = [TOKEN + place % PERIOD for place in range(max(1, min(PROMPT_LEN, max_seq_len - STEPS * (draft_len + 1))))]
     text = {"input_ids": prompt, "input_lengths": [len(prompt)], "request_output_len": [STEPS * (draft_len + 1)]}
     kinds = {"texts": text}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM, behind Triton's vLLM backend: runs Hugging Face checkpoints as they are."""
+"""vLLM behind Triton's vLLM backend: runs unconverted Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def _methods() -> Mapping[str, str]:
-    """Return what some release knows; `check` says which release lacks one."""
+    """Return the union over releases; `check` rejects a method that the chosen release lacks."""
     return {"none": ""} | {name: theirs for each in releases().values() for name, theirs in each.methods.items()}
 
 
 def _versions() -> list[str]:
-    """Return the releases, those that a Triton container ships last: the default is one of them."""
+    """Return the releases; those in a Triton container are last, so that one of them is the default."""
     return sorted(releases(), key=lambda version: bool(releases()[version].triton))
 
 

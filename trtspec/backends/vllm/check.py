@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a recipe from running on its version of vLLM, and what vLLM will not do as asked."""
+"""Check a recipe against its version of vLLM: errors that prevent serving, and ignored settings."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ METHOD, OPTIONS = "speculation.method", "speculation.options"
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield everything vLLM has against a recipe."""
+    """Yield all problems of a recipe with vLLM."""
     release, method = releases()[context.version], context.recipe.speculation.method
     if method != "none" and method not in release.methods:
-        message, hint = f"vLLM {release.version} has no {method}", having(lambda each: method in each.methods)
+        message, hint = f"vLLM {release.version} does not support {method}", having(lambda each: method in each.methods)
         yield Diagnostic(METHOD, "method", message, hint, source=cite(release))
         return
     if method != "none":
-        yield from _about_options(context, cite(release))
-        yield from _about_mtp(context, release)
-        yield from _about_parallel(context, release)
+        yield from _check_options(context, cite(release))
+        yield from _check_mtp(context, release)
+        yield from _check_parallel(context, release)
         yield from check_net(context, release)
         yield from check_medusa(context, release)
         yield from check_knobs(context, release)
@@ -43,64 +43,64 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         source = "triton-inference-server/vllm_backend:src/model.py@00ea75bc"
         yield Diagnostic("serving.streaming", "not-supported", message, "set it to true", source=source)
     for option in context.recipe.engine.extra:
-        message = "an option of trtllm-build; vLLM builds no engine"
+        message = "an option of trtllm-build, which vLLM does not use"
         yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
 
 
-def _about_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
-    """Yield what a method's options ask for and vLLM has no field for."""
+def _check_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
+    """Yield the method's options that vLLM does not support."""
     speculation, options, draft_shape = context.recipe.speculation, context.options, context.draft_shape
     if options.acceptance != "exact":
-        message = "vLLM accepts exactly; it has no typical acceptance"
+        message = "vLLM accepts drafts exactly; typical acceptance is not supported"
         yield Diagnostic(f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=source)
     if isinstance(options, DraftTargetOptions) and options.stop_below:
         message = "vLLM always drafts draft_len tokens"
         yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=source)
     if "use_draft_logits" in speculation.options and speculation.verify != "block":
-        message = "vLLM drafts the most probable tokens and verifies them as such"
+        message = "vLLM drafts and verifies greedily chosen tokens, without draft probabilities"
         path = f"{OPTIONS}.use_draft_logits"
         yield Diagnostic(path, "unused", message, severity="warning", source=f"{source}, draft_sample_method")
     if speculation.method == "suffix":
-        message = "vLLM drafts with arctic-inference, which its containers do not bring"
-        hint = "pip install arctic-inference==0.1.1 beside vLLM"
+        message = "vLLM needs arctic-inference for suffix decoding, which its containers do not include"
+        hint = "pip install arctic-inference==0.1.1 in vLLM's environment"
         yield Diagnostic(METHOD, "needs-package", message, hint, "warning", source=source)
     if draft_shape.max_tokens > draft_shape.max_depth:
-        message = f"vLLM drafts a chain: {draft_shape.max_depth} tokens a step, not the tree's {draft_shape.max_tokens}"
+        message = f"vLLM drafts a chain of {draft_shape.max_depth} tokens, not the tree's {draft_shape.max_tokens}"
         yield Diagnostic(OPTIONS, "tree", message, severity="warning", source=source)
 
 
-def _about_mtp(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+def _check_mtp(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     if context.recipe.speculation.method != "mtp":
         return
     source, depth = context.sources["target"], context.draft_shape.max_depth
     layers = count_layers(source.config)
     if not layers:
-        yield Diagnostic(METHOD, "no-draft", "the target has no layers for further tokens", "use method: ngram")
+        yield Diagnostic(METHOD, "no-draft", "the target lacks MTP layers", "use method: ngram")
     elif depth > layers and depth % layers:
-        message = f"the target has {layers} layers for further tokens, which are used in turn: {depth} is no multiple"
+        message = f"the target's {layers} MTP layers are used in turn, and {depth} is not a multiple of {layers}"
         yield Diagnostic("speculation.draft_len", "out-of-range", message, source=f"{cite(release)}, n_predict")
-    if not _knows_layers(release, source):
-        message = f"vLLM {release.version} does not draft with layers of {source.config.get('model_type')}"
-        hint = having(lambda each: _knows_layers(each, source)) or "use method: ngram"
+    if not _has_mtp_layers(release, source):
+        message = f"vLLM {release.version} does not draft with MTP layers of {source.config.get('model_type')}"
+        hint = having(lambda each: _has_mtp_layers(each, source)) or "use method: ngram"
         yield Diagnostic(METHOD, "version", message, hint, source=cite(release))
 
 
-def _knows_layers(release: VllmRelease, source: Source) -> bool:
+def _has_mtp_layers(release: VllmRelease, source: Source) -> bool:
     by_type = source.config.get("model_type") in release.mtp_models
     return by_type or architecture_of(source) in release.mtp_architectures
 
 
-def _about_parallel(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield where vLLM does not divide what drafts, or what it drafts for, as the recipe says."""
+def _check_parallel(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield parallelism of draft and target that vLLM does not support."""
     speculation, parallel = context.recipe.speculation, context.recipe.target.parallel
     draft = speculation.draft
     if draft and "parallel" in draft.model_fields_set and draft.parallel.tensor != parallel.tensor:
-        message = f"vLLM divides a draft as its target, over {parallel.tensor} GPUs, not over {draft.parallel.tensor}"
+        message = f"the draft uses the target's {parallel.tensor} GPUs in vLLM, not {draft.parallel.tensor}"
         source = cite(release, "v1/spec_decode/draft_model.py")
-        yield Diagnostic("speculation.draft.parallel.tensor", "parallel", message, "leave it out", source=source)
+        yield Diagnostic("speculation.draft.parallel.tensor", "parallel", message, "remove it", source=source)
     relayed = release.pipeline_targets if speculation.method == "eagle3" else ()
     if parallel.pipeline > 1 and architecture_of(context.sources["target"]) not in relayed:
-        message = f"vLLM {release.version} does not run {speculation.method} over the stages of a pipeline"
+        message = f"vLLM {release.version} does not support {speculation.method} with pipeline parallelism"
         hint = f"set parallel: {{tensor: {parallel.ranks}}}, or method: none"
         source = "vllm-project/vllm#49355, #57755 and pull 50514, which adds eagle3"
         yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=source)

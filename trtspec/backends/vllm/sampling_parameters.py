@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How to sample, from the tensors of NVIDIA's ensemble to the JSON text that Triton's vLLM backend takes.
+"""Convert the tensors of NVIDIA's ensemble to the JSON sampling parameters of Triton's vLLM backend.
 
-What is left out means the same as on our other engines: greedy without a temperature, the text without the prompt.
+Defaults are the same as for the other engines: greedy without a temperature, and the text without the prompt.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from trtspec.serving.triton.python_models.tensors import (
 
 ENGINE = "vLLM"
 MOST_SEED = 2**63 - 1  # vLLM keeps seeds as int64; vllm-project/vllm:vllm/v1/worker/gpu/sample/states.py@v0.32.0
-LIMITS = Limits(max_seq_len=1 << 31)  # vLLM holds texts against its own
+LIMITS = Limits(max_seq_len=1 << 31)  # vLLM enforces its own limit
 
 
 class TritonPythonModel:
-    """Triton calls these by name."""
+    """Triton calls initialize and execute by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
         tokenizer = settings.tokenizer()
         self.end_ids = tokenizer.end_ids
-        # vLLM itself ends a text at the tokenizer's eos token too
+        # vLLM itself also ends a text at the tokenizer's eos token
         self.ends_alike = bool(self.end_ids) and {*tokenizer.named("eos_token")} <= {*self.end_ids}
-        self.inputs = [TEXT_NAMES.get(name, name) for name in settings.inputs]  # as the ensemble has them
+        self.inputs = [TEXT_NAMES.get(name, name) for name in settings.inputs]  # the ensemble's names
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return respond_each(pb_utils, requests, self.answer)
 
     def answer(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
-        """Return the tensors that vLLM's model takes beside the text."""
+        """Return the tensors that vLLM's model requires in addition to the text."""
         with inputs.naming():
             return self.tensors(inputs)
 
@@ -62,7 +62,7 @@ class TritonPythonModel:
         ]
 
     def check(self, inputs: RequestTensors) -> None:
-        """Raise for what vLLM does not do, or would say less clearly."""
+        """Raise TrtspecError for unsupported features, and for errors that vLLM reports less clearly."""
         inputs.refuse_unknown(self.inputs, ENGINE)
         refuse_unsupported(inputs, ENGINE)
         if inputs.texts("bad_words"):
@@ -70,10 +70,10 @@ class TritonPythonModel:
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
         if inputs.scalar("num_draft_tokens") is not None:
-            hint = "leave it out; to compare, serve the recipe with method: none beside it"
+            hint = "remove it; to compare, also serve the recipe with method: none"
             raise TrtspecError(f"num_draft_tokens is not supported by {ENGINE}: model.json decides", hint=hint)
         if (seed := inputs.scalar("seed", 0)) > MOST_SEED:
-            raise TrtspecError(f"seed is {seed}, {ENGINE} takes at most {MOST_SEED}")
+            raise TrtspecError(f"seed is {seed}, but {ENGINE} supports at most {MOST_SEED}")
         if not "".join(inputs.texts("text_input")):
             raise TrtspecError("text_input is empty")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our stand-in for Triton's backend `vllm`, which comes in no wheel: used where a tritonserver has none.
+"""A substitute for Triton's backend `vllm`, which is not published as a wheel, for a tritonserver without it.
 
-Takes the tensors and the model.json of that backend (triton-inference-server/vllm_backend:src/model.py@00ea75bc), so
-that an artifact is served alike by both. vLLM itself runs in a process of its own (`worker`), where it is
-installed. Beyond the other it says how many tokens were drafted and accepted, where vLLM counts them by request.
+It has the tensors and the model.json of that backend (triton-inference-server/vllm_backend:src/model.py@00ea75bc), so
+that both can serve the same artifact. vLLM runs in a separate process (`worker`) with its own interpreter. Unlike
+Triton's backend it also reports draft counts, if vLLM counts them by request.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CANCEL_POLL_S = 0.05
 TELL_S = 2.0
 EXIT_S = 10.0
-ENDED = "vLLM ended: the server's log has what it said"
+ENDED = "vLLM ended: see the server's log"
 # one engine of one GPU runs in the worker itself: vLLM is then imported once instead of three times
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
-NOT_VLLMS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")  # they lead to this interpreter's libraries
+NOT_VLLMS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")  # they refer to this interpreter's libraries
 
 
 @dataclass
 class Asked:
-    """A request that runs: where answers go, the prompt to put before them, and whether tokens are counted.
+    """A running request: its response sender, the prompt to prepend, and whether tokens are counted.
 
-    `tokens` of its text have come, which is followed by `text`.
+    `tokens` is the number of received tokens, and `text` the request's metrics.
     """
 
     sender: Any
@@ -52,38 +52,38 @@ class Asked:
     text: Text
     tokens: int = 0
 
-    def count(self, said: dict[str, Any]) -> None:
-        """Tell the metrics what an answer says; its `by_length` are steps by how many tokens they accepted."""
-        self.tokens += said["tokens"]
-        if said["queue_s"] is not None:
-            self.text.started(said["queue_s"])
-        by_length = said["by_length"]
-        by_position = tuple(sum(by_length[place:]) for place in range(1, len(by_length)))
-        drafts = (said["drafted"], said["accepted"], sum(by_length), by_position)
-        stats = Stats(said["prompt_tokens"], self.tokens, *drafts)
-        if said["done"]:
-            self.text.ended(said["reason"] or "error", stats)
+    def count(self, output: dict[str, Any]) -> None:
+        """Update the metrics from an output; its `by_length` counts steps by their number of accepted tokens."""
+        self.tokens += output["tokens"]
+        if output["queue_s"] is not None:
+            self.text.started(output["queue_s"])
+        by_length = output["by_length"]
+        by_position = tuple(sum(by_length[position:]) for position in range(1, len(by_length)))
+        drafts = (output["drafted"], output["accepted"], sum(by_length), by_position)
+        stats = Stats(output["prompt_tokens"], self.tokens, *drafts)
+        if output["done"]:
+            self.text.ended(output["reason"] or "error", stats)
         else:
             self.text.progressed(stats)
 
 
 class TritonPythonModel:
-    """Triton calls these by name."""
+    """Triton calls initialize, execute and finalize by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         version = Path(args["model_repository"]) / args["model_version"]
         self.counts = {output["name"] for output in json.loads(args["model_config"])["output"]}
         self.asked: dict[str, Asked] = {}
         self.number = 0
-        self.running = 0  # of the requests, as vLLM's scheduler says; the others wait for it
+        self.running = 0  # requests in the batch of vLLM's scheduler; the others wait
         self.metrics = Metrics(pb_utils, args, METRICS, self.occupancy)
         self.ended = self.unloading = False
-        self.lock = threading.Lock()  # over commands, which two threads give, and over who still gets an answer
+        self.lock = threading.Lock()  # guards commands, which two threads send, and the open requests
         self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.worker = _start_worker(version / "model.json")
         threading.Thread(target=self.read, daemon=True).start()
         if (first := self.lines.get()) is None or "ready" not in json.loads(first):
-            raise RuntimeError("vLLM did not start: what it said is above")
+            raise RuntimeError("vLLM did not start: see its output above")
         threading.Thread(target=self.dispatch, daemon=True).start()
 
     def execute(self, requests: list[Any]) -> None:
@@ -97,7 +97,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.unloading = True
-        with suppress(BrokenPipeError):  # it may have ended before
+        with suppress(BrokenPipeError):  # the worker may have exited already
             self.commands.close()
         try:
             self.worker.wait(EXIT_S)
@@ -110,12 +110,12 @@ class TritonPythonModel:
         return cast("IO[str]", self.worker.stdin)
 
     def occupancy(self) -> tuple[int, int]:
-        """Return how many requests run and how many wait; vLLM says nothing where those that run are cancelled."""
-        running = min(self.running, known_here := len(self.asked))
-        return running, known_here - running
+        """Return the number of running and of waiting requests; vLLM does not report cancelled ones."""
+        running = min(self.running, open_requests := len(self.asked))
+        return running, open_requests - running
 
     def submit(self, request: Any, sender: Any, text: Text) -> None:
-        """Hand a request to vLLM."""
+        """Submit a request to vLLM."""
         stream, exclude = bool(_first(request, "stream", False)), _first(request, "exclude_input_in_output", None)
         before_text = not exclude if exclude is not None else not stream
         if before_text and stream:
@@ -133,7 +133,7 @@ class TritonPythonModel:
         self.tell({"id": name, "prompt": prompt, "sampling": sampling, "stream": stream})
 
     def tell(self, command: dict[str, Any]) -> None:
-        with self.lock, suppress(BrokenPipeError):  # it ended, of which `dispatch` tells everyone
+        with self.lock, suppress(BrokenPipeError):  # the worker exited; `dispatch` notifies the clients
             self.commands.write(json.dumps(command) + "\n")
             self.commands.flush()
 
@@ -143,25 +143,25 @@ class TritonPythonModel:
         self.lines.put(None)
 
     def dispatch(self) -> None:
-        """Hand answers to whom they are for and ask now and then who has gone, until vLLM ends."""
-        looked = time.monotonic()
+        """Send outputs to their clients and poll for cancelled requests, until vLLM ends."""
+        last_poll = time.monotonic()
         while (line := self.next_line()) is not None:
             if line:
                 self.answer(json.loads(line))
-            if time.monotonic() - looked >= CANCEL_POLL_S:
+            if time.monotonic() - last_poll >= CANCEL_POLL_S:
                 self.drop_cancelled()
-                looked = time.monotonic()
+                last_poll = time.monotonic()
         self.end()
 
     def next_line(self) -> str | None:
-        """Return the next answer, "" where there is none for a while, None where vLLM has ended."""
+        """Return the next output line, "" after a time without one, None if vLLM has ended."""
         try:
             return self.lines.get(timeout=CANCEL_POLL_S)
-        except queue.Empty:  # its children may outlive it with their end of the pipe
+        except queue.Empty:  # children of the worker may keep its end of the pipe open
             return "" if self.worker.poll() is None else None
 
     def end(self) -> None:
-        """Tell everyone who waits, then end this process, unless it was Triton that ended vLLM."""
+        """Fail all open requests, then exit this process, unless Triton is unloading the model."""
         with self.lock:
             self.ended = True
         while self.asked:
@@ -169,28 +169,29 @@ class TritonPythonModel:
             asked.text.ended("error")
             _fail(asked.sender, ENDED)
         if not self.unloading:
-            self.worker.kill()  # where all that ended is its voice
-            telling = threading.Thread(target=pb_utils.Logger.log_error, args=(ENDED,), daemon=True)
-            telling.start()
-            telling.join(TELL_S)  # the log is the server's, whose answer is waited for
+            self.worker.kill()  # it may only have closed its output
+            logging = threading.Thread(target=pb_utils.Logger.log_error, args=(ENDED,), daemon=True)
+            logging.start()
+            logging.join(TELL_S)  # logging waits for a reply of the server
             os._exit(1)
 
-    def answer(self, said: dict[str, Any]) -> None:
-        """Take what vLLM says and send it on; of a request that was cancelled there may be one answer more."""
-        if "running" in said:
-            self.running = said["running"]
+    def answer(self, output: dict[str, Any]) -> None:
+        """Send an output of vLLM to its client; outputs of cancelled requests are ignored."""
+        if "running" in output:
+            self.running = output["running"]
             return
-        if (asked := self.asked.get(said["id"])) is None:
+        if (asked := self.asked.get(output["id"])) is None:
             return
-        if "error" in said or said["done"]:
-            del self.asked[said["id"]]
-        if "error" in said:
+        if "error" in output or output["done"]:
+            del self.asked[output["id"]]
+        if "error" in output:
             asked.text.ended("refused")
-            _fail(asked.sender, said["error"])
+            _fail(asked.sender, output["error"])
             return
-        asked.count(said)
-        tensors = [pb_utils.Tensor(name, array) for name, array in _outputs(asked, said).items() if name in self.counts]
-        asked.sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL if said["done"] else 0)
+        asked.count(output)
+        arrays = _outputs(asked, output)
+        tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in self.counts]
+        asked.sender.send(pb_utils.InferenceResponse(tensors), flags=FINAL if output["done"] else 0)
 
     def drop_cancelled(self) -> None:
         for name in [name for name, asked in [*self.asked.items()] if asked.sender.is_cancelled()]:
@@ -201,13 +202,13 @@ class TritonPythonModel:
 
 
 def _start_worker(model_json: Path) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in NOT_VLLMS}
+    passed = {name: value for name, value in os.environ.items() if name not in NOT_VLLMS}
     return subprocess.Popen(
         [str(find_vllm()), str(WORKER), str(model_json)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**ENVIRONMENT, **kept},
+        env={**ENVIRONMENT, **passed},
     )
 
 
@@ -216,12 +217,12 @@ def _first(request: Any, name: str, default: Any) -> Any:
     return default if tensor is None else tensor.as_numpy().reshape(-1)[0]
 
 
-def _outputs(asked: Asked, said: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    found = {"text_output": np.array([(asked.before + said["text"]).encode()], object)}
+def _outputs(asked: Asked, output: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    found = {"text_output": np.array([(asked.before + output["text"]).encode()], object)}
     if asked.counted:
-        found["num_input_tokens"] = np.array([said["prompt_tokens"]], np.uint32)
-        found["num_output_tokens"] = np.array([said["tokens"]], np.uint32)
-    drafted, accepted = said["drafted"], said["accepted"]
+        found["num_input_tokens"] = np.array([output["prompt_tokens"]], np.uint32)
+        found["num_output_tokens"] = np.array([output["tokens"]], np.uint32)
+    drafted, accepted = output["drafted"], output["accepted"]
     found["acceptance_rate"] = np.array([accepted / max(drafted, 1)], np.float32)
     found["total_accepted_draft_tokens"] = np.array([accepted], np.int32)
     found["total_draft_tokens"] = np.array([drafted], np.int32)

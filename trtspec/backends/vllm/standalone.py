@@ -15,7 +15,7 @@ from trtspec.backends.vllm.files import MODEL_JSON
 
 
 def alone(repository: Path, artifact: str) -> Alone:
-    """Return how vLLM serves without Triton."""
+    """Return the command line of vLLM without Triton."""
     document = json.loads((repository / MODEL_JSON).read_text(encoding="utf-8"))
     document = absolute(document, MODEL_JSON.parts[0], artifact)
     model = document.pop("model")

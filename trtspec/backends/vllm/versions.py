@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each release of vLLM takes; the facts are in versions.yaml, read from the releases' wheels."""
+"""The features of each vLLM release; the facts are in versions.yaml, read from the releases' wheels."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ QUANTIZATIONS = {"fp8": "fp8", "fp8_rowwise": "fp8_per_channel"}
 class VllmRelease:
     """One release of vLLM and the tags (26.07) of the Triton containers that ship it.
 
-    `speculative` are the names of methods, `fields` those of SpeculativeConfig, `rules` those of
-    rejection_sample_method, `formats` the quantizations that are made of a plain checkpoint. `mtp_models` and
-    `mtp_architectures` are model types and architectures whose layers for further tokens can draft, `eagle3_models`
-    parts of a model type of which one has to be in that of an EAGLE-3 target (none: any is taken), `eagle3_targets` the
-    architectures that give EAGLE-3 its hidden states, `pipeline_targets` those that do so over the stages of a
-    pipeline. `heads` are the architectures of draft nets, `biased_heads` those whose `fc` has a bias, `speculators` the
-    nets of that project by their type. `not_in_v2` are methods that its V2 model runner lacks, `does` words for how it
-    behaves.
+    `speculative` are the names of methods, `fields` the fields of SpeculativeConfig, `rules` the values of
+    rejection_sample_method, and `formats` the quantizations on load. `mtp_models` and `mtp_architectures` are model
+    types and architectures whose MTP layers can draft. `eagle3_models` are parts of model types, one of which must
+    occur in an EAGLE-3 target's (if empty, any type is supported). `eagle3_targets` are the architectures that provide
+    hidden states to EAGLE-3, and `pipeline_targets` those that also do so with pipeline parallelism. `heads` are the
+    architectures of drafters, `biased_heads` those whose `fc` has a bias, and `speculators` the supported types of the
+    speculators format. `not_in_v2` are the methods that its V2 model runner lacks, and `does` further behaviours.
     """
 
     version: str
@@ -62,12 +61,12 @@ class VllmRelease:
 
     @property
     def methods(self) -> dict[str, str]:
-        """Return vLLM's names of the methods it has, by ours."""
+        """Return vLLM's names of its methods, by trtspec's method names."""
         return {ours: theirs for ours, theirs in METHODS.items() if theirs in self.speculative}
 
     @property
     def online(self) -> dict[str, str]:
-        """Return vLLM's names of the formats that it makes while it loads, by a recipe's."""
+        """Return vLLM's names of the formats to which it quantizes on load, by the recipe's names."""
         return {ours: theirs for ours, theirs in QUANTIZATIONS.items() if theirs in self.formats}
 
 
@@ -75,14 +74,14 @@ FACTS = tuple(VllmRelease.__dataclass_fields__)[2:]
 
 
 def load() -> dict[str, dict[str, Any]]:
-    """Return versions.yaml: containers by release, and of each fact its names by the releases that have them."""
+    """Return versions.yaml: containers by release, and for each fact its names by the releases that have them."""
     document: dict[str, dict[str, Any]] = read_own(DATA)
     return document
 
 
 @cache
 def releases() -> dict[str, VllmRelease]:
-    """Return the known releases by version, oldest first."""
+    """Return the supported releases by version, oldest first."""
     document = load()
     versions = list(document["releases"])
     found: dict[str, dict[str, set[str]]] = {version: {fact: set() for fact in FACTS} for version in versions}
@@ -104,12 +103,12 @@ def _release(version: str, triton: list[str], facts: dict[str, set[str]]) -> Vll
 
 
 def having(test: Callable[[VllmRelease], bool]) -> str:
-    """Return the remedy of taking a release for which the test holds; "" where there is none."""
+    """Return a hint with the releases for which the test holds, or ""."""
     found = [version for version, release in releases().items() if test(release)]
     span = " to ".join(dict.fromkeys([found[0], found[-1]])) if found else ""
-    return f"vLLM {span} can: see engine.version" if found else ""
+    return f"supported by vLLM {span}: see engine.version" if found else ""
 
 
 def cite(release: VllmRelease, path: str = "config/speculative.py") -> str:
-    """Return a source of a release, as diagnostics name it."""
+    """Return a source file of a release, in the format of diagnostics."""
     return f"vllm-project/vllm:vllm/{path}@v{release.version}"

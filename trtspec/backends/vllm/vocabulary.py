@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts of another vocabulary: vLLM drafts the tokens that both have (use_heterogeneous_vocab, arXiv:2502.05202)."""
+"""Draft models with another vocabulary: vLLM drafts shared tokens (use_heterogeneous_vocab, arXiv:2502.05202)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FIELD = "use_heterogeneous_vocab"
 
 
 def maps_vocabularies(version: str, method: str) -> bool:
-    """Return whether a release drafts with a model whose tokens are others than the target's."""
+    """Return whether a release supports a draft model whose tokens differ from the target's."""
     return method == "draft_target" and FIELD in releases()[version].fields
 
 
 def has_other_vocabulary(context: PlanContext) -> bool:
-    """Return whether the draft model's vocabulary has another size, or other tokens, than the target's."""
+    """Return whether the draft model's vocabulary differs from the target's in size or tokens."""
     return _has_other_rows(context) or _has_other_tokens(context)
 
 
@@ -41,15 +41,17 @@ def _has_other_tokens(context: PlanContext) -> bool:
 
 
 def check_vocabulary(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield that a draft of another vocabulary drafts fewer tokens than it could."""
+    """Yield a warning for a draft model with another vocabulary, which can draft only shared tokens."""
     if maps_vocabularies(context.version, context.recipe.speculation.method) and has_other_vocabulary(context):
-        message = "draft and target have other vocabularies: vLLM drafts tokens that both have, on its V1 model runner"
+        message = "draft and target have different vocabularies: vLLM drafts only shared tokens, on its V1 model runner"
         ours, theirs = context.target_config, context.draft_config
         if ours and theirs and not _has_other_tokens(context):
-            message = f"draft and target have one tokenizer, but {theirs.vocab_size} and {ours.vocab_size} rows: vLLM"
-            message += " maps the tokens that both have, on its V1 model runner"
-            hint = "save both with equal vocabularies to do without: resize_token_embeddings in transformers"
+            message = (
+                f"draft and target share a tokenizer, but have {theirs.vocab_size} and {ours.vocab_size} rows: vLLM"
+            )
+            message += " maps the shared tokens, on its V1 model runner"
+            hint = "to avoid this, save both with equal vocabularies: resize_token_embeddings in transformers"
             yield Diagnostic("speculation.draft.model", "vocabulary", message, hint, "warning", source=FIELD)
             return
-        hint = "a draft of the target's own family is accepted more often"
+        hint = "a draft of the target's family is accepted more often"
         yield Diagnostic("speculation.draft.model", "vocabulary", message, hint, "warning", source=FIELD)

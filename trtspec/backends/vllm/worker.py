@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM in a process of its own, started by `stand_in` with vLLM's interpreter: imports nothing of trtspec.
+"""vLLM in a separate process, started by `stand_in` with vLLM's interpreter; does not import trtspec.
 
     in   {"id", "prompt", "sampling", "stream"}    {"cancel": id}
     out  {"ready": version}    {"id", "error"}    {"running": requests}
          {"id", "text", "tokens", "prompt_tokens", "drafted", "accepted", "by_length", "queue_s", "reason", "done"}
 
-Lines of JSON: commands on stdin, answers on what was stdout (vLLM's own words go to stderr). Ends with its stdin.
+JSON lines: commands on stdin, responses on the original stdout (vLLM's output goes to stderr). Exits with its stdin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Say = Callable[[dict[str, Any]], None]
 
 
 class Worker:
-    """One engine, and the commands that wait for it."""
+    """One engine and its queued commands."""
 
     def __init__(self, arguments: dict[str, Any], commands: queue.SimpleQueue[dict[str, Any]], say: Say) -> None:
         from vllm import EngineArgs, LLMEngine
@@ -36,7 +36,7 @@ class Worker:
         self.commands, self.say = commands, say
 
     def serve(self) -> None:
-        """Follow commands and generate, for ever."""
+        """Process commands and generate, forever."""
         while True:
             while not (self.commands.empty() and self.engine.has_unfinished_requests()):
                 self.follow(self.commands.get())
@@ -44,7 +44,7 @@ class Worker:
                 self.answer(output)
 
     def follow(self, command: dict[str, Any]) -> None:
-        """Begin or cancel a request; what vLLM does not take is that request's error."""
+        """Start or cancel a request; an error of vLLM is reported for that request."""
         if "cancel" in command:
             self.engine.abort_request([command["cancel"]])
             return
@@ -54,21 +54,21 @@ class Worker:
             self.say({"id": command["id"], "error": str(error)})
 
     def answer(self, output: Any) -> None:
-        """Say what a step gave a request."""
-        [said] = output.outputs
-        metrics = getattr(said, "spec_decode_metrics", None)
+        """Report the output of a step for a request."""
+        [completion] = output.outputs
+        metrics = getattr(completion, "spec_decode_metrics", None)
         drafted, accepted = counts(metrics)
         self.say(
             {
                 "id": output.request_id,
-                "text": said.text,
-                "tokens": len(said.token_ids),
+                "text": completion.text,
+                "tokens": len(completion.token_ids),
                 "prompt_tokens": len(output.prompt_token_ids),
                 "drafted": drafted,
                 "accepted": accepted,
                 "by_length": [*metrics.histogram] if metrics else [],
                 "queue_s": queue_s(getattr(output, "metrics", None)),
-                "reason": finish_reason(said),
+                "reason": finish_reason(completion),
                 "done": output.finished,
             }
         )
@@ -83,23 +83,23 @@ def sampling_params(command: dict[str, Any]) -> Any:
 
 
 def counts(metrics: Any) -> tuple[int, int]:
-    """Return how many tokens were drafted and accepted; of an engine that does not say so, zeros."""
+    """Return the number of draft and of accepted tokens; zeros if the engine does not report them."""
     if metrics is None:
         return 0, 0
     return metrics.num_draft_tokens, sum(length * steps for length, steps in enumerate(metrics.histogram))
 
 
 def queue_s(stats: Any) -> float | None:
-    """Return how long a request waited for its first place in a batch; None where vLLM does not say it."""
+    """Return the seconds until a request first joined a batch, or None if vLLM does not report it."""
     return stats.scheduled_ts - stats.queued_ts if stats and stats.scheduled_ts else None
 
 
 def occupancy_logger(say: Say) -> Any:
-    """Return what vLLM makes a logger of, which says how many requests the scheduler has in its batch."""
+    """Return a factory of vLLM loggers that report the number of requests in the scheduler's batch."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class Occupancy(StatLoggerBase):  # type: ignore[misc]
-        """Says the number whenever it is another."""
+        """Reports the number whenever it changes."""
 
         def __init__(self, config: Any, engine_index: int = 0) -> None:
             self.running = 0
@@ -115,27 +115,27 @@ def occupancy_logger(say: Say) -> Any:
     return Occupancy
 
 
-def finish_reason(said: Any) -> str | None:
-    """Return why a text ended, in trtspec's words; None while it goes on."""
-    if said.finish_reason == "stop":
-        return "stop" if isinstance(said.stop_reason, str) else "end_id"
-    return {None: None, "length": "length", "abort": "cancelled"}.get(said.finish_reason, "error")
+def finish_reason(completion: Any) -> str | None:
+    """Return trtspec's finish reason of a completion, or None while it is running."""
+    if completion.finish_reason == "stop":
+        return "stop" if isinstance(completion.stop_reason, str) else "end_id"
+    return {None: None, "length": "length", "abort": "cancelled"}.get(completion.finish_reason, "error")
 
 
 def read_commands(commands: queue.SimpleQueue[dict[str, Any]]) -> None:
     for line in sys.stdin:
         commands.put(json.loads(line))
-    os._exit(0)  # whoever started this has ended
+    os._exit(0)  # the parent process has exited
 
 
 def main() -> None:
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:  # closed whatever ends this: the other side waits
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:  # always closed on exit, because the parent waits
         os.dup2(2, 1)
         serve(answers)
 
 
 def serve(answers: IO[str]) -> None:
-    """Load the engine that the named model.json describes and follow commands, for ever."""
+    """Load the engine of the given model.json and process commands, forever."""
 
     def say(document: dict[str, Any]) -> None:
         answers.write(json.dumps(document) + "\n")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each TensorRT-LLM version takes: trtllm-build's options, speculation modes, the LLM API's spelling, its company.
+"""Facts about each TensorRT-LLM version: trtllm-build options, speculation modes, LLM API spelling, containers.
 
-The facts are data, one file a minor version (1.2.yaml) and one of the containers, each with its public source; what is
-inferred and was not read in that version itself says so. This module reads them and knows none.
+The facts are data with public sources: one file for each minor version (1.2.yaml) and one for the containers. Facts
+that were not read in that version itself are marked inferred. This module only reads the data.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ OptionType = Literal["int", "str", "path", "flag", "switch", "strings"]
 class Option:
     """One option of trtllm-build.
 
-    A "flag" takes no value, a "switch" takes enable or disable, "strings" several values; `choices` is empty where any
-    value of the type will do, and `default` None where the option has none. `inferred` tells that it was not read in
-    this version itself.
+    A "flag" stands alone, a "switch" is enable or disable, "strings" has several values. `choices` is empty if any
+    value of the type is valid, and `default` is None without a default. `inferred` marks an option that was
+    not read in this version itself.
     """
 
     name: str
@@ -40,9 +40,9 @@ class Option:
 
 @dataclass(frozen=True)
 class TrtllmRelease:
-    """A release and what it is used with: `triton` are the container tags (26.07) that ship it, oldest first.
+    """A release and its containers: `triton` are the container tags (26.07) that ship it, oldest first.
 
-    `tensorrt`, `cuda` and `driver` are those of the containers, "" where no container ships the release.
+    `tensorrt`, `cuda` and `driver` are the versions in the containers, "" if no container ships the release.
     """
 
     version: str
@@ -54,12 +54,12 @@ class TrtllmRelease:
 
 @dataclass(frozen=True)
 class DecodingType:
-    """One `decoding_type` of the LLM API's speculative_config: how it is spelled and which fields it takes.
+    """One `decoding_type` of the LLM API's speculative_config: its name and fields.
 
-    `required` are the fields without which it does not draft as asked; the one that holds the draft length comes first.
-    `inside` says that it drafts within the target's class, and `beside` names the field that, set to false, has it
-    draft beside it, "" where it cannot. `lengths` are the fields that make the length depend on the batch and are
-    honoured, `models` the model types with layers for further tokens, where it drafts with those.
+    `required` are the fields without which it does not draft as configured; the first holds the draft length. `inside`
+    means that it drafts within the target's class, and `beside` is the field that makes it draft outside if set to
+    false, "" if it cannot. `lengths` are the honoured fields that make the draft length depend on the batch. `models`
+    are the model types with MTP layers, if the type drafts with those.
     """
 
     name: str
@@ -74,11 +74,11 @@ class DecodingType:
 
 @dataclass(frozen=True)
 class ApiSpec:
-    """The LLM API's speculative_config: the key of the draft's path, and the decoding types by our method's name.
+    """The LLM API's speculative_config: the key of the draft's path, and the decoding types by trtspec's method name.
 
-    Only what the PyTorch backend takes is there. `plain` are the classes of target that nothing drafts inside of, and
-    `hands_states` those of them whose hidden states a net beside them gets. `counts` is how a schedule's keys count
-    requests: "from" so many on, or "up_to" so many; `threshold` the fields of an acceptance rate and of its window.
+    Covers the PyTorch backend only. `plain` are the target classes in which nothing can draft, and `hands_states` those
+    of them that pass their hidden states to a separate draft network. `counts` is the meaning of a schedule's keys:
+    "from" that many requests on, or "up_to" that many. `threshold` are the fields of an acceptance rate and its window.
     """
 
     draft_key: str
@@ -89,7 +89,7 @@ class ApiSpec:
     threshold: tuple[str, ...]
 
     def takes(self, method: str, architecture: str) -> bool:
-        """Return whether a method drafts for a class of target."""
+        """Return whether a method supports a target class."""
         kind = self.methods.get(method)
         if kind is None or not kind.inside or architecture not in self.plain:
             return kind is not None
@@ -98,7 +98,7 @@ class ApiSpec:
 
 @dataclass(frozen=True)
 class VersionSpec:
-    """Everything known of a minor version; `options` is empty where it has no trtllm-build.
+    """All facts about a minor version; `options` is empty without trtllm-build.
 
     `modes` are the values of --speculative_decoding_mode and the integers that an engine's config.json stores.
     """
@@ -111,24 +111,24 @@ class VersionSpec:
     api: ApiSpec
 
     def release(self, version: str) -> TrtllmRelease:
-        """Return the release of this version, which may be a candidate for it."""
+        """Return the release of this version, which may be a release candidate."""
         return next(release for release in self.releases if is_release(version, release.version))
 
 
 @cache
 def version_specs() -> dict[str, VersionSpec]:
-    """Return the version_specs by minor version, oldest first."""
+    """Return the specs by minor version, oldest first."""
     minors = sorted((path.stem for path in VERSIONS.glob("[0-9]*.yaml")), key=_numbers)
     return {minor: _load(minor) for minor in minors}
 
 
 def version_spec_of(version: str) -> VersionSpec:
-    """Return the spec that a version or a candidate for it stands in; TrtspecError where nothing is known of it."""
+    """Return the spec of a release or release candidate. Raise TrtspecError for an unsupported version."""
     for spec in version_specs().values():
         if any(is_release(version, release.version) for release in spec.releases):
             return spec
-    known = ", ".join(release.version for spec in version_specs().values() for release in spec.releases)
-    raise TrtspecError(f"nothing is known of TensorRT-LLM {version}", hint=f"known: {known}")
+    supported = ", ".join(release.version for spec in version_specs().values() for release in spec.releases)
+    raise TrtspecError(f"unsupported TensorRT-LLM version {version}", hint=f"supported: {supported}")
 
 
 def minors_with(option: str) -> list[str]:
@@ -179,5 +179,5 @@ def _api(data: dict[str, Any]) -> ApiSpec:
 
 
 def _decoding_type(data: dict[str, Any], common: list[str]) -> DecodingType:
-    words: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return DecodingType(**{**words, "fields": (*common, *words.get("fields", ()))})
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return DecodingType(**{**fields, "fields": (*common, *fields.get("fields", ()))})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's containers of TensorRT-LLM (containers.yaml), and when a version's own word names a release."""
+"""NVIDIA's TensorRT-LLM containers (containers.yaml), and the comparison of versions with releases."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
 
 @dataclass(frozen=True)
 class Container:
-    """A container by its tag (26.07), with the release that its table names, and TensorRT, CUDA and driver.
+    """A container by its tag (26.07), with its release in NVIDIA's table, and TensorRT, CUDA and driver.
 
-    `says` is what TensorRT-LLM says of itself there where that is not the release, "" elsewhere; `inferred` tells that
-    it was not read in a file of that tag.
+    `says` is the version that TensorRT-LLM itself reports there if it is not the release, else ""; `inferred` marks a
+    container that was not read in a file of that tag.
     """
 
     tag: str
@@ -45,17 +45,17 @@ def containers() -> tuple[Container, ...]:
 
 
 def images_of(version: str) -> tuple[str, ...]:
-    """Return the container images by tag that ship a release, newest first."""
+    """Return the container images, by tag, that ship a release, newest first."""
     image = _document()["image"]
     return tuple(image.replace("TAG", each.tag) for each in reversed(containers()) if each.release == version)
 
 
-def is_release(said: object, release: str) -> bool:
-    """Return whether what a version says of itself is a release, or a candidate for it: 1.2.0rc8 for 1.2.0.
+def is_release(version: object, release: str) -> bool:
+    """Return whether a reported version is a release or a candidate for it: 1.2.0rc8 for 1.2.0.
 
     Containers ship candidates under the release's name.
     """
-    if not isinstance(said, str) or not said.startswith(release):
+    if not isinstance(version, str) or not version.startswith(release):
         return False
-    rest = said[len(release) :]
+    rest = version[len(release) :]
     return not rest or bool(_CANDIDATE.fullmatch(rest))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a recipe from being built into TensorRT-LLM's engines or served from them, before hours are spent.
+"""Check a recipe for problems in building TensorRT-LLM engines and serving them, before a build starts.
 
-Every rule is a small function with its public source. Facts of single versions are the version_specs', not the rules'.
+Every rule is a small function with a public source. Facts about single versions are in `version_specs`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ RULES: tuple[Rule, ...] = (
 
 
 def check(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield everything that upstream would refuse, change in silence or serve wrongly."""
+    """Yield everything that upstream would reject, change silently or serve incorrectly."""
     for rule in RULES:
         yield from rule(context)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of FP8: what engines of a storage format cannot do, whatever the GPU."""
+"""Rules for FP8: limits of a storage format that do not depend on the GPU."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 
 
 def a_cache_can_be_reused(context: PlanContext) -> Iterator[Diagnostic]:
-    """An FP8 cache without FP8 weights has no paged context attention, and so no reuse.
+    """An FP8 cache without FP8 weights disables paged context attention, and therefore reuse.
 
-    Drafts from outside come with the whole text again each step, and the runtime refuses the target without reuse.
+    External drafts come with the whole text in each step, and the runtime rejects the target without reuse.
     """
     is_needed = mode_of(context) == EXTERNAL
     for spec in engine_specs(context):
         if not spec.has_paged_context_fmha and spec.mode != EAGLE:
             message = (
-                f"an FP8 KV cache with {FORMATS[spec.quant_format.weights]} weights turns paged context attention off,"
+                f"an FP8 KV cache with {FORMATS[spec.quant_format.weights]} weights disables paged context attention,"
             )
-            message += " and with it KV cache reuse and chunked prompts"
+            message += " and therefore KV cache reuse and chunked prompts"
             message += f"; {context.recipe.speculation.method} needs reuse" if is_needed else ""
-            path, hint = f"{spec.path}.quantization.kv_cache", "weights: fp8 beside it, or kv_cache: none"
+            path, hint = f"{spec.path}.quantization.kv_cache", "set weights: fp8 too, or kv_cache: none"
             source = f"{BUILDER}, {BATCHING}"
             yield Diagnostic(path, "kv-reuse", message, hint, "error" if is_needed else "warning", source)
 
 
 def rows_verify_no_tree(context: PlanContext) -> Iterator[Diagnostic]:
-    """The attention of engines with scales by row does not hand on whether drafts are verified, and the build stops."""
+    """Attention with row-wise scales does not pass on whether drafts are verified, and the build fails."""
     target = engine_specs(context)[0]
     if target.quant_format.weights == "fp8_rowwise" and target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER):
-        message = f"{context.recipe.speculation.method} engines cannot be built of fp8_rowwise weights"
+        message = f"{context.recipe.speculation.method} engines do not support fp8_rowwise weights"
         source = f"{ATTENTION}, {issue(2641)}"
         yield Diagnostic("target.quantization.weights", "fp8", message, "weights: fp8", source=source)
 
 
 def rows_have_no_head_norms(context: PlanContext) -> Iterator[Diagnostic]:
-    """The attention of engines with scales by row has no norms of its own, and a loader only warns of their weights."""
+    """Attention with row-wise scales lacks query and key norms; the loader only warns about their weights."""
     for spec in engine_specs(context):
         if spec.quant_format.weights == "fp8_rowwise" and spec.config.qk_norm:
-            message = f"fp8_rowwise engines of {spec.config.architecture} leave out its norms of queries and keys,"
-            message += " and their text is wrong"
+            message = f"fp8_rowwise engines of {spec.config.architecture} omit its norms of queries and keys,"
+            message += " so their output is wrong"
             path = f"{spec.path}.quantization.weights"
             yield Diagnostic(path, "fp8", message, "weights: fp8", source=QUANTIZE)
 
 
 def fp8_attention_has_an_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
-    """FP8 context attention hands its output on in FP8, by the scale of the layer behind it."""
+    """FP8 context attention writes its output in FP8, with the scale of the next layer."""
     models = {"target": context.recipe.target, "draft": context.recipe.speculation.draft}
     for spec in engine_specs(context):
         asked = models[spec.role]
@@ -69,7 +69,7 @@ def fp8_attention_has_an_output_scale(context: PlanContext) -> Iterator[Diagnost
             continue
         for number, pattern in enumerate(asked.quantization.exclude):
             if any(fnmatchcase(layer_tensor(n, "attention.dense"), pattern) for n in range(spec.config.num_layers)):
-                message = f"{pattern!r} leaves attention.dense in 16 bits, and with an FP8 KV cache its input is FP8"
+                message = f"{pattern!r} keeps attention.dense in 16 bits, but with an FP8 KV cache its input is FP8"
                 hint = "exclude modules without attention.dense, or kv_cache: none"
                 path = f"{spec.path}.quantization.exclude.{number}"
                 yield Diagnostic(path, "fp8", message, hint, source=f"{ATTENTION}, {ATTENTION_PLUGIN}")

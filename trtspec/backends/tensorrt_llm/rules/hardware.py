@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the GPU: which there has to be, and what its kernels can do."""
+"""Rules for the GPU and its kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_ON_BLACKWELL = (
     "bert_context_fmha_fp32_acc",
 )
 
-# The decoders that read text, of those that trtllm-build knows by architecture.
+# The text decoders among trtllm-build's architectures.
 ARCHITECTURES = frozenset({
     "ArcticForCausalLM", "BaichuanForCausalLM", "BloomForCausalLM", "ChatGLMForCausalLM", "CohereForCausalLM",
     "DbrxForCausalLM", "DeciLMForCausalLM", "DeepseekForCausalLM", "DeepseekV2ForCausalLM",
@@ -37,10 +37,10 @@ ARCHITECTURES = frozenset({
 
 
 def gpu_is_named(context: PlanContext) -> Iterator[Diagnostic]:
-    """Engines run on the architecture that they are built for."""
+    """Engines run only on the GPU architecture that they are built for."""
     name = context.recipe.engine.gpu
     if name is None:
-        message, hint = "engines are built for one kind of GPU, and the recipe names none", "add gpu: h100, or another"
+        message, hint = "engines are built for one kind of GPU, but engine.gpu is missing", "set gpu: h100, or another"
         yield Diagnostic("engine", "no-gpu", message, hint, source=BUILDER)
         return
     try:
@@ -50,61 +50,62 @@ def gpu_is_named(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def gpu_is_served(context: PlanContext) -> Iterator[Diagnostic]:
-    """Volta and Turing are not on the list."""
+    """Volta and Turing are not supported."""
     gpu = gpu_of(context)
     if gpu and gpu.sm < AMPERE:
         message = f"TensorRT-LLM {context.version} runs on Ampere and later, not on {_describe(gpu)}"
-        yield Diagnostic("engine.gpu", "gpu", message, "a backend that builds no engines runs it", source=HARDWARE)
+        hint = "use a backend that does not build engines"
+        yield Diagnostic("engine.gpu", "gpu", message, hint, source=HARDWARE)
 
 
 def fp8_has_kernels(context: PlanContext) -> Iterator[Diagnostic]:
-    """Tensor cores multiply FP8 from Ada on."""
+    """FP8 tensor cores exist from Ada on."""
     gpu = gpu_of(context)
     if gpu is None or gpu.sm < AMPERE or gpu.has_fp8:
         return
     for spec in engine_specs(context):
         for key in ("weights", "kv_cache"):
             if getattr(spec.quant_format, key) != "none":
-                message = f"FP8 needs compute capability 8.9 (Ada, Hopper), which {_describe(gpu)} is below"
+                message = f"FP8 needs compute capability 8.9 (Ada, Hopper) or later, not {_describe(gpu)}"
                 path = f"{spec.path}.quantization.{key}"
                 yield Diagnostic(path, "fp8", message, f"{key}: none, or another gpu", source=BUILDER)
 
 
 def rows_have_no_scales_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
-    """The builder refuses scales for channels and tokens there."""
+    """The builder rejects per-channel and per-token scales on Blackwell."""
     gpu = gpu_of(context)
     if gpu is None or not BLACKWELL <= gpu.sm < AFTER_BLACKWELL:
         return
     for spec in engine_specs(context):
         if spec.quant_format.weights == "fp8_rowwise":
             message = (
-                f"fp8_rowwise engines cannot be built for {_describe(gpu)}: the builder refuses scales by row there"
+                f"fp8_rowwise engines cannot be built for {_describe(gpu)}: the builder rejects row-wise scales there"
             )
             path = f"{spec.path}.quantization.weights"
             yield Diagnostic(path, "fp8", message, "weights: fp8", source=BUILDER)
 
 
 def plugins_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
-    """Some plugins have no kernels for compute capability 10.0."""
+    """Some plugins lack kernels for compute capability 10.0."""
     gpu = gpu_of(context)
     if gpu is None or gpu.sm != BLACKWELL:
         return
     for name in NOT_ON_BLACKWELL:
         if context.recipe.engine.extra.get(name, "disable") not in ("disable", False):
-            message = f"{name} has no kernels for {_describe(gpu)}"
+            message = f"{name} does not support {_describe(gpu)}"
             yield Diagnostic(f"engine.extra.{name}", "gpu", message, "remove it", source=PLUGINS)
 
 
 def architecture_is_known(context: PlanContext) -> Iterator[Diagnostic]:
-    """A family that trtspec can convert may still be none that engines are built of."""
+    """TensorRT-LLM may not support a family that trtspec can convert."""
     for spec in engine_specs(context):
         if spec.config.architecture not in ARCHITECTURES:
-            message = f"TensorRT-LLM {context.version} builds no engines of {spec.config.architecture}"
+            message = f"TensorRT-LLM {context.version} does not support engines of {spec.config.architecture}"
             yield Diagnostic(
                 f"{spec.path}.model",
                 "architecture",
                 message,
-                "a backend that converts nothing may serve it",
+                "a backend without conversion may serve it",
                 source=MODELS,
             )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of single families: what engines of them leave out, and what upstream has no engines of."""
+"""Rules for single model families: parts that their engines omit or that upstream does not support."""
 
 from __future__ import annotations
 
@@ -26,55 +26,55 @@ GEMMA, PHI = ("Gemma2ForCausalLM", "Gemma3ForCausalLM"), ("Phi3ForCausalLM",)
 
 
 def layers_take_no_mask_of_drafts(context: PlanContext) -> Iterator[Diagnostic]:
-    """The layers of these models have no parameter for the mask of drafts that are verified together."""
+    """The layers of these models lack a parameter for the attention mask of drafts."""
     target = engine_specs(context)[0]
     if target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER) and target.config.architecture in GEMMA + PHI:
         method, model = context.recipe.speculation.method, target.config.architecture
-        message = f"{method} engines cannot be built of {model}: its layers take no mask of drafts"
+        message = f"{method} engines do not support {model}: its layers do not accept an attention mask for drafts"
         source = f"{GEMMA_MODEL if model in GEMMA else PHI_MODEL}, {DECODER}"
         hint = "method: draft_target or ngram"
         yield Diagnostic("speculation.method", "architecture", message, hint, source=source)
 
 
 def positions_under_windows_are_scaled(context: PlanContext) -> Iterator[Diagnostic]:
-    """Both sets of rotary positions are scaled alike, and Gemma 3 scales those of layers without a window alone."""
+    """Engines scale both sets of rotary positions, but Gemma 3 scales only the set for layers without a window."""
     for spec in engine_specs(context):
         if spec.config.local_rotary_base and spec.config.rope_scaling:
-            message = f"engines of {spec.config.architecture} scale the rotary positions under its sliding windows too,"
-            message += " and their text is wrong"
-            hint, source = "another backend; models without rope scaling, as that of 1B", issue(3247)
+            message = f"engines of {spec.config.architecture} also scale the rotary positions of sliding-window layers,"
+            message += " so their output is wrong"
+            hint, source = "use another backend, or a model without RoPE scaling, such as the 1B model", issue(3247)
             yield Diagnostic(f"{spec.path}.model", "rope", message, hint, source=source)
 
 
 def layers_without_a_window_are_counted(context: PlanContext) -> Iterator[Diagnostic]:
-    """Gemma 3's engines take every so many layers as one without a window."""
+    """Gemma 3's engines place layers without a window at a fixed distance."""
     for spec in engine_specs(context):
         config = spec.config
         if config.local_rotary_base and config.full_layers != _counted(config):
-            message = f"engines of {config.architecture} take every layer of a fixed distance as one without a window,"
-            message += " and those of this model are others"
+            message = f"engines of {config.architecture} place layers without a sliding window at a fixed distance,"
+            message += " but this model has other ones"
             yield Diagnostic(f"{spec.path}.model", "windows", message, "use another backend", source=GEMMA_MODEL)
 
 
 def _counted(config: ModelConfig) -> tuple[int, ...]:
-    """Return the layers that come where the first one without a window says."""
+    """Return the layers at the distance that the first layer without a window determines."""
     distance = config.full_layers[0] + 1 if config.full_layers else config.num_layers + 1
     return tuple(range(distance - 1, config.num_layers, distance))
 
 
 def head_norms_have_an_epsilon_of_their_own(context: PlanContext) -> Iterator[Diagnostic]:
-    """Gemma's layers do not hand their epsilon on to the norms of queries and keys."""
+    """Gemma's layers do not pass their epsilon to the norms of queries and keys."""
     for spec in engine_specs(context):
         epsilon = spec.config.norm_epsilon
         if spec.config.architecture in GEMMA and spec.config.qk_norm and epsilon != 1e-5:
-            message = f"engines of {spec.config.architecture} norm queries and keys with an epsilon of 1e-05, not"
+            message = f"engines of {spec.config.architecture} normalize queries and keys with an epsilon of 1e-05, not"
             message += f" {epsilon:.0e}"
             path = f"{spec.path}.model"
             yield Diagnostic(path, "epsilon", message, "verify the artifact", "warning", source=GEMMA_MODEL)
 
 
 def embeddings_of_gemma_are_divided(context: PlanContext) -> Iterator[Diagnostic]:
-    """Gemma's config divides the embedding over the ranks, whatever the checkpoint says."""
+    """Gemma's config divides the embedding over the ranks and ignores the checkpoint's setting."""
     for spec in engine_specs(context):
         if spec.config.architecture in GEMMA and spec.mapping.tensor > 1 and not spec.mapping.embedding:
             message = f"engines of {spec.config.architecture} divide the embedding over their ranks"
@@ -83,16 +83,16 @@ def embeddings_of_gemma_are_divided(context: PlanContext) -> Iterator[Diagnostic
 
 
 def rows_lose_what_is_not_llamas(context: PlanContext) -> Iterator[Diagnostic]:
-    """The attention and MLP of engines with scales by row have no parameters for what these models add."""
+    """Attention and MLP with row-wise scales lack parameters for the extensions of these models."""
     for spec in engine_specs(context):
         if spec.quant_format.weights == "fp8_rowwise" and spec.config.architecture in GEMMA + PHI:
-            message = f"fp8_rowwise engines of {spec.config.architecture} leave out what it has beyond Llama's layers"
+            message = f"fp8_rowwise engines of {spec.config.architecture} omit its extensions of Llama's layers"
             path = f"{spec.path}.quantization.weights"
             yield Diagnostic(path, "fp8", message, "weights: fp8", source=QUANTIZE)
 
 
 def longrope_computes_its_own_factor(context: PlanContext) -> Iterator[Diagnostic]:
-    """What sines and cosines are multiplied by follows from the two lengths, and nothing else is read."""
+    """Engines derive the factor of sines and cosines from the two lengths and ignore the model's."""
     for spec in engine_specs(context):
         scaling = spec.config.rope_scaling
         if scaling is None or scaling.kind != "longrope":
@@ -100,35 +100,35 @@ def longrope_computes_its_own_factor(context: PlanContext) -> Iterator[Diagnosti
         ratio = spec.config.max_positions / scaling.original_max_position
         factor = sqrt(1 + log(ratio) / log(scaling.original_max_position)) if ratio > 1 else 1.0
         if not isclose(factor, scaling.attention_factor, rel_tol=1e-6):
-            message = f"engines of {spec.config.architecture} compute an attention_factor of {factor:.4f} from their"
-            message += f" lengths, and the model says {scaling.attention_factor:.4f}"
+            message = f"engines of {spec.config.architecture} derive an attention_factor of {factor:.4f} from their"
+            message += f" lengths, but the model has {scaling.attention_factor:.4f}"
             yield Diagnostic(f"{spec.path}.model", "rope", message, "use another backend", source=PHI_CONFIG)
 
 
 def stages_of_phi_do_not_exist(context: PlanContext) -> Iterator[Diagnostic]:
-    """Every rank of Phi-3 and Phi-4 has the embedding and the head, and none hands its hidden states on."""
+    """Every rank of Phi-3 and Phi-4 has the embedding and the head, and none passes on its hidden states."""
     for spec in engine_specs(context):
         if spec.config.architecture in PHI and spec.mapping.pipeline > 1:
-            message = f"engines of {spec.config.architecture} have no pipeline stages"
-            hint, path = "pipeline: 1, and tensor: for more ranks", f"{spec.path}.parallel.pipeline"
+            message = f"engines of {spec.config.architecture} do not support pipeline stages"
+            hint, path = "set pipeline: 1, and use tensor: for more ranks", f"{spec.path}.parallel.pipeline"
             yield Diagnostic(path, "parallel", message, hint, source=PHI_MODEL)
 
 
 def ranks_of_phi_are_not_listed(context: PlanContext) -> Iterator[Diagnostic]:
-    """Upstream's converter of Phi-3 and Phi-4 divides nothing."""
+    """Upstream's converter does not divide Phi-3 and Phi-4."""
     for spec in engine_specs(context):
         if spec.config.architecture in PHI and spec.mapping.tensor > 1:
-            message = f"upstream lists no tensor parallelism for {spec.config.architecture}"
+            message = f"upstream does not list tensor parallelism for {spec.config.architecture}"
             path = f"{spec.path}.parallel.tensor"
             yield Diagnostic(path, "parallel", message, "verify the artifact", "warning", source=PHI_README)
 
 
 def parts_of_heads_are_not_listed(context: PlanContext) -> Iterator[Diagnostic]:
-    """Phi-4-mini rotates a part of each head; upstream lists Phi-4 without it."""
+    """Phi-4-mini rotates only a part of each head; upstream lists Phi-4 without that."""
     for spec in engine_specs(context):
         if spec.config.architecture in PHI and spec.config.rotary_share < 1:
             share = f"{spec.config.rotary_share:.0%} of each head"
-            message = f"upstream lists no {spec.config.architecture} that rotates {share}, as Phi-4-mini does"
+            message = f"upstream does not list a {spec.config.architecture} that rotates {share}, as Phi-4-mini does"
             path = f"{spec.path}.model"
             yield Diagnostic(path, "rope", message, "verify the artifact", "warning", source=PHI_README)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the placement: GPUs and ranks that the runtime would refuse, and logits that would not arrive."""
+"""Rules for the placement: GPUs and ranks that the runtime rejects, and draft logits that cannot be transferred."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtspec.backends.tensorrt_llm.rules.sources import DRAFT_README, EXECUTOR, 
 from trtspec.backends.tensorrt_llm.specs import engine_specs, uses_draft_logits
 from trtspec.core.diagnostics import Diagnostic
 
-# what the checkpoint's mapping says of a node (checkpoint/trtllm.py)
+# the number of GPUs per node in the checkpoint's mapping (checkpoints/trtllm.py)
 GPUS_PER_NODE = 8
 
 
@@ -20,18 +20,18 @@ def each_rank_has_a_gpu(context: PlanContext) -> Iterator[Diagnostic]:
     placement = context.recipe.serving.placement
     for spec in engine_specs(context) if placement else ():
         if len(spec.gpu_ids) != spec.mapping.ranks:
-            message = f"the {spec.role} is divided over {spec.mapping.ranks} GPUs, and {len(spec.gpu_ids)} are named"
-            hint = f"name {spec.mapping.ranks}, or change {spec.path}.parallel"
+            message = f"the {spec.role} is divided over {spec.mapping.ranks} GPUs, but {len(spec.gpu_ids)} are listed"
+            hint = f"list {spec.mapping.ranks}, or change {spec.path}.parallel"
             yield Diagnostic(f"serving.placement.{spec.role}", "placement", message, hint, source=EXECUTOR)
 
 
 def one_node(context: PlanContext) -> Iterator[Diagnostic]:
-    """Orchestrated workers and the launch command know one node, whose GPUs are numbered from 0."""
+    """Orchestrated workers and the launch command support one node, whose GPUs are numbered from 0."""
     placement = context.recipe.serving.placement
     for spec in engine_specs(context):
         if spec.mapping.ranks > GPUS_PER_NODE:
             message = (
-                f"the {spec.role} has {spec.mapping.ranks} ranks; engines are served on one node of {GPUS_PER_NODE}"
+                f"the {spec.role} has {spec.mapping.ranks} ranks, but engines are served on one node of {GPUS_PER_NODE}"
             )
             yield Diagnostic(f"{spec.path}.parallel", "placement", message, source=WORLD)
         elif placement and max(spec.gpu_ids) >= GPUS_PER_NODE:
@@ -40,22 +40,24 @@ def one_node(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def a_draft_is_placed(context: PlanContext) -> Iterator[Diagnostic]:
-    """Only a draft model has GPUs of its own."""
+    """Only a draft model has separate GPUs."""
     placement = context.recipe.serving.placement
     if placement and placement.draft and context.draft_config is None:
-        message = f"{context.recipe.speculation.method} has no draft model to place"
+        message = f"{context.recipe.speculation.method} does not use a draft model"
         yield Diagnostic("serving.placement.draft", "placement", message, "remove draft", source=TRITON)
 
 
 def fast_logits_have_a_way(context: PlanContext) -> Iterator[Diagnostic]:
-    """They go from the draft's workers to the target's, where drafts are verified with them."""
+    """Fast logits are sent from the draft's workers to the target's, which verify drafts with them."""
     if not context.recipe.serving.fast_logits:
         return
     if context.draft_config is None or mode_of(context) != EXTERNAL:
-        message = f"fast_logits hands a draft model's logits on, and {context.recipe.speculation.method} has none"
+        message = (
+            f"fast_logits transfers a draft model's logits, but {context.recipe.speculation.method} does not use one"
+        )
         yield Diagnostic("serving.fast_logits", "not-supported", message, "remove it", source=DRAFT_README)
     elif not uses_draft_logits(context):
-        message = "fast_logits without use_draft_logits: no logits are handed on"
+        message = "fast_logits is ignored without use_draft_logits"
         hint = "use_draft_logits: true, or remove fast_logits"
         yield Diagnostic("serving.fast_logits", "not-supported", message, hint, source=DRAFT_README)
 

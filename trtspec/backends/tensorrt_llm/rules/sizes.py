@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of batch, tokens and memory: what upstream changes without asking, and what does not fit."""
+"""Rules for batch, tokens and memory: values that upstream changes silently or that do not fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MUCH = 16_384  # tokens a step
 
 
 def tokens_hold_the_drafts(context: PlanContext) -> Iterator[Diagnostic]:
-    """The builder raises max_num_tokens to what a full batch with its drafts needs."""
+    """The builder raises max_num_tokens to the size of a full batch with its drafts."""
     target, wanted = engine_specs(context)[0], context.recipe.engine.max_num_tokens
     if wanted and target.mode and wanted < target.least_num_tokens:
         message = f"max_num_tokens {wanted} is less than max_batch_size {target.max_batch_size} times"
@@ -33,69 +33,67 @@ def tokens_hold_the_drafts(context: PlanContext) -> Iterator[Diagnostic]:
 
 
 def tokens_hold_a_prompt(context: PlanContext) -> Iterator[Diagnostic]:
-    """A prompt that is not taken in chunks has to fit into one step."""
+    """A prompt that is not split into chunks must fit into one step."""
     for spec in engine_specs(context):
         if spec.longest_prompt < min(spec.max_input_len, spec.max_seq_len - 1):
-            message = f"prompts of the {spec.role} are not taken in chunks, so that {spec.max_num_tokens} tokens a step"
-            message += f" refuse those of max_input_len {spec.max_input_len}"
+            message = f"prompts of the {spec.role} are not split into chunks, so {spec.max_num_tokens} tokens per step"
+            message += f" are too few for max_input_len {spec.max_input_len}"
             hint = f"engine.max_num_tokens: {spec.max_input_len}, or a smaller max_input_len"
             yield Diagnostic("engine.max_num_tokens", "out-of-range", message, hint, source=MODEL_LIMITS)
 
 
 def chunks_cut_drafts(context: PlanContext) -> Iterator[Diagnostic]:
-    """Behind a text that is taken in chunks, the scheduler drops the drafts that need another block."""
+    """After a chunked text the scheduler drops drafts that need another block."""
     target = engine_specs(context)[0]
     if target.mode == EXTERNAL and target.chunks_prompts:
-        message = f"texts are longer than a step of {target.max_num_tokens} tokens and taken in chunks:"
-        message += " the scheduler then drops drafts that reach into another block of the KV cache"
+        message = f"texts longer than a step of {target.max_num_tokens} tokens are split into chunks, after which"
+        message += " the scheduler drops drafts that reach into another block of the KV cache"
         hint = f"engine.max_num_tokens: {target.max_seq_len}"
         yield Diagnostic("engine.max_num_tokens", "drafts", message, hint, "warning", SCHEDULER)
 
 
 def many_tokens(context: PlanContext) -> Iterator[Diagnostic]:
-    """Very large steps are advised against: they take much memory, and tensors may grow too large."""
+    """Upstream advises against very large steps, which need much memory and may make tensors too large."""
     tokens = max(spec.max_num_tokens for spec in engine_specs(context))
     if tokens > MUCH:
-        message = f"{tokens} tokens a step; upstream advises against more than {MUCH}"
+        message = f"{tokens} tokens per step; upstream advises against more than {MUCH}"
         yield Diagnostic("engine.max_num_tokens", "out-of-range", message, None, "warning", NUM_TOKENS)
 
 
 def weights_fit(context: PlanContext) -> Iterator[Diagnostic]:
-    """Weights and activations have to fit with something left for the KV cache."""
+    """Weights and activations must leave memory for the KV cache."""
     for load in gpu_loads(context) if gpu_of(context) else ():
         if load.fixed >= load.memory:
             message = f"GPU {load.id}: weights and activations take about {_gib(load.fixed)},"
-            message += f" and the GPU has {_gib(load.memory)}"
+            message += f" but the GPU has {_gib(load.memory)}"
             hint = "divide the model (parallel), store it in FP8, or lower max_num_tokens"
             yield Diagnostic("engine.gpu", "memory", message, hint, source=f"{issue(1221)}, {issue(2451)}")
 
 
 def a_text_fits(context: PlanContext) -> Iterator[Diagnostic]:
-    """The runtime lowers the longest text to what the KV cache holds, with a line in its log."""
+    """The runtime lowers the maximal text length to the capacity of the KV cache and reports it only in its log."""
     longest = max(spec.built_seq_len for spec in engine_specs(context))
-    for load in _loaded(context):
+    for load in _loads_that_fit(context):
         if load.cache_tokens < longest:
-            message = (
-                f"GPU {load.id}: about {_gib(load.cache_limit)} are left for KV caches, {load.cache_tokens} tokens;"
-            )
-            message += f" one text may have {longest}, its drafts counted"
+            message = f"GPU {load.id}: about {_gib(load.cache_limit)} remain for KV caches, {load.cache_tokens} tokens,"
+            message += f" but a text may have {longest} tokens, drafts included"
             hint = "lower engine.max_seq_len, kv_cache: fp8, or more GPUs"
             yield Diagnostic("engine.max_seq_len", "memory", message, hint, source=BATCHING)
 
 
 def the_batch_fits(context: PlanContext) -> Iterator[Diagnostic]:
-    """Requests wait for room in the KV cache."""
+    """Requests wait for space in the KV cache."""
     longest = max(spec.built_seq_len for spec in engine_specs(context))
     batch = context.recipe.engine.max_batch_size
-    loads = [load for load in _loaded(context) if longest <= load.cache_tokens < batch * longest]
+    loads = [load for load in _loads_that_fit(context) if longest <= load.cache_tokens < batch * longest]
     if loads:
         least = min(loads, key=lambda load: load.cache_tokens)
-        message = f"GPU {least.id}: KV caches have room for {least.cache_tokens // longest} of max_batch_size {batch}"
-        message += " texts of max_seq_len at once; the others wait"
+        message = f"GPU {least.id}: KV caches hold {least.cache_tokens // longest} of max_batch_size {batch} texts of"
+        message += " max_seq_len; the others wait"
         yield Diagnostic("engine.max_batch_size", "memory", message, None, "warning", BATCHING)
 
 
-def _loaded(context: PlanContext) -> list[GpuLoad]:
+def _loads_that_fit(context: PlanContext) -> list[GpuLoad]:
     return [load for load in gpu_loads(context) if load.memory > load.fixed]
 
 

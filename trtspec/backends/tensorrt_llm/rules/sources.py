@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the rules were read."""
+"""Public sources of the rules."""
 
 TRT = "NVIDIA/TensorRT-LLM"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for Triton's backend `vllm`; the code is trtspec's, Triton looks for it here."""
+"""The fallback for Triton's backend `vllm`, at the path where Triton looks for it."""
 
 from trtspec.backends.vllm.stand_in import TritonPythonModel
 
