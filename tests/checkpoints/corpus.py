@@ -224,21 +224,21 @@ def _duplicate_tensor() -> bytes:
 
 MIB = 1 << 20
 VALUES = "at most 600,000 are parsed"
-NO_NUMBER = "has a shape or offset that is no valid number"
-ENTRY_KEYS = "has other keys than dtype, shape and data_offsets"
+NO_NUMBER = "has an invalid shape or offset"
+ENTRY_KEYS = "must have exactly the keys dtype, shape and data_offsets"
 
 HEADERS = [
     Case("file: empty", lambda root: (root / WEIGHTS).write_bytes(b""), (WEIGHTS, "truncated")),
     Case("file: seven bytes", lambda root: (root / WEIGHTS).write_bytes(bytes(7)), (WEIGHTS, "truncated")),
     Case("file: cut in the header", lambda root: _grow(root / WEIGHTS, 100), (WEIGHTS, "truncated: the header")),
     Case("file: cut in the data", lambda root: _cut(root / WEIGHTS, 5), (WEIGHTS, "truncated: its tensors need")),
-    Case("file: surplus", lambda root: _grow(root / WEIGHTS, 9999), (WEIGHTS, "after the last tensor belong to none")),
+    Case("file: surplus", lambda root: _grow(root / WEIGHTS, 9999), (WEIGHTS, "bytes after the last tensor")),
     Case("file: header beyond the end", lambda root: _claim(root, 2**64 - 1, 64), (WEIGHTS, "truncated: the header")),
     Case("file: huge header", lambda root: _claim(root, 1 << 40, 1 << 41), (WEIGHTS, "a header of 1,099,511,627,776")),
     Case(
         "file: a pointer",
         lambda root: _write(root / WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"),
-        (WEIGHTS, "a pointer of Git LFS", "git lfs pull"),
+        (WEIGHTS, "a Git LFS pointer", "git lfs pull"),
     ),
     Case(
         "file: a pickle",
@@ -252,12 +252,12 @@ HEADERS = [
     _raw("a list", "not a JSON object", b"[1, 2]"),
     _raw("not UTF-8", "not valid JSON: 'utf-8' codec", b'{"\xff": 1}'),
     _raw("UTF-16", "not valid JSON", "{}".encode("utf-16")),
-    _raw("NaN", "NaN is no number", b'{"a": NaN}'),
-    _raw("Infinity", "-Infinity is no number", b'{"a": -Infinity}'),
+    _raw("NaN", "NaN is not a number", b'{"a": NaN}'),
+    _raw("Infinity", "-Infinity is not a number", b'{"a": -Infinity}'),
     _raw("an endless number", "a number of 4,000,000 digits", lambda: b'{"a": ' + b"9" * 4_000_000 + b"}"),
     _raw("a number beyond float", "the number '1e999' is too large", b'{"a": 1e999}'),
-    _raw("a duplicate tensor", f"it names '{NORM}' twice", _duplicate_tensor),
-    _raw("a duplicate key", "it names 'dtype' twice", b'{"a": {"dtype": "U8", "dtype": "U8"}}'),
+    _raw("a duplicate tensor", f"duplicate key '{NORM}'", _duplicate_tensor),
+    _raw("a duplicate key", "duplicate key 'dtype'", b'{"a": {"dtype": "U8", "dtype": "U8"}}'),
     _raw("metadata that is a list", "its __metadata__ does not map text to text", b'{"__metadata__": []}'),
     _raw("metadata of numbers", "its __metadata__ does not map text to text", b'{"__metadata__": {"a": 1}}'),
     _raw("name of half characters", "half a surrogate pair", b'{"\\ud800": {}}'),
@@ -272,7 +272,11 @@ HEADERS = [
     _raw("empty lists", VALUES, lambda: b'{"a":[' + b"[]," * (5 * MIB) + b"[]]}"),
     _raw("a million empty tensors", "a header of 56,888,891 bytes", lambda: _empty_tensors(1_000_000)),
     _raw("too many empty tensors", VALUES, lambda: _empty_tensors(250_000)),
-    _raw("most keys", "'0' has other keys", lambda: json.dumps({f"{n:x}": f"{n:x}" for n in range(590_000)}).encode()),
+    _raw(
+        "most keys",
+        "'0' must have exactly the keys",
+        lambda: json.dumps({f"{n:x}": f"{n:x}" for n in range(590_000)}).encode(),
+    ),
 ]
 
 ENTRIES = [
@@ -289,8 +293,8 @@ ENTRIES = [
     _entry("fractional shape", NO_NUMBER, shape=[8.0]),
     _entry("boolean shape", NO_NUMBER, shape=[8, True]),
     _entry("shape beyond 64 bits", NO_NUMBER, shape=[1 << 64]),
-    _entry("shape whose product wraps around", "more bytes than there can be", shape=[1 << 32, (1 << 32) + 8]),
-    _entry("empty, but huge", "more bytes than there can be", shape=[1 << 40, 1 << 40, 0]),
+    _entry("shape whose product wraps around", "is too large", shape=[1 << 32, (1 << 32) + 8]),
+    _entry("empty, but huge", "is too large", shape=[1 << 40, 1 << 40, 0]),
     _entry("many dimensions", "more than 8 dimensions", shape=[8] + [1] * 8),
     _entry("very many dimensions", "more than 8 dimensions", shape=[1] * 100_000),
     _entry("one offset", NO_NUMBER, data_offsets=[0]),
@@ -320,7 +324,7 @@ TENSORS = [
     _tensors("one too many", ("model.x: no rule uses it",), lambda shapes: shapes.update({"model.x": [3]})),
     _tensors(
         "a shape that is not config.json's",
-        (f"{HEAD}: [5, 8] in {WEIGHTS}, but config.json makes it [4, 8]",),
+        (f"{HEAD}: [5, 8] in {WEIGHTS}, but [4, 8] according to config.json",),
         lambda shapes: shapes.update({HEAD: [5, 8]}),
     ),
     Case(
@@ -340,8 +344,8 @@ CONFIGS = [
     _config_text("deep", "JSON nested more than 32 deep", lambda: '{"a": ' + "[" * 500 + "]" * 500 + "}"),
     _config_text("very deep", "JSON nested more than 32 deep", lambda: '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"),
     _config_text("many values", "at most 300,000 are parsed", lambda: '{"a": [' + "0," * 500_000 + "0]}"),
-    _config_text("a duplicate key", "it names 'a' twice", lambda: '{"a": 1, "a": 2}'),
-    _config_text("NaN", "NaN is no number", lambda: '{"rope_theta": NaN}'),
+    _config_text("a duplicate key", "duplicate key 'a'", lambda: '{"a": 1, "a": 2}'),
+    _config_text("NaN", "NaN is not a number", lambda: '{"rope_theta": NaN}'),
     _config_text("an endless number", "a number of 100,000 digits", lambda: '{"a": ' + "9" * 100_000 + "}"),
     _config("no architecture", "architectures is null", architectures=None),
     _config("many architectures", 'architectures is ["a", "a"', architectures=["a"] * 100_000),
@@ -390,14 +394,12 @@ INDEXES = [
         lambda f: f | {NORM: "c.safetensors"},
     ),
     _index(
-        "the wrong shard", (INDEX, f"says '{NORM}' is in a.safetensors"), lambda found: found | {NORM: "a.safetensors"}
+        "the wrong shard", (INDEX, f"maps '{NORM}' to a.safetensors"), lambda found: found | {NORM: "a.safetensors"}
     ),
-    _index(
-        "a tensor that is not", (INDEX, "says 'x' is in a.safetensors"), lambda found: found | {"x": "a.safetensors"}
-    ),
+    _index("a tensor that is not", (INDEX, "maps 'x' to a.safetensors"), lambda found: found | {"x": "a.safetensors"}),
     _index(
         "a tensor forgotten",
-        (INDEX, f"lacks '{NORM}', which b.safetensors holds"),
+        (INDEX, f"lacks '{NORM}', which b.safetensors contains"),
         lambda found: {name: shard for name, shard in found.items() if name != NORM},
     ),
     _index("nothing", ("tensors do not add up",), lambda found: {}),

@@ -179,20 +179,20 @@ class TestWhatCannotBeHad:
         hub.refusals["model.safetensors"] = status, "GatedRepo"
         with pytest.raises(HubError) as refused:
             make_preview("org/target", COMMIT)
-        assert refused.value.message == "its owner wants to be asked for access"
-        assert refused.value.hint == "ask on the model's page, then set HF_TOKEN to a token that may read it"
+        assert refused.value.message == "access to the model is gated"
+        assert refused.value.hint == "request access on the model's page, then set HF_TOKEN to a token with read access"
 
     @pytest.mark.slow
     def test_parts_of_files(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         hub.ranges = False
-        with pytest.raises(HubError, match="the hub gives no parts of files"):
+        with pytest.raises(HubError, match="the hub does not support range requests"):
             make_preview("org/target", COMMIT)
 
     @pytest.mark.slow
     def test_an_index_of_more_than_there_is(self, hub: Hub) -> None:
         index = {"weight_map": {"x": "model-00002-of-00002.safetensors"}}
         (hub.root / "org" / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(CheckpointError, match=r"its index names .*, which it has not"):
+        with pytest.raises(CheckpointError, match=r"the index names .*, which is missing"):
             make_preview("org/target", COMMIT)
 
     @pytest.mark.slow

@@ -163,12 +163,13 @@ class TestThePin:
     def test_is_of_another_file(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         save(root, {"a": torch.ones(2)})
         monkeypatch.setattr(pickles, "_run_unpickler", lambda *_: pytest.fail("it was opened"))
-        error = refused(root, {"pytorch_model.bin": "0" * 64}, "pytorch_model.bin: is not the file that sha256 pins")
+        message = "pytorch_model.bin: does not have the SHA-256 pinned in the recipe"
+        error = refused(root, {"pytorch_model.bin": "0" * 64}, message)
         assert error.hint is not None
         assert digest(root / "pytorch_model.bin") in error.hint
 
     def test_is_of_a_file_that_is_not_there(self, root: Path) -> None:
-        refused(root, {"other.bin": "0" * 64}, "other.bin: sha256 pins this file, which is missing")
+        refused(root, {"other.bin": "0" * 64}, "other.bin: pinned by sha256 but missing")
 
     @pytest.mark.usefixtures("in_process")
     def test_holds_for_the_file_that_was_read_whatever_is_put_in_its_place(
@@ -190,7 +191,7 @@ class TestThePin:
         placed = {"a": "pytorch_model.bin", "b": "more.bin"}
         (root / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
         error = refused(root, pins, "pytorch_model.bin.index.json: names more.bin, which sha256 does not pin")
-        assert error.hint == f"pin every file it names; a digest is printed by: sha256sum {root}/more.bin"
+        assert error.hint == f"pin every file it names; print its digest with: sha256sum {root}/more.bin"
 
 
 class Gadget:
@@ -211,7 +212,7 @@ class TestCodeInAPickle:
 
     def test_in_place_of_a_tensor_is_not_run(self, root: Path, tmp_path: Path) -> None:
         pins = save(root, {"a": torch.ones(2), "b": Gadget(tmp_path / "ran")})
-        refused(root, pins, "pytorch_model.bin: it asks for posix.system, which no tensor needs: it was not opened")
+        refused(root, pins, "pytorch_model.bin: not opened: it references posix.system, which tensors do not need")
         assert not (tmp_path / "ran").exists()
 
     def test_that_hides_from_the_look_ahead_is_not_run(self, root: Path, tmp_path: Path) -> None:
@@ -237,20 +238,20 @@ class TestCodeInAPickle:
 
     def test_outside_of_a_torch_file_is_not_run(self, root: Path, tmp_path: Path) -> None:
         (root / "x.pt").write_bytes(pickle.dumps(Gadget(tmp_path / "ran")))
-        refused(root, {"x.pt": digest(root / "x.pt")}, "x.pt: not a file of torch.save (torch 1.6 or later)")
+        refused(root, {"x.pt": digest(root / "x.pt")}, "x.pt: not written by torch.save (torch 1.6 or later)")
         assert not (tmp_path / "ran").exists()
 
 
 NOT_TENSORS = [
-    ([torch.ones(2)], "holds a list, not tensors by their names"),
-    ({}, "holds a dict, not tensors by their names"),
-    ({"state_dict": {"a": torch.ones(2)}, "epoch": 3}, "holds a mapping under 'state_dict': save what is inside"),
-    ({"a": torch.ones(2), "epoch": 3}, "holds a int under 'epoch', not a tensor"),
-    ({3: torch.ones(2)}, "holds something under 3, which is no tensor's name"),
+    ([torch.ones(2)], "contains a list, not a mapping from names to tensors"),
+    ({}, "contains a dict, not a mapping from names to tensors"),
+    ({"state_dict": {"a": torch.ones(2)}, "epoch": 3}, "contains a mapping at 'state_dict'; save that mapping"),
+    ({"a": torch.ones(2), "epoch": 3}, "contains a int at 'epoch', not a tensor"),
+    ({3: torch.ones(2)}, "contains the key 3, which is not a tensor name"),
     ({"a": torch.ones(2, dtype=torch.complex64)}, "tensor 'a' has the dtype complex64"),
-    ({"a": torch.ones(2).to_sparse()}, "tensor 'a' is sparse, quantized or empty of data"),
-    ({"a": torch.ones(2, device="meta")}, "tensor 'a' is sparse, quantized or empty of data"),
-    ({"a": torch.ones(1).expand(1 << 40)}, "its tensors need 4,398,046,511,104 bytes and the file has "),
+    ({"a": torch.ones(2).to_sparse()}, "tensor 'a' is sparse, quantized or without data"),
+    ({"a": torch.ones(2, device="meta")}, "tensor 'a' is sparse, quantized or without data"),
+    ({"a": torch.ones(1).expand(1 << 40)}, "its tensors need 4,398,046,511,104 bytes, but the file has "),
 ]
 
 
@@ -283,7 +284,7 @@ def test_a_file_that_is_cut_off(root: Path) -> None:
     save(root, {"a": torch.ones(1000)})
     path = root / "pytorch_model.bin"
     path.write_bytes(path.read_bytes()[:-200])
-    refused(root, {path.name: digest(path)}, "pytorch_model.bin: not a file of torch.save")
+    refused(root, {path.name: digest(path)}, "pytorch_model.bin: not written by torch.save")
 
 
 @pytest.mark.usefixtures("in_process")
@@ -296,7 +297,7 @@ def test_a_tensor_that_is_in_two_files(root: Path) -> None:
 def test_an_index_that_is_wrong(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)}, "x.bin") | save(root, {"b": torch.ones(2)}, "y.bin")
     (root / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "y.bin", "b": "y.bin"}}))
-    refused(root, pins, "pytorch_model.bin.index.json: says 'a' is in y.bin, where it is not")
+    refused(root, pins, "pytorch_model.bin.index.json: maps 'a' to y.bin, which does not contain it")
 
 
 class TestTheProcess:
@@ -331,7 +332,7 @@ class TestTheProcess:
 
     def test_that_is_killed_is_reported(self, root: Path, child: Callable[[str], None]) -> None:
         child("import os; os.kill(os.getpid(), 9)")
-        refused(root, save(root, {"a": torch.ones(2)}), "the process that opened it ended with -9")
+        refused(root, save(root, {"a": torch.ones(2)}), "the process that opened it exited with -9")
 
     @pytest.mark.slow
     def test_has_an_end_to_its_time(
@@ -406,7 +407,7 @@ def test_two_at_once_make_it_once(root: Path) -> None:
 def test_a_cache_that_cannot_be_written(root: Path, workplace: Path) -> None:
     pins = save(root, {"a": torch.ones(2)})
     (workplace / "cache").touch()
-    with pytest.raises(CheckpointError, match="cannot be made: Not a directory\nhint: give it room or access"):
+    with pytest.raises(CheckpointError, match="cannot be created: Not a directory\nhint: free space or make"):
         unpickle(root, pins, lambda _: None)
 
 
@@ -433,7 +434,7 @@ def rewritten(root: Path, change: Callable[[str, bytes], bytes]) -> dict[str, st
 class TestDamagedRecords:
     def test_a_short_storage_is_refused(self, root: Path) -> None:
         pins = rewritten(root, lambda name, data: data[:4] if name.endswith("data/0") else data)
-        refused(root, pins, "its record data/0 has 4 bytes, and the tensors in it 256")
+        refused(root, pins, "its record data/0 has 4 bytes, but its tensors need 256")
 
     def test_a_missing_storage_is_refused(self, root: Path) -> None:
         pins = rewritten(root, lambda name, data: b"" if name.endswith("data/0") else data)

@@ -259,7 +259,7 @@ def test_values_that_are_not_finite_are_named_and_counted(
         assert "model.norm.weight: 2 NaN and 0 infinite values in model.safetensors" in found
         assert "model.layers.1.mlp.up_proj.weight: 0 NaN and 2 infinite values in model.safetensors" in found
         assert str(source) in found
-        assert "hint: the checkpoint is damaged; allow_nonfinite: true in the recipe converts it as it is" in found
+        assert "hint: the checkpoint is damaged; set allow_nonfinite: true in the recipe to convert it anyway" in found
 
 
 def test_a_second_try_finds_the_same_values(source: Path, tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_all_zero_weights_convert(source: Path, tmp_path: Path, activations: Act
         ({"scheme": Scheme("fp8", exclude=("lm_head", "*.fc"))}, "engines fuse mlp.fc and mlp.gate of a layer"),
         (
             {"mapping": ParallelMapping(1, 2), "scheme": Scheme("fp8_rowwise", exclude=("lm_head", "*.0.*"))},
-            "stages number their layers from 0, so with several no pattern can name single layers",
+            "pipeline stages number their layers from 0, so patterns cannot select single layers",
         ),
     ],
 )

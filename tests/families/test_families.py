@@ -81,7 +81,7 @@ class TestCoverage:
         source = sources(family)
         for name, tensor in source.tensors.items():
             wrong = replace(tensor, shape=(tensor.shape[0] + 1, *tensor.shape[1:]))
-            shapes = f"{list(wrong.shape)} in model.safetensors, but config.json makes it {list(tensor.shape)}"
+            shapes = f"{list(wrong.shape)} in model.safetensors, but {list(tensor.shape)} according to config.json"
             assert said_of(replace(source, tensors=source.tensors | {name: wrong})) == [f"{name}: {shapes}"]
 
     def test_a_surplus_tensor_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
@@ -142,7 +142,7 @@ WRONG = {
     "gemma3": [
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
-            "rotary positions under a window are scaled, which the conversion does not support",
+            "scaled rotary positions in layers with a window are not supported by the conversion",
         ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 0.0}}}, "rope_theta is 0.0, expected a number above 1"),
     ],
@@ -161,7 +161,7 @@ WRONG = {
         ),
         (
             {"rope_parameters": FACTORS | {"long_factor": [1.0] * 5}},
-            "short_factor and long_factor are not 4 numbers each, one for each rotary pair",
+            "short_factor and long_factor must have 4 numbers each, one for each rotary pair",
         ),
         ({"rope_parameters": FACTORS | {"short_factor": [0.0] * 4}}, "short_factor is [0.0, 0.0, 0.0, 0.0], expected"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
@@ -186,7 +186,7 @@ WRONG = {
     "qwen3": [
         (
             {"head_dim": None},
-            "model.layers.0.self_attn.k_norm.weight: [8] in model.safetensors, but config.json makes it",
+            "model.layers.0.self_attn.k_norm.weight: [8] in model.safetensors, but ",
         ),
         ({"head_dim": 7}, "head size 7 is odd; rotary positions need pairs"),
         ({"attention_bias": 1}, "config.json: attention_bias is 1, expected bool"),

@@ -70,7 +70,7 @@ def test_different_values_are_refused_with_both_places(config: dict[str, Any], w
         rotary(**config)
     assert all(word in caught.value.message for word in words), caught.value.message
     assert caught.value.hint
-    assert "transformers takes the value" in caught.value.hint
+    assert "transformers uses the value" in caught.value.hint
 
 
 def test_kind_that_is_no_text_is_refused() -> None:
@@ -138,7 +138,7 @@ def test_gemma3_completes_its_nested_sections() -> None:
     found = read(GEMMA3, "Gemma3ForCausalLM", rope_parameters=nested, rope_scaling=linear, **keys)
     assert (found.rotary_base, found.local_rotary_base, found.rope_scaling.kind) == (500.0, 50.0, "linear")
     assert found.stretched_positions == POSITIONS  # its number is stretched already
-    with pytest.raises(CheckpointError, match="'rope_type' beside the sections"):
+    with pytest.raises(CheckpointError, match="'rope_type' in addition to the sections"):
         read(GEMMA3, "Gemma3ForCausalLM", rope_parameters=PLAIN)
     with pytest.raises(CheckpointError, match="which ignores the key type"):
         read(GEMMA3, "Gemma3ForCausalLM", rope_scaling={"type": "linear", "factor": 8.0})

@@ -82,5 +82,5 @@ def test_a_graph_goes_through_an_operator_in_one_piece() -> None:
 def test_an_operator_without_a_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "_library", None)
     arrays, how = chains()
-    with pytest.raises(TrtspecError, match=r"torch.ops.trtspec has no library yet\nhint: call .*load_ops\(path\)"):
+    with pytest.raises(TrtspecError, match=r"torch.ops.trtspec lacks a library\nhint: call .*load_ops\(path\)"):
         torch.ops.trtspec.verify_chain(*arrays, **how)

@@ -33,7 +33,7 @@ class TestTree:
         ("choices", "message"),
         [
             ([(0,), (1, 0)], r"choice \(1, 0\) needs \(1,\), which is missing"),
-            ([(0,), (1,), (0,)], r"choice \(0,\) stands twice"),
+            ([(0,), (1,), (0,)], r"duplicate choice \(0,\)"),
             ([(0,), ()], "a choice is empty"),
         ],
     )

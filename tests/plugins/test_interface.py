@@ -168,7 +168,7 @@ def test_structs_are_those_of_the_header(cpu_library: KernelLibrary, tmp_path: P
         ({"tokens": np.zeros((7, 2), dtype=np.int32)}, "tokens is int32 [7, 2]; it must be int32 [7, 3]"),
         ({"tokens": np.zeros((3, 7), dtype=np.int32).T}, "tokens is not dense"),
         ({"tokens": [[0] * 3] * 7}, "tokens is a list, not a numpy array or a tensor"),
-        ({"target": np.zeros((7, 4, 40))}, "target is float64; known: float32, float16, bfloat16"),
+        ({"target": np.zeros((7, 4, 40))}, "target is float64; supported: float32, float16, bfloat16"),
         ({"target": np.zeros((7, 4, 80), dtype=np.float32)[..., ::2]}, "target is not dense along its last axis"),
         (
             {"target": np.zeros((7, 4), dtype=np.float32)},
@@ -208,7 +208,7 @@ def test_a_library_for_cpus_has_no_gpu_part(cpu_library: KernelLibrary) -> None:
 def test_what_is_no_library(tmp_path: Path, cpu_library: KernelLibrary) -> None:
     with pytest.raises(TrtspecError, match="cannot be loaded"):
         load_library(tmp_path / "nosuch.so")
-    with pytest.raises(TrtspecError, match="is not a library of interface 1"):
+    with pytest.raises(TrtspecError, match="does not implement interface version 1"):
         load_library(Path(ctypes.util.find_library("c") or "libc.so.6"))
 
 

@@ -209,7 +209,7 @@ def test_no_struct_at_all(library: KernelLibrary) -> None:
     "bits", [np.zeros((2, 6), np.uint32), np.zeros((2, 6), np.uint16)[:, ::2], np.zeros((6, 2), np.uint16).T]
 )
 def test_what_are_no_rows_of_a_format_is_refused(library: KernelLibrary, bits: np.ndarray) -> None:
-    with pytest.raises(TrtspecError, match="is not rows of BF16"):
+    with pytest.raises(TrtspecError, match="is not an array of BF16 rows"):
         CompiledArithmetic(library).count(bits, "BF16")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-test of a compiled library on this machine: random batches are compared with `exact`, id for id.
+"""Self-test of a compiled library on this machine: random batches are compared with `bit_exact`, id for id.
 
-It takes a few seconds. The checks of the acceptance rules themselves are in tests/kernels/exactness.py.
+Takes a few seconds. The acceptance rules themselves are tested in tests/kernels/exactness.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """One kernel on one kind of batch; `detail` says what differs."""
+    """The result of one kernel on one kind of batch; `detail` lists the differences."""
 
     name: str
     ok: bool
@@ -38,7 +38,7 @@ class Check:
 
 
 def run_self_test(library: KernelLibrary, device: str = "cpu") -> Iterator[Check]:
-    """Yield a check for each kernel of the library and kind of batch; `device` is "cpu" or a GPU by torch's name."""
+    """Yield a check per kernel of the library and kind of batch; `device` is "cpu" or torch's name of a GPU."""
     place = _placer(device)
     for dtype, vocab in product(DTYPES, VOCABS):
         batch = f"{np.dtype(dtype)}, vocabulary of {vocab}"
@@ -94,7 +94,7 @@ def _trees(vocab: int, dtype: type, mode: Mode) -> TreeBatch:
 
 
 def _common(rng: np.random.Generator, target: Array, drafted: Array, kind: DraftKind | None) -> Arrays:
-    """Return the draft, near the `drafted` rows, and how requests sample: greedily, and with each truncation."""
+    """Return a draft close to the `drafted` rows, and sampling parameters: greedy and with each truncation."""
     arrays: Arrays = {
         "temperature": np.array([0.0, 1.0, 0.7, 1.5], dtype=np.float32),
         "top_k": np.array([0, 0, 40, 0], dtype=np.int32),
@@ -115,7 +115,7 @@ def _logits(rng: np.random.Generator, vocab: int, dtype: type) -> Array:
 
 
 def _tokens(rng: np.random.Generator, logits: Array) -> Array:
-    """Return probable tokens, of which some are accepted and some are not."""
+    """Return probable tokens, some of which are accepted."""
     noisy = logits + rng.gumbel(size=logits.shape)
     return noisy.argmax(-1).astype(np.int32)
 
@@ -129,7 +129,7 @@ def _placer(device: str) -> Callable[[Arrays], Arrays]:
 
     if not torch.cuda.is_available():
         raise TrtspecError(
-            "no CUDA device is here to test the library on", hint="without --arch the CPU's part is tested"
+            "no CUDA device is available to test the library", hint="omit --arch to test the CPU kernels"
         )
 
     def place(arrays: Arrays) -> Arrays:

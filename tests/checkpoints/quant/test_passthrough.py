@@ -211,16 +211,16 @@ UP = "model.layers.1.mlp.up_proj"
         (lambda t: t.pop(f"{Q}.input_scale"), f"{Q}.input_scale: missing"),
         (lambda t: t.pop("model.layers.1.self_attn.k_scale"), "model.layers.1.self_attn.k_proj.k_scale: missing"),
         (lambda t: t.update({f"{Q}.weight_scale": torch.ones(32, 1)}),
-         f"{Q}.weight_scale: [32, 1] in model.safetensors, but a scale here has the shape [] or [1]"),
+         f"{Q}.weight_scale: [32, 1] in model.safetensors, but its scale must have the shape [] or [1]"),
         (lambda t: t.update({f"{Q}.input_scale": torch.ones(1, dtype=torch.int32)}),
-         f"{Q}.input_scale: dtype I32 in model.safetensors, but scales are BF16, F16, F32"),
+         f"{Q}.input_scale: dtype I32 in model.safetensors, but scales must be BF16, F16, F32"),
         (lambda t: t.update({f"{Q}.weight_scale_inv": torch.ones(1)}), f"{Q}.weight_scale_inv: no rule uses it"),
         (lambda t: t.update({f"{Q}.weight_scale": torch.tensor([0.0])}),
-         f"{Q}.weight_scale: 1 of 1 scales not positive and finite in model.safetensors"),
-        (lambda t: t.update({f"{Q}.input_scale": torch.tensor([-1.0])}), f"{Q}.input_scale: 1 of 1 scales not"),
-        (lambda t: t.update({f"{Q}.weight_scale": torch.tensor(float("nan"))}), f"{Q}.weight_scale: 1 of 1 scales not"),
+         f"{Q}.weight_scale: 1 of 1 scales are not positive and finite in model.safetensors"),
+        (lambda t: t.update({f"{Q}.input_scale": torch.tensor([-1.0])}), f"{Q}.input_scale: 1 of 1 scales are not"),
+        (lambda t: t.update({f"{Q}.weight_scale": torch.tensor(float("nan"))}), f"{Q}.weight_scale: 1 of 1 scales are"),
         (lambda t: t.update({"model.layers.1.self_attn.v_scale": torch.tensor(float("inf"))}),
-         "model.layers.1.self_attn.v_scale: 1 of 1 scales not positive and finite"),
+         "model.layers.1.self_attn.v_scale: 1 of 1 scales are not positive and finite"),
         (lambda t: t[f"{UP}.weight"].view(torch.uint8)[3, 4:6].fill_(0xFF), f"{UP}.weight: 2 NaN values"),
     ],
 )  # fmt: skip
@@ -233,9 +233,9 @@ def test_scales_have_to_add_up(change: Callable[[Tensors], object], message: str
 def test_scales_of_rows_have_to_add_up(tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors("channel"))
     edit(source, lambda tensors: tensors[f"{UP}.weight_scale"][5:8].zero_())
-    refused(source, f"{UP}.weight_scale: 3 of 48 scales not positive and finite")
+    refused(source, f"{UP}.weight_scale: 3 of 48 scales are not positive and finite")
     edit(source, lambda tensors: tensors.update({f"{UP}.weight_scale": torch.ones(1)}))
-    refused(source, f"{UP}.weight_scale: [1] in model.safetensors, but a scale here has the shape [48] or [48, 1]")
+    refused(source, f"{UP}.weight_scale: [1] in model.safetensors, but its scale must have the shape [48] or [48, 1]")
 
 
 def test_nan_weights_can_be_allowed(tmp_path: Path) -> None:

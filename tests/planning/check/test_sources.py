@@ -38,7 +38,7 @@ SERVED = (
 AS_IT_IS = (
     "engine.backend: llmapi or sglang or vllm takes the model as it is; docs/extending.md describes how to add a family"
 )
-CORRECT = "correct it in config.json, or name a checkpoint that has it right"
+CORRECT = "correct it in config.json, or choose another checkpoint"
 
 
 CONFIGS: list[tuple[dict[str, Any], str, str | None]] = [
@@ -77,7 +77,7 @@ def test_a_truncated_shard(trtspec: Run, recipe: Path) -> None:
     shard.write_bytes(content[:-100])
     message, _ = the_problem(trtspec, recipe, DRAFT)
     whole, left = f"{len(content):,}", f"{len(content) - 100:,}"
-    assert message == (f"draft/model.safetensors: truncated: its tensors need {whole} bytes and the file has {left}")
+    assert message == (f"draft/model.safetensors: truncated: its tensors need {whole} bytes, but the file has {left}")
 
 
 def test_a_shape_that_is_not_what_config_says(trtspec: Run, recipe: Path) -> None:
@@ -85,9 +85,9 @@ def test_a_shape_that_is_not_what_config_says(trtspec: Run, recipe: Path) -> Non
     message, _ = the_problem(trtspec, recipe, DRAFT)
     assert message == (
         "draft: 3 tensors do not add up:\n"
-        "  model.layers.0.mlp.down_proj.weight: [16, 32] in model.safetensors, but config.json makes it [16, 40]\n"
-        "  model.layers.0.mlp.gate_proj.weight: [32, 16] in model.safetensors, but config.json makes it [40, 16]\n"
-        "  model.layers.0.mlp.up_proj.weight: [32, 16] in model.safetensors, but config.json makes it [40, 16]"
+        "  model.layers.0.mlp.down_proj.weight: [16, 32] in model.safetensors, but [16, 40] according to config.json\n"
+        "  model.layers.0.mlp.gate_proj.weight: [32, 16] in model.safetensors, but [40, 16] according to config.json\n"
+        "  model.layers.0.mlp.up_proj.weight: [32, 16] in model.safetensors, but [40, 16] according to config.json"
     )
 
 

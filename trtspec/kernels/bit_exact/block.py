@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of chains as a whole: offer every prefix its chance, and draw behind the longest that takes it.
+"""Verification of chains as a whole: test every prefix, and sample the token after the longest accepted one.
 
-The rule is that of `reference_block`, with the mass that is left in integers.
+The rule equals `reference_block`, with the remaining mass in integers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def verify_block(batch: ChainBatch) -> ExactChainResult:
 
 @dataclass(frozen=True)
 class _Place:
-    """The place behind `length` tokens, of whose draft mass the target covers the share `kept`.
+    """The position after `length` tokens; the target covers the share `kept` of their draft mass.
 
-    `proposal` [vocab] is what the next one was drawn from; None where the chain ends.
+    `proposal` [vocab] is the distribution of the next drafted token, or None at the end of the chain.
     """
 
     length: int
@@ -35,7 +35,7 @@ class _Place:
 
     @property
     def surplus(self) -> Floats:
-        """What the target has beyond the draft [vocab]."""
+        """The target's mass in excess of the draft's [vocab]."""
         return self.kept * self.row.probs - self.proposal if self.proposal is not None else self.row.probs
 
     def stays(self, uniform: int) -> bool:
@@ -46,7 +46,7 @@ class _Place:
         return to_unit(uniform) * (surplus + (1.0 - self.kept)) < surplus
 
     def next(self, uniform: int) -> int:
-        """Return the token behind the prefix; by the target's own weights where the draft leaves nothing of them."""
+        """Return the token after the prefix; sampled from the target's own weights if no surplus is left."""
         if self.row.status:
             return self.row.argmax
         left = None if self.proposal is None else fix(self.surplus)
@@ -73,7 +73,7 @@ def _walk(request: Request, length: int) -> tuple[int, int, int]:
 
 
 def _place(request: Request, length: int, here: int, kept: float) -> _Place:
-    """Read the rows of a place; the chain ends where one of them, or the token, is none."""
+    """Read the rows of a position; the chain ends if one of them, or the token, is invalid."""
     row = request.row(here)
     if row.status or here == length:
         return _Place(here, kept, row, None, row.status)
@@ -86,5 +86,5 @@ def _place(request: Request, length: int, here: int, kept: float) -> _Place:
 
 
 def _proposal(draft: DraftRow, token: int) -> Floats:
-    """Return what a token was drawn from [vocab]; one that its row gives no probability is deterministic."""
+    """Return the distribution [vocab] of a token; one-hot if its row gives it probability 0."""
     return draft.probs if draft.probs[token] != 0.0 else np.eye(1, len(draft.probs), token)[0]

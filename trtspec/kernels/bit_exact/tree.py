@@ -69,18 +69,17 @@ class _Walk:
         return row
 
     def children(self, path: list[int]) -> list[int]:
-        """Return the children at the end of a path whose tokens are in the vocabulary; none at the limit."""
+        """Return the children at the end of a path that have valid tokens; empty at the limit."""
         node = path[-1] if path else 0
         within = len(path) < self._limit
         return [child for child, parent in self._parents.items() if parent == node and within]
 
     def token(self, node: int) -> int:
-        """Return a node's token."""
         return self.request.tokens[node]
 
 
 def _choose(walk: _Walk) -> int:
-    """Accept children as long as one has the token sampled after its parent; return the token that none has."""
+    """Accept children as long as one has the token sampled after its parent; return the last sampled token."""
     while True:
         row = walk.row(walk.node)
         if row.status:
@@ -93,7 +92,7 @@ def _choose(walk: _Walk) -> int:
 
 
 def _reject_recursively(walk: _Walk) -> int:
-    """Accept children as long as one passes, each tested after the rejection of its earlier siblings."""
+    """Accept children as long as one passes; each is tested after the rejection of its earlier siblings."""
     while True:
         row = walk.row(walk.node)
         if row.status:
@@ -106,7 +105,7 @@ def _reject_recursively(walk: _Walk) -> int:
 
 
 def _first_accepted(walk: _Walk, left: _Left) -> int | None:
-    """Return the first child that is accepted; None where none is, or the draft's row is unusable."""
+    """Return the first accepted child, or None, also if the draft's row is unusable."""
     for child in walk.children(walk.path):
         token = walk.token(child)
         if not left.open[token]:
@@ -121,10 +120,11 @@ def _first_accepted(walk: _Walk, left: _Left) -> int | None:
 
 
 class _Left:
-    """The residuals of a node's row and its draft while children are rejected; `open` [vocab]: not yet rejected.
+    """The residuals of a node's row and its draft while children are rejected; `open` [vocab] marks tokens not yet
+    rejected.
 
-    The target's residual is T = max(a * p - b * q, 0), a child is sampled from D = q * d; 0 for rejected tokens. To
-    put max(T - D, 0) in place of T changes a and b alone: where T is 0 it stays so.
+    The target's residual is T = max(a * p - b * q, 0), and a child is sampled from D = q * d; both are 0 for rejected
+    tokens. Replacing T by max(T - D, 0) only changes a and b, because T stays 0 where it is 0.
     """
 
     def __init__(self, row: Row, draft: DraftRow) -> None:
@@ -139,15 +139,15 @@ class _Left:
         return np.where(self.open[ids], left, 0.0)
 
     def accepts(self, token: int, uniform: int) -> bool:
-        """Test a token; one of probability 0 in the draft's row counts as deterministic."""
+        """Test a token; a token with probability 0 in the draft's row counts as deterministic."""
         if not self.draft.is_prob(token):
             return False
         drawn_from = self.draft.probs[token] * self.d
-        asked = to_unit(uniform) * drawn_from if drawn_from > 0.0 else to_unit(uniform)
-        return bool(asked < self.target(token))
+        bound = to_unit(uniform) * drawn_from if drawn_from > 0.0 else to_unit(uniform)
+        return bool(bound < self.target(token))
 
     def reject(self, token: int) -> None:
-        """Take a rejected token out of T and D, and normalise both."""
+        """Remove a rejected token from T and D, and normalise both."""
         sampled = self.draft.probs[token] * self.d > 0.0
         taken = self.d if sampled else 0.0
         rest = fix(self.target() - self.draft.probs * taken)
@@ -185,7 +185,7 @@ def _take_typical(walk: _Walk, threshold: np.float32, alpha: np.float32) -> int:
 
 
 def _exp_of_minus_entropy(row: Row) -> float:
-    """Return 2 to the mean of log2(p): that of the exponents, found in integers, over the row's total."""
+    """Return 2 to the mean of log2(p), computed from the exponents in integers."""
     steps = np.rint(row.exponents * np.float32(-1024.0))
     kept = row.weights > 0
     spent = wrapped_sum((row.weights[kept] >> np.uint64(16)) * steps[kept].astype(np.uint64))
