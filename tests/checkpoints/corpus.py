@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that are wrong on purpose: each case makes a good one and spoils one thing, by code.
+"""Invalid checkpoints: each case creates a valid one and damages one thing.
 
-Nothing here uses the package under test or the safetensors library; both are to be held against these files.
+The code uses neither the package under test nor the safetensors library, because both are tested with these files.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ Header = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One bad checkpoint: what `spoil` does to a good one, and the words that the error has to say."""
+    """One invalid checkpoint: `spoil` damages a valid one, and the error must contain `words`."""
 
     name: str
     spoil: Callable[[Path], None]
     words: tuple[str, ...]
 
     def make(self, root: Path) -> Path:
-        """Write the checkpoint into the directory `root`, which is made."""
+        """Create the directory `root` and write the checkpoint to it."""
         self.spoil(make_good(root))
         return root
 
@@ -60,7 +60,7 @@ TOKENIZER = '{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","voc
 
 
 def good_header(shapes: dict[str, list[int]] | None = None) -> Header:
-    """Return the header of a file with these BF16 tensors, those of the good checkpoint unless told."""
+    """Return the header of a file with these BF16 tensors, by default the valid checkpoint's."""
     header: Header = {}
     position = 0
     for name, shape in (SHAPES if shapes is None else shapes).items():
@@ -71,7 +71,7 @@ def good_header(shapes: dict[str, list[int]] | None = None) -> Header:
 
 
 def data_bytes(header: Header) -> int:
-    """Return how many bytes the tensors of a header take."""
+    """Return the number of bytes of the tensors of a header."""
     return max((entry["data_offsets"][1] for entry in header.values()), default=0)
 
 
@@ -82,7 +82,7 @@ def pack(header: Header | bytes, data: int) -> bytes:
 
 
 def make_good(root: Path) -> Path:
-    """Write a checkpoint without a fault: one layer of Llama, and a tokenizer of one word."""
+    """Write a valid checkpoint: one layer of Llama, and a tokenizer with one word."""
     root.mkdir(parents=True)
     (root / CONFIG).write_text(json.dumps(GOOD_CONFIG))
     (root / "tokenizer.json").write_text(TOKENIZER)
@@ -91,7 +91,7 @@ def make_good(root: Path) -> Path:
 
 
 def make_sharded(root: Path, weight_map: Any = None, **index: Any) -> Path:
-    """Split a good checkpoint's weights in two shards with an index; `weight_map` makes another map of the true one."""
+    """Split the weights of a checkpoint into two shards with an index; `weight_map` modifies the correct map."""
     (root / WEIGHTS).unlink()
     for shard in sorted(set(SHARD_OF.values())):
         header = good_header({name: shape for name, shape in SHAPES.items() if SHARD_OF[name] == shard})
@@ -102,7 +102,7 @@ def make_sharded(root: Path, weight_map: Any = None, **index: Any) -> Path:
 
 
 def _raw(name: str, words: str, raw: bytes | Callable[[], bytes], *, data: int = 0) -> Case:
-    """A header of these bytes; large ones are made only when they are needed."""
+    """Return a case with these header bytes; large ones are created only when needed."""
 
     def spoil(root: Path) -> None:
         (root / WEIGHTS).write_bytes(pack(raw if isinstance(raw, bytes) else raw(), data))
@@ -111,7 +111,7 @@ def _raw(name: str, words: str, raw: bytes | Callable[[], bytes], *, data: int =
 
 
 def _entry(name: str, words: str, tensor: str = NORM, **changes: Any) -> Case:
-    """A header with one tensor's entry changed; None leaves the key out."""
+    """Return a case with one tensor's entry changed, or without a key if its value is None."""
 
     def spoil(root: Path) -> None:
         header = good_header()
@@ -122,7 +122,7 @@ def _entry(name: str, words: str, tensor: str = NORM, **changes: Any) -> Case:
 
 
 def _named(name: str, escaped: str) -> Case:
-    """A header with a tensor of a name that none may have, and how the error shows it."""
+    """Return a case with an invalid tensor name, and its representation in the error."""
 
     def spoil(root: Path) -> None:
         header = good_header() | {name: EMPTY | {"data_offsets": [data_bytes(good_header())] * 2}}
@@ -132,7 +132,7 @@ def _named(name: str, escaped: str) -> Case:
 
 
 def _tensors(name: str, words: tuple[str, ...], change: Callable[[dict[str, list[int]]], Any]) -> Case:
-    """A sound file whose tensors are not those that config.json asks for."""
+    """Return a case with a valid file whose tensors do not match config.json."""
 
     def spoil(root: Path) -> None:
         shapes = dict(SHAPES)
@@ -178,14 +178,14 @@ def _replace_by_directory(path: Path) -> None:
 
 
 def _leave(root: Path, name: str) -> None:
-    """Move a file out of the directory and leave a link to it."""
+    """Move a file out of the directory and replace it by a link to it."""
     outside = root.parent / f"{root.name}.{name}"
     (root / name).rename(outside)
     _link(root / name, outside)
 
 
 def _grow(path: Path, nbytes: int) -> None:
-    """Make a file as long as that without writing it."""
+    """Extend a file to this size without writing."""
     with path.open("r+b") as file:
         file.truncate(nbytes)
 
@@ -208,7 +208,7 @@ def _hole(root: Path) -> None:
 
 
 def _repeat(opening: str, closing: str, depth: int, times: int) -> bytes:
-    """Return a header with a list of `times` values that are `depth` deep."""
+    """Return a header with a list of `times` values that are nested `depth` deep."""
     return ('{"a":[' + ",".join([opening * depth + "0" + closing * depth] * times) + "]}").encode()
 
 
@@ -433,7 +433,7 @@ FILES = [
     Case("files: a link to itself", lambda root: _link(root / WEIGHTS, WEIGHTS), (WEIGHTS, "symbolic links")),
     Case("files: a link to nothing", lambda root: _link(root / WEIGHTS, "x"), (WEIGHTS, "No such file")),
     Case(
-        "files: a name that is no text",
+        "files: a name that is not text",
         lambda root: (root / WEIGHTS).rename(root / "\udcff.safetensors"),
         (r"the file name '\udcff.safetensors' has unprintable characters",),
     ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ids end a text: read as transformers reads them, and refused where they are none."""
+"""The ids that end a text equal transformers', and invalid ids are rejected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _write(root: Path, **documents: Any) -> Path:
 
 
 def _of_transformers(root: Path) -> tuple[int, ...]:
-    """Return what `from_pretrained` of a model takes (GenerationMixin.adjust_generation_fn)."""
+    """Return the end ids that `from_pretrained` of a model uses (GenerationMixin.adjust_generation_fn)."""
     from transformers import GenerationConfig
 
     try:

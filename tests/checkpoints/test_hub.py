@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads with the real client, in a process of its own, from a hub on this machine."""
+"""Downloads with the real client, in a separate process, from a local hub."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests._support import forked
 from tests._support.hub import COMMIT, Hub, serving
 from trtspec.core.processes import wait_until
 
-pytestmark = pytest.mark.slow  # a client's process for each test
+pytestmark = pytest.mark.slow  # one client process per test
 
-# The client asks again after 1, 2, 4 ... seconds, which no test has to wait for.
+# The client retries after 1, 2, 4 ... seconds; the tests skip the delays.
 CLIENT = """
 import json, sys, time
 time.sleep = lambda _: None
@@ -32,7 +32,7 @@ except CheckpointError as error:
     sys.exit(str(error))
 """
 TOKEN = "hf_averysecrettoken"
-CHUNK = 10 << 20  # what the client holds back before it writes
+CHUNK = 10 << 20  # the client's write buffer
 
 Fetch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -45,7 +45,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def model(hub: Hub) -> Path:
-    """The files of org/model: two shards, and much that no build reads."""
+    """The files of org/model: two shards, and many files that builds do not read."""
     root = hub.root / "org" / "model"
     (root / "original").mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "README.md", "pytorch_model.bin", "original/config.json"):
@@ -171,7 +171,7 @@ class TestWhatGoesWrong:
         done = fetch(HF_ENDPOINT="http://user:secret@127.0.0.1:9")
         hint = f"check the network, the proxy and HF_ENDPOINT; {AGAIN}"
         refused(done, "the download from 127.0.0.1 failed: ConnectError", hint)
-        assert "secret" not in "".join(done.stderr.splitlines()[-2:])  # above is what the client itself says
+        assert "secret" not in "".join(done.stderr.splitlines()[-2:])  # the lines before are the client's own output
 
     def test_a_page_instead_of_a_list(self, fetch: Fetch, hub: Hub) -> None:
         hub.refusals["tree"] = 200, ""
@@ -218,7 +218,7 @@ class TestOffline:
 
 
 class TestRoom:
-    """The weights' sizes are known before the first of their bytes."""
+    """The sizes of the weights are known before the first byte is downloaded."""
 
     def test_that_is_too_little_is_told_before_a_byte(self, fetch: Fetch, hub: Hub) -> None:
         hub.sizes["one.safetensors"] = 1 << 60

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found without being prepared, and what is said where it is not."""
+"""Sources that are found without preparation, and the errors for those that are not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint directories: what is wrong with one is said before a weight is read."""
+"""Checkpoint directories: errors are reported before any weight is read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tokens mean in bytes, which of them two tokenizers share, and how one spells the other's."""
+"""The bytes of tokens, the shared tokens of two tokenizers, and the spelling of one's tokens with the other's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICKSTART = recipes_dir() / "models" / "quickstart-target"
 
 
 def save_pieces(root: Path, pieces: list[str], decoder: Any = None) -> Tokenizer:
-    """Save a tokenizer as SentencePiece's are written: </s>, a token for each byte, then pieces."""
+    """Save a SentencePiece-style tokenizer: </s>, a token for each byte, then pieces."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers
 
@@ -44,7 +44,7 @@ PIECES = ["▁", "t", "h", "e", "n", "▁t", "th", "the", "▁e"]
 
 @pytest.fixture(scope="module")
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Bytes, th, the, he, in, re, and <end>."""
+    """A tokenizer with bytes, th, the, he, in, re, and <end>."""
     return Tokenizer(make_tokenizer(tmp_path_factory.mktemp("bytes") / "t"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is still read of files that nobody vouches for; what is refused is in corpus.py."""
+"""Untrusted files that are accepted; rejected ones are in corpus.py."""
 
 from __future__ import annotations
 

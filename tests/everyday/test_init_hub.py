@@ -148,7 +148,7 @@ def test_what_cannot_be_had(command: Command, hub: Hub) -> None:
         command("init", "org/target", HF_ENDPOINT="http://127.0.0.1:9"),
         "error: org/target: the download from 127.0.0.1 failed: ConnectError hint: check the network, the proxy and",
     )
-    offline = "error: org/target: it is not in the hub cache, and HF_HUB_OFFLINE is set hint: unset HF_HUB_OFFLINE and"
+    offline = "error: org/target: not in the hub cache, and HF_HUB_OFFLINE is set hint: unset HF_HUB_OFFLINE and"
     refused(command("init", "org/target", HF_HUB_OFFLINE="1"), offline)
     (hub.root / "org" / "draft" / "config.json").unlink()
     refused(command("init", "org/target", "org/draft"), "error: org/draft: no config.json hint: a checkpoint is")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every family proves from headers that a source is what config.json says, and reads config.json or says why not."""
+"""Every family checks by headers that a source matches config.json, and reads config.json or raises an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAMILIES: dict[str, Family] = discover("trtspec.families", "FAMILY")
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]:
-    """A function that returns the source of a family, which no test may change."""
+    """A function that returns the source of a family; tests must not change it."""
     roots: dict[str, Path] = {}
 
     def load(family: str) -> Source:
@@ -40,14 +40,14 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]
 
 
 def cover(source: Source) -> Matched:
-    """Hold the rules of a source's own family against it."""
+    """Compare the rules of a source's family with it."""
     _, family = family_of(source)
     config = family.read(source.reader, "auto")
     return match(family.rules(config), family.skips(config), source)
 
 
 def said_of(source: Source) -> list[str]:
-    """Return what does not add up, line by line."""
+    """Return the problems of a source, line by line."""
     with pytest.raises(CheckpointError) as caught:
         cover(source)
     first, *problems = f"{caught.value.where}: {caught.value.message}".splitlines()
@@ -95,7 +95,7 @@ class TestCoverage:
         source = sources(family)
         name = "model.layers.1.self_attn.o_proj.weight"
         wrong = source.tensors | {name: replace(source.tensors[name], dtype="I8")}
-        expected = f"{name}: dtype I8 in model.safetensors, only BF16, F16, F32 can be converted"
+        expected = f"{name}: dtype I8 in model.safetensors; supported: BF16, F16, F32"
         assert said_of(replace(source, tensors=wrong)) == [expected]
 
     def test_rotary_frequencies_of_old_exports_are_skipped(self, family: str, sources: Callable[[str], Source]) -> None:

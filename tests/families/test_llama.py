@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converted Llama checkpoints, tensor by tensor, and every way a source may not add up."""
+"""Converted Llama checkpoints, tensor by tensor, and all inconsistencies of a source."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_config_says_what_tensorrt_llm_reads(tmp_path: Path) -> None:
 def test_what_is_written_is_read_back(shape: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = load_checkpoint(convert(make_llama(tmp_path / "hf", **shape), tmp_path / "c"))
     tied = "tie_word_embeddings" in shape
-    # a tied head is there as a copy, which is no parameter of its own
+    # a tied head is stored as a copy, which is not a separate parameter
     weights = [tensor for tensor in checkpoint.tensors if not (tied and tensor.name == "lm_head.weight")]
     assert checkpoint.config.num_parameters == sum(tensor.nbytes // 2 for tensor in weights)
     assert checkpoint.config.tied_embeddings == tied
@@ -144,4 +144,4 @@ def test_an_extra_tensor_is_refused_and_a_known_one_skipped(source: Path) -> Non
 
 def test_an_integer_weight_is_refused(source: Path) -> None:
     rewrite(source, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int32)}))
-    refused(source, "model.norm.weight: dtype I32 in model.safetensors, only BF16, F16, F32 can be converted")
+    refused(source, "model.norm.weight: dtype I32 in model.safetensors; supported: BF16, F16, F32")

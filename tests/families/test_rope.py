@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary keys wherever transformers reads them, in targets and in draft heads; two different values are an error."""
+"""Rotary keys in all locations that transformers reads, in targets and draft heads; conflicting values are errors."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_gemma3_completes_its_nested_sections() -> None:
     keys = {"rope_theta": 500.0, "rope_local_base_freq": 50.0}
     found = read(GEMMA3, "Gemma3ForCausalLM", rope_parameters=nested, rope_scaling=linear, **keys)
     assert (found.rotary_base, found.local_rotary_base, found.rope_scaling.kind) == (500.0, 50.0, "linear")
-    assert found.stretched_positions == POSITIONS  # its number is stretched already
+    assert found.stretched_positions == POSITIONS  # its number includes the scaling
     with pytest.raises(CheckpointError, match="'rope_type' in addition to the sections"):
         read(GEMMA3, "Gemma3ForCausalLM", rope_parameters=PLAIN)
     with pytest.raises(CheckpointError, match="which ignores the key type"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries are compiled once for equal inputs, published whole or not at all, and compilers' errors can be read."""
+"""Libraries are compiled once for equal inputs and published atomically, and compiler errors are readable."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on t
 
 @pytest.fixture
 def sources(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two plugins that are compiled in no time."""
+    """A folder with two plugins that compile quickly."""
     folder = workplace / "plugins"
     for name in ("one", "two"):
         (folder / name).mkdir(parents=True)
@@ -60,7 +60,7 @@ def sources(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the compiler is run on, as it runs."""
+    """The compiler's source files, recorded as it runs."""
     runs: list[str] = []
 
     def run(command: tuple[str, ...], timeout_s: float, go_on=build._run) -> None:
@@ -166,7 +166,7 @@ def test_an_error_is_told_with_its_line_and_leaves_nothing(sources: Path) -> Non
 
 
 def test_a_warning_stops_nobody(sources: Path) -> None:
-    """Other compilers warn of other things; our own tests compile with -Werror."""
+    """Other compilers have other warnings; our own tests compile with -Werror."""
     (sources / "one" / "cpu.cpp").write_text("static int unused;\n")
     assert build_library(plan_library()).exists()
 
@@ -292,7 +292,7 @@ def test_the_plugins_that_there_are() -> None:
 
 
 def test_cmake_compiles_the_same() -> None:
-    """CMakeLists.txt names the same sources, and the flags that decide about results."""
+    """CMakeLists.txt has the same sources, and the same flags that affect results."""
     text = (plugins_dir() / "CMakeLists.txt").read_text()
     named = set(re.findall(r"\b[\w/]+/(?:abi\.cpp|no_cuda\.cpp|cpu\.cpp|avx512\.cpp|kernel\.cu)", text))
     paths = [path for plugin in discover_plugins().values() for path in plugin.paths(("sm_80",), "x86_64")]

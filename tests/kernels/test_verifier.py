@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled rules in the place of torch's: the same results, and which of the two an engine gets."""
+"""Compiled rules as a replacement for torch's: equal results, and the choice between them for an engine."""
 
 from __future__ import annotations
 

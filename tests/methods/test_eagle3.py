@@ -294,7 +294,7 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     "ids that are no integers": (
         with_others(d2t=torch.zeros(40)),
         {},
-        ": 1 tensor does not add up:\n  d2t: dtype F32 in model.safetensors, only I64 can be converted",
+        ": 1 tensor does not add up:\n  d2t: dtype F32 in model.safetensors; supported: I64",
     ),
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pruned checkpoint says what the target without the sublayers says."""
+"""A pruned checkpoint has the logits of the target without the sublayers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tied config.json beside an LM head of the file's own: which one is used, and what is told of it."""
+"""A tied config.json with a stored LM head: the head that is used, and the diagnostics."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What computes a conversion changes none of its bytes, and a conversion needs no compiler."""
+"""All implementations of a conversion write the same bytes, and a conversion does not need a compiler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trtspec.kernels.quantize import CompiledArithmetic, Instructions, fastest_o
 
 
 class Ones(dict[str, float]):
-    """As if 1 had been measured of whatever is asked for."""
+    """A calibration result of 1 for every module."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -66,7 +66,7 @@ def test_what_computes_changes_no_byte(
 
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> list[float]:
-    """The bounds of what was compiled since; each compilation runs out of its time."""
+    """The time limits of all compilations, each of which times out."""
     bounds: list[float] = []
 
     def run(command: tuple[str, ...], timeout_s: float) -> None:
@@ -155,7 +155,7 @@ def test_a_library_that_computes_something_else_is_not_used(
 
 
 def one_value_off(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As a function of arithmetic, or one that returns such a function, with the first value changed."""
+    """Return a function of arithmetic, or one that returns such a function, with the first value changed."""
 
     def change(*arguments: Any) -> Any:
         found = function(*arguments)
@@ -183,4 +183,4 @@ def test_a_library_that_cannot_be_loaded_is_none(
         path.write_bytes(b"\x7fELF")
     assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
     monkeypatch.setattr(build, "_run", run_build)
-    assert isinstance(choose_arithmetic(COMPILE_BYTES), CompiledArithmetic)  # which is built again where it pays
+    assert isinstance(choose_arithmetic(COMPILE_BYTES), CompiledArithmetic)  # rebuilt, because it pays off

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is decided about a source that is quantized already: what stays in 16 bits, and what a recipe may ask of it."""
+"""Handling of quantized sources: the tensors that stay in 16 bits, and the supported requests of recipes."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_what_the_source_left_out_is_excluded(linear: str, excluded: list[str], 
 
 def test_a_source_may_quantize_its_cache_alone(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
-    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
-    (source / "hf_quant_config.json").write_text(json.dumps(said))
+    config = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (source / "hf_quant_config.json").write_text(json.dumps(config))
     names = [f"model.layers.{layer}.self_attn.{kind}_proj.{kind}_scale" for layer in range(2) for kind in "kv"]
     edit(source, lambda tensors: tensors.update({name: torch.tensor(2.0) for name in names}))
     out = convert(source, tmp_path / "c")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules a scheme quantizes, what config.json says of it, and what cannot be done."""
+"""The modules that a scheme quantizes, their entry in config.json, and unsupported schemes."""
 
 from __future__ import annotations
 

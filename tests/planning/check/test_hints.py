@@ -47,9 +47,9 @@ def widen(tensors: dict[str, Any]) -> None:
 
 CAUSES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "architecture": ({"architectures": ["SmolLM3ForCausalLM"]}, None, "docs/extending.md describes how to add"),
-    "activation": ({"hidden_act": "gelu"}, None, "choose an engine.backend that runs the checkpoint as it is"),
+    "activation": ({"hidden_act": "gelu"}, None, "choose an engine.backend that runs the checkpoint without"),
     "value": ({"hidden_size": "32"}, None, "correct it in config.json"),
-    "size that is absent": ({"hidden_size": None}, None, "config.json has no hidden_size"),
+    "size that is absent": ({"hidden_size": None}, None, "config.json lacks hidden_size"),
     "resized embedding": ({}, resize, "set vocab_size: 66 in config.json"),
     "float64": ({}, widen, "save the weights"),
     "surplus": ({}, lambda tensors: tensors.update({"score.weight": torch.zeros(2)}), "remove them from the file"),

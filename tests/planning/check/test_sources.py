@@ -96,7 +96,7 @@ def test_a_hub_model_that_was_not_downloaded(trtspec: Run, recipe: Path) -> None
     replace(recipe, "model: ./target", f"model: org/name\n  revision: {commit}")
     for command in ("check", "plan"):  # with the hub: tests/everyday/test_hub_check.py
         (problem,) = trtspec(command, recipe, "--json").document["problems"]
-        message = f"org/name at commit {commit}: it is not in the hub cache, and HF_HUB_OFFLINE is set"
+        message = f"org/name at commit {commit}: not in the hub cache, and HF_HUB_OFFLINE is set"
         assert (problem["line"], problem["message"]) == (TARGET[0], message)
         assert problem["hint"] == "unset HF_HUB_OFFLINE and try again"
 
