@@ -178,10 +178,10 @@ def test_what_nvcc_says(tmp_path: Path) -> None:
         f'{source}(3): error: identifier "x" is undefined',
         f'{source}(3): error #20-D: identifier "x" is un',
     ):
-        error = build._error_of(("nvcc",), f"warning before\n{output}\nand more\n")
+        error = build._first_error(("nvcc",), f"warning before\n{output}\nand more\n")
         assert error.where == f"{source}:3"
         assert error.message.endswith("\n  3 | wrong")
-    fatal = build._error_of(("nvcc",), "nvcc fatal   : Unsupported gpu architecture 'compute_1'\n")
+    fatal = build._first_error(("nvcc",), "nvcc fatal   : Unsupported gpu architecture 'compute_1'\n")
     assert fatal.message == "nvcc failed:\nnvcc fatal   : Unsupported gpu architecture 'compute_1'"
 
 

@@ -75,11 +75,11 @@ def without_a_look_at_the_draft_row(row: Row, draft: DraftRow, token: int, unifo
     return RIGHT_TEST(row, replace(draft, usable=True, probs=np.nan_to_num(draft.probs)), token, uniform)
 
 
-def against_the_first_target(left: tree._Left, token: int) -> None:
+def against_the_first_target(left: tree._Residual, token: int) -> None:
     left.open[token] = False
 
 
-def with_replacement(left: tree._Left, token: int) -> None:
+def with_replacement(left: tree._Residual, token: int) -> None:
     RIGHT_REJECT(left, token)
     left.d = 1.0
 
@@ -108,7 +108,7 @@ def by_place_in_the_batch(batch: ChainBatch) -> ExactChainResult:
     return bit_exact.verify_chain(replace(batch, uniforms=batch.uniforms ^ places << np.uint32(29)))
 
 
-RIGHT_TEST, RIGHT_REJECT, RIGHT_TRUNCATE = chain._test, tree._Left.reject, fixed_point.truncate
+RIGHT_TEST, RIGHT_REJECT, RIGHT_TRUNCATE = chain._test, tree._Residual.reject, fixed_point.truncate
 WRONG_PARTS = [
     (chain, "_test", without_residual, CHAIN_CHECKS, "distribution, sampled, with probabilities"),
     (chain, "_test", without_residual, CHAIN_CHECKS, "distribution, deterministic"),
@@ -120,9 +120,9 @@ WRONG_PARTS = [
     (chain, "draw", in_half_precision, CHAIN_CHECKS, "vocabulary of 32000"),
     (fixed_point, "truncate", keeping_equals, CHAIN_CHECKS, "ties"),
     ("trtspec.kernels.bit_exact.batch", "read_row", laundering, CHAIN_CHECKS, "ill rows"),
-    (tree._Left, "reject", against_the_first_target, TREE_CHECKS, "distribution, sampled, with probabilities"),
-    (tree._Left, "reject", with_replacement, TREE_CHECKS, "distribution, sampled, with logits"),
-    (tree._Left, "reject", with_replacement, TREE_CHECKS, "siblings at every edge"),
+    (tree._Residual, "reject", against_the_first_target, TREE_CHECKS, "distribution, sampled, with probabilities"),
+    (tree._Residual, "reject", with_replacement, TREE_CHECKS, "distribution, sampled, with logits"),
+    (tree._Residual, "reject", with_replacement, TREE_CHECKS, "siblings at every edge"),
     ("trtspec.kernels.bit_exact.batch", "read_row", laundering, TREE_CHECKS, "ill rows"),
 ]
 

@@ -238,7 +238,7 @@ class InBlocks:
                 if self._free:
                     return self._free.pop()
                 was_idle = not self._in_flight
-            if not (was_idle and self._make_room()):
+            if not (was_idle and self._resolve_stall()):
                 self._growing.raise_error()
                 self._wait_for_memory(was_idle)
 
@@ -249,7 +249,7 @@ class InBlocks:
                 lambda: self._free or self._failure or not (was_idle or self._in_flight), timeout=LOOK_S
             )
 
-    def _make_room(self) -> bool:
+    def _resolve_stall(self) -> bool:
         """Resolve a stall in which all writes are done and no block is free: the hashes wait for missing bytes or for
         an open block.
 

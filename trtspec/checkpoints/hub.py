@@ -64,7 +64,7 @@ def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes
         _download(model, revision, [*DESCRIPTIONS, *([PICKLE_INDEX] if pickles else [])], bar)
         weights = _weights(root, pickles) or ["*.safetensors"]
         if not is_fetched(root, pickles):
-            _check_room(model, revision, weights)
+            _check_disk_space(model, revision, weights)
         _download(model, revision, weights, bar)
     if not is_fetched(root, pickles):
         message, hint = _incomplete(root, pickles)
@@ -88,7 +88,7 @@ def _download(model: str, revision: str, names: Collection[str], bar: type[Any])
     )
 
 
-def _check_room(model: str, revision: str, names: Collection[str]) -> None:
+def _check_disk_space(model: str, revision: str, names: Collection[str]) -> None:
     """Raise CheckpointError if the hub cache lacks space for the weights; do nothing offline."""
     from huggingface_hub import HfApi, constants
 

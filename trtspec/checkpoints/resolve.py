@@ -62,7 +62,7 @@ def choose_commit(model: str) -> Commit:
     """Return the newest commit of a hub model; offline, the one used last. Raises CheckpointError without one."""
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE and (revision := _known_commit(model)):
+    if constants.HF_HUB_OFFLINE and (revision := _cached_commit(model)):
         return Commit(revision, "the newest commit in the hub cache when this was written")
     try:
         return Commit(newest_commit(model), "the newest commit when this was written")
@@ -71,7 +71,7 @@ def choose_commit(model: str) -> Commit:
         raise CheckpointError(error.message, where=error.where, hint=hint) from error
 
 
-def _known_commit(model: str) -> str | None:
+def _cached_commit(model: str) -> str | None:
     """Return the commit that was downloaded last or whose preview was used last."""
     folders = (snapshot_dir(model, "none").parent, preview_dir(model, "none").parent)
     found = [path for folder in folders for path in folder.glob("*") if re.fullmatch(COMMIT, path.name)]

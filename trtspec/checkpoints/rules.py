@@ -165,13 +165,13 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
     for rule in rules:
         for tensor in rule.sources:
             is_quantized = tensor.name in quantized.weights
-            if tensor.name and (problem := _complaint(tensor, rule, source.tensors, is_quantized)):
+            if tensor.name and (problem := _tensor_problem(tensor, rule, source.tensors, is_quantized)):
                 problems.append(problem)
                 hints[_hint(tensor, rule, source.tensors)] = None
     problems += [
         problem
         for name, shapes in quantized.scales.items()
-        if (problem := _scale_complaint(name, shapes, source.tensors))
+        if (problem := _scale_problem(name, shapes, source.tensors))
     ]
     read = (tensor for rule in rules if not rule.copy for tensor in rule.sources if tensor.name)
     used = Counter((tensor.name, tensor.first_row) for tensor in read)
@@ -211,7 +211,7 @@ def rows_of(wanted: SourceTensor, stored: TensorInfo) -> TensorInfo:
     return replace(stored, shape=(rows, *stored.shape[1:]), offset=offset, nbytes=rows * nbytes)
 
 
-def _complaint(wanted: SourceTensor, rule: Rule, tensors: dict[str, TensorInfo], quantized: bool) -> str | None:
+def _tensor_problem(wanted: SourceTensor, rule: Rule, tensors: dict[str, TensorInfo], quantized: bool) -> str | None:
     tensor = tensors.get(wanted.name)
     if tensor is None:
         return f"{wanted.name}: missing"
@@ -225,7 +225,7 @@ def _complaint(wanted: SourceTensor, rule: Rule, tensors: dict[str, TensorInfo],
     return None
 
 
-def _scale_complaint(name: str, shapes: tuple[tuple[int, ...], ...], tensors: dict[str, TensorInfo]) -> str | None:
+def _scale_problem(name: str, shapes: tuple[tuple[int, ...], ...], tensors: dict[str, TensorInfo]) -> str | None:
     tensor = tensors.get(name)
     if tensor is None:
         return f"{name}: missing"

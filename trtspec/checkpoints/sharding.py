@@ -135,8 +135,8 @@ def _rectangle(source: SourceTensor, split: Split, position: int, tensor: int) -
     """Return a rank's rows and columns of a source tensor, and the number of rows they take in the rank's target."""
     rows, columns = source.shape[0], prod(source.shape[1:])
     if split is Split.ROWS:
-        mine = _head_rows(source, position, tensor) if source.heads else _share(rows, position, tensor)
-        return mine, range(columns), len(mine)
+        rank_rows = _head_rows(source, position, tensor) if source.heads else _share(rows, position, tensor)
+        return rank_rows, range(columns), len(rank_rows)
     if split is Split.COLUMNS:
         return range(rows), _share(columns, position, tensor), rows
     if split is Split.VOCABULARY:

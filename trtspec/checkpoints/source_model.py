@@ -127,10 +127,13 @@ def read_model(source: Source, dtype: str) -> SourceModel:
     config = family.read(source.reader, dtype)
     ties = UNTIED
     if config.tied_embeddings:
-        tensors = {rule.target: _stored(rule, source) for rule in family.rules(replace(config, tied_embeddings=False))}
+        tensors = {
+            rule.target: _with_stored_names(rule, source)
+            for rule in family.rules(replace(config, tied_embeddings=False))
+        }
         ties = compare_ties(source, tensors[EMBEDDING].sources[0].name, tensors[LM_HEAD].sources[0].name)
         config = replace(config, tied_embeddings=not ties.differ)
-    rules = [_stored(rule, source, ties.only_head) for rule in family.rules(config)]
+    rules = [_with_stored_names(rule, source, ties.only_head) for rule in family.rules(config)]
     try:
         matched = match(rules, family.skips(config), source, prequantized.tensors(rules) if prequantized else None)
     except CheckpointError as error:
@@ -146,7 +149,7 @@ def read_model(source: Source, dtype: str) -> SourceModel:
     return SourceModel(source, name, family_version(name), config, rules, matched, prequantized, ties=ties)
 
 
-def _stored(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) -> Rule:
+def _with_stored_names(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) -> Rule:
     """Return a rule with the names that its tensors have in a source.
 
     Like transformers, accept a base model's names without the model's own prefix, and an LM head with the prefix.
@@ -154,7 +157,7 @@ def _stored(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) 
     """
     prefix = "model."
 
-    def name_of(name: str) -> str:
+    def stored_name(name: str) -> str:
         if renamed and name == renamed[0]:
             return renamed[1]
         if name in source.tensors or not name:
@@ -162,7 +165,7 @@ def _stored(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) 
         other = name.removeprefix(prefix) if name.startswith(prefix) else f"{prefix}{name}"
         return other if other in source.tensors else name
 
-    names = [name_of(tensor.name) for tensor in rule.sources]
+    names = [stored_name(tensor.name) for tensor in rule.sources]
     if names == [tensor.name for tensor in rule.sources]:
         return rule
     pairs = zip(rule.sources, names, strict=True)

@@ -27,13 +27,13 @@ MOST_SMALL = 4096  # small pieces kept in memory per file
 
 
 @dataclass(frozen=True)
-class _Fresh:
+class _InMemory:
     """Bytes in memory, and the callback that releases them."""
 
     data: memoryview
     release: Callable[[], None] | None
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         if self.release:
             self.release()
 
@@ -50,7 +50,7 @@ class _File:
         self.writers = [0] * len(self.begins)
         self.digest = digest
         self.ready = self.hashed = self._part = 0
-        self.fresh: dict[int, _Fresh] = {}
+        self.fresh: dict[int, _InMemory] = {}
         self.is_taken = self.is_spoilt = False
 
     @property
@@ -85,7 +85,7 @@ class _File:
             if fresh := self.fresh.pop(self.hashed, None):
                 yield fresh.data
                 self.hashed += len(fresh.data)
-                fresh.let_go()
+                fresh.free()
             else:
                 yield from self._read_back(min(self.ready, end))
 
@@ -152,7 +152,7 @@ class GrowingDigests:
         with self._changed:
             file = self._files[number]
             if release or len(file.fresh) < MOST_SMALL:
-                file.fresh[offset] = _Fresh(data, release)
+                file.fresh[offset] = _InMemory(data, release)
                 self._changed.notify_all()
 
     def waiting_in_vain(self) -> list[tuple[int, int]]:
@@ -170,7 +170,7 @@ class GrowingDigests:
             file = self._files[number]
             given_up = None if file.is_taken or not file.blocks else file.fresh.pop(file.blocks[-1])
         if given_up:
-            given_up.let_go()
+            given_up.free()
 
     def raise_error(self) -> None:
         """Raise the error of the hashing threads, if any."""

@@ -23,7 +23,7 @@ def attempt(root: str, data: bytes) -> None:
     for text in PROBES:
         for special in (True, False):
             encoded = tokenizer.encode(text, special)
-            _check_known(encoded, largest)
+            _check_ids(encoded, largest)
             tokenizer.decode(encoded), tokenizer.decode_whole(encoded)
     every = sorted(ids)
     for start in range(0, len(every), 4096):
@@ -31,6 +31,6 @@ def attempt(root: str, data: bytes) -> None:
     _ = tokenizer.fragments, tokenizer.decoders, tokenizer.merges
 
 
-def _check_known(ids: list[int], largest: int) -> None:
-    if strange := [token for token in ids if token > largest]:
-        raise CheckpointError(f"a text is encoded to the id {strange[0]:,}, but the largest id is {largest:,}")
+def _check_ids(ids: list[int], largest: int) -> None:
+    if too_large := [token for token in ids if token > largest]:
+        raise CheckpointError(f"a text is encoded to the id {too_large[0]:,}, but the largest id is {largest:,}")

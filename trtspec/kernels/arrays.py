@@ -42,7 +42,7 @@ class Call:
 
     def __init__(self, first: Array, axes: int = 3) -> None:
         self._first = first
-        view = _view_of(first)
+        view = _make_view(first)
         if view is None or len(view.shape) != axes:
             got = f"of shape {view.shape}" if view else f"a {type(first).__name__}"
             raise TrtspecError(f"the first array is {got}; it must be a numpy array or a tensor with {axes} axes")
@@ -51,7 +51,7 @@ class Call:
 
     def view(self, name: str, array: Array) -> View:
         """Return an array's memory; raise TrtspecError if it is not on the device of the first array."""
-        view = _view_of(array)
+        view = _make_view(array)
         if view is None:
             raise TrtspecError(f"{name} is a {type(array).__name__}, not a numpy array or a tensor")
         if view.device != self._device:
@@ -116,22 +116,22 @@ class Call:
 
 
 def address_of(array: Array) -> int:
-    view = _view_of(array)
+    view = _make_view(array)
     assert view is not None
     return view.address
 
 
-def _view_of(array: Array) -> View | None:
+def _make_view(array: Array) -> View | None:
     if isinstance(array, np.ndarray):
         strides = tuple(stride // array.itemsize for stride in array.strides)
         return View(array.ctypes.data, array.shape, strides, array.dtype.name, array.itemsize, "cpu")
     if not hasattr(array, "data_ptr"):
         return None
-    dtype, device = _name_of(array.dtype), _name_of(array.device)
+    dtype, device = _torch_name(array.dtype), _torch_name(array.device)
     return View(array.data_ptr(), tuple(array.shape), array.stride(), dtype, array.element_size(), device)
 
 
 @cache
-def _name_of(thing: Any) -> str:
+def _torch_name(thing: Any) -> str:
     """Return torch's name of a dtype or device; cached because it is the slowest query on a tensor."""
     return str(thing).removeprefix("torch.")

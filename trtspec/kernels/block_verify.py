@@ -35,7 +35,7 @@ def verify_block(
     limits = torch.tensor(lens, device=logits.device).unsqueeze(1)
     places = torch.arange(tokens.shape[1] + 1, device=logits.device)
     drafted = F.pad(draft_probs, (0, 0, 0, 1)) * (places < limits).unsqueeze(-1)
-    kept = _kept(target_probs[:, :-1], draft_probs, tokens)
+    kept = _covered_shares(target_probs[:, :-1], draft_probs, tokens)
     surplus = (kept.unsqueeze(-1) * target_probs - drafted).clamp_min(0.0)
     chance = _chance(surplus.sum(-1), kept)[:, 1:]
     taken = (uniforms[:, :-1] < chance) & (places[1:] <= limits)
@@ -47,7 +47,7 @@ def verify_block(
     return [VerifyResult(list(range(1, count + 1)), token) for count, token in results]
 
 
-def _kept(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
+def _covered_shares(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
     """Return the share of each prefix's draft mass that the target covers [rows, draft_len + 1]; 1 for the empty
     prefix.
     """

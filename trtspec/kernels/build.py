@@ -235,10 +235,10 @@ def _run(command: tuple[str, ...], timeout_s: float) -> None:
     except subprocess.TimeoutExpired:
         raise StepTimeout(f"{command[0]} did not finish within {timeout_s:.0f} s") from None
     if done.returncode:
-        raise _error_of(command, done.stderr + done.stdout)
+        raise _first_error(command, done.stderr + done.stdout)
 
 
-def _error_of(command: tuple[str, ...], output: str) -> StepError:
+def _first_error(command: tuple[str, ...], output: str) -> StepError:
     """Return a compiler's first error, with the source line it refers to."""
     hint = f"for the full output, run: {shlex.join(command)}"
     found = _ERROR.search(output)

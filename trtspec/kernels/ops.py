@@ -38,18 +38,18 @@ def load_ops(path: Path) -> None:
     _library = load_library(path)
 
 
-def _loaded() -> KernelLibrary:
+def _get_library() -> KernelLibrary:
     if _library is None:
         raise TrtspecError("torch.ops.trtspec lacks a library", hint="call trtspec.kernels.ops.load_ops(path) first")
     return _library
 
 
 def _verify_chain(target: Tensor, tokens: Tensor, **how: Any) -> tuple[Tensor, ...]:
-    return tuple(_loaded().verify_chain(target=target, tokens=tokens, **how))
+    return tuple(_get_library().verify_chain(target=target, tokens=tokens, **how))
 
 
 def _verify_tree(target: Tensor, tokens: Tensor, parents: Tensor, **how: Any) -> tuple[Tensor, ...]:
-    return tuple(_loaded().verify_tree(target=target, tokens=tokens, parents=parents, **how))
+    return tuple(_get_library().verify_tree(target=target, tokens=tokens, parents=parents, **how))
 
 
 def _shapes_of_chain(target: Tensor, tokens: Tensor, **how: Any) -> tuple[Tensor, ...]:

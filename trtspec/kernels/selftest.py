@@ -39,29 +39,29 @@ class Check:
 
 def run_self_test(library: KernelLibrary, device: str = "cpu") -> Iterator[Check]:
     """Yield a check per kernel of the library and kind of batch; `device` is "cpu" or torch's name of a GPU."""
-    place = _placer(device)
+    to_device = _device_mover(device)
     for dtype, vocab in product(DTYPES, VOCABS):
         batch = f"{np.dtype(dtype)}, vocabulary of {vocab}"
         for kernel, rule in CHAIN_RULES.items():
             for kind in (None, *DraftKind) if kernel in library.kernels else ():
                 chains = _chains(vocab, dtype, kind)
-                got = library.verify_chain(**place(vars(chains)), kernel=kernel)
-                yield _compare(f"{kernel}, {_word(kind)}, {batch}", got, rule(chains))
+                got = library.verify_chain(**to_device(vars(chains)), kernel=kernel)
+                yield _compare(f"{kernel}, {_kind_name(kind)}, {batch}", got, rule(chains))
         for mode in Mode if "verify_tree" in library.kernels else ():
             trees = _trees(vocab, dtype, mode)
-            tree = library.verify_tree(**place(vars(trees)))
+            tree = library.verify_tree(**to_device(vars(trees)))
             yield _compare(f"verify_tree, {mode.name.lower()}, {batch}", tree, bit_exact.verify_tree(trees))
     if "compact_kv" in library.kernels:
-        yield _compact(library, place)
+        yield _compact(library, to_device)
 
 
-def _compact(library: KernelLibrary, place: Callable[[Arrays], Arrays]) -> Check:
+def _compact(library: KernelLibrary, to_device: Callable[[Arrays], Arrays]) -> Check:
     rng = np.random.default_rng(SEED)
     cache = rng.normal(size=(1, REQUESTS, 3 * ROWS, 16)).astype(np.float32)
     path = np.array([[1, 3, 5, -1, -1, -1], [2, 4, -1, -1, -1, -1], [5, -1, -1, -1, -1, -1], [-1] * 6], dtype=np.int32)
     start = np.arange(REQUESTS, dtype=np.int32)
     expected = bit_exact.compact_kv(cache[0], bit_exact.kv_moves(path, start))
-    arrays = place({"cache": cache, "path": path, "path_len": (path >= 0).sum(1).astype(np.int32), "start": start})
+    arrays = to_device({"cache": cache, "path": path, "path_len": (path >= 0).sum(1).astype(np.int32), "start": start})
     library.compact_kv(**arrays)
     same = np.array_equal(_to_numpy(arrays["cache"])[0], expected)
     return Check("compact_kv", same, "" if same else "the cache differs")
@@ -120,7 +120,7 @@ def _tokens(rng: np.random.Generator, logits: Array) -> Array:
     return noisy.argmax(-1).astype(np.int32)
 
 
-def _placer(device: str) -> Callable[[Arrays], Arrays]:
+def _device_mover(device: str) -> Callable[[Arrays], Arrays]:
     """Return a function that moves a call's arrays to a device."""
     if device == "cpu":
         return dict
@@ -132,16 +132,16 @@ def _placer(device: str) -> Callable[[Arrays], Arrays]:
             "no CUDA device is available to test the library", hint="omit --arch to test the CPU kernels"
         )
 
-    def place(arrays: Arrays) -> Arrays:
+    def to_device(arrays: Arrays) -> Arrays:
         is_array = {name: isinstance(value, np.ndarray) for name, value in arrays.items()}
         return {name: torch.from_numpy(v).to(device) if is_array[name] else v for name, v in arrays.items()}
 
-    return place
+    return to_device
 
 
 def _to_numpy(array: Array) -> Any:
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
 
-def _word(kind: DraftKind | None) -> str:
+def _kind_name(kind: DraftKind | None) -> str:
     return "deterministic" if kind is None else kind.name.lower()

@@ -44,18 +44,18 @@ class StreamDigest:
             missing = BLOCK_BYTES - len(self._rest)
             self._rest, data = self._rest + bytes(data[:missing]), data[missing:]
             if len(self._rest) < BLOCK_BYTES:
-                return _bytes_of(b"")
-            self._code.hash_blocks([(self.state, _bytes_of(self._rest))])
+                return _as_array(b"")
+            self._code.hash_blocks([(self.state, _as_array(self._rest))])
         end = data.nbytes - data.nbytes % BLOCK_BYTES
         self._rest = bytes(data[end:])
-        return _bytes_of(data[:end])
+        return _as_array(data[:end])
 
     def hexdigest(self) -> str:
         """Return the digest of the bytes so far."""
         zeros = -(len(self._rest) + 1 + 8) % BLOCK_BYTES
         padding = b"\x80" + bytes(zeros) + struct.pack(">Q", 8 * self._nbytes)
         state = self.state.copy()
-        self._code.hash_blocks([(state, _bytes_of(self._rest + padding))])
+        self._code.hash_blocks([(state, _as_array(self._rest + padding))])
         return state.astype(">u4").tobytes().hex()
 
 
@@ -66,7 +66,7 @@ class CompiledSha256:
 
     def __init__(self, library: KernelLibrary) -> None:
         self._library = library
-        self.hash_blocks([(np.array(INITIAL, np.uint32), _bytes_of(b""))])
+        self.hash_blocks([(np.array(INITIAL, np.uint32), _as_array(b""))])
 
     def begin(self) -> StreamDigest:
         """Return a digest of no bytes."""
@@ -118,5 +118,5 @@ def choose_hashing(nbytes: int) -> Hashing:
     return Hashlib()
 
 
-def _bytes_of(data: bytes | memoryview) -> Block:
+def _as_array(data: bytes | memoryview) -> Block:
     return np.asarray(memoryview(data))

@@ -142,7 +142,7 @@ def build_plan(layer: VerifyLayer, library: Path, max_batch_size: int) -> bytes:
     import numpy as np
 
     trt = _import_tensorrt()
-    logger = _refusals(trt)
+    logger = _make_logger(trt)
     registry = trt.get_plugin_registry()
     known = registry.get_creator(layer.plugin, PLUGIN_VERSION, "") is not None
     if not known and registry.load_library(str(library)) is None:
@@ -175,10 +175,10 @@ def _import_tensorrt() -> Any:
     return tensorrt
 
 
-def _refusals(trt: ModuleType) -> Any:
+def _make_logger(trt: ModuleType) -> Any:
     """Return a TensorRT logger that collects errors."""
 
-    class Refusals(trt.ILogger):  # type: ignore[name-defined, misc]
+    class ErrorLogger(trt.ILogger):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             super().__init__()
             self.messages: list[str] = []
@@ -187,7 +187,7 @@ def _refusals(trt: ModuleType) -> Any:
             if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
                 self.messages.append(message)
 
-    return Refusals()
+    return ErrorLogger()
 
 
 def _add_layer(trt: Any, network: Any, layer: VerifyLayer, column: Any) -> bool:

@@ -96,11 +96,11 @@ class Toolchain:
 
 def probe_toolchain() -> Toolchain:
     """Return this machine's compilers; raise TrtspecError if a C++ compiler is missing."""
-    cxx = _first_of(CXX)
+    cxx = _find_program(CXX)
     if not cxx:
         hint = "install g++, or build on another machine with the same kind of processor"
         raise TrtspecError(f"no C++ compiler on the PATH ({' or '.join(CXX)})", hint=hint)
-    nvcc = _first_of(NVCC)
+    nvcc = _find_program(NVCC)
     nvcc_version = _output(nvcc, "--version").strip().rpartition("\n")[2] if nvcc else ""
     return Toolchain(platform.machine(), _output(cxx, "--version").partition("\n")[0], nvcc_version, cxx, nvcc)
 
@@ -122,7 +122,7 @@ def code_flags(architectures: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def _first_of(names: tuple[str, ...]) -> str:
+def _find_program(names: tuple[str, ...]) -> str:
     return next((path for name in names if (path := shutil.which(name))), "")
 
 

@@ -91,7 +91,7 @@ class Prequantized:
         own = scheme_problems(self.scheme(rules), config, rules)
         return [
             *self._conflicts(wanted, rules),
-            *(("weights", problem) for rule in rules if (problem := self._complaint(rule))),
+            *(("weights", problem) for rule in rules if (problem := self._rule_problem(rule))),
             *(("weights", problem) for _, problem in own),
         ]
 
@@ -104,7 +104,7 @@ class Prequantized:
     def _holds(self, rule: Rule) -> bool:
         return all(source.name in self.weights for source in rule.sources)
 
-    def _complaint(self, rule: Rule) -> str | None:
+    def _rule_problem(self, rule: Rule) -> str | None:
         inside = [source.name for source in rule.sources if source.name in self.weights]
         if inside and not rule.linear:
             return f"{inside[0]} is in FP8, but engines require {rule.module} in 16 bits"

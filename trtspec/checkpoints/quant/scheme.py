@@ -40,7 +40,9 @@ class Scheme:
 
     def quantizes(self, rule: Rule) -> bool:
         """Return whether a rule's target becomes FP8."""
-        return self.weights != "none" and bool(rule.linear) and not _any_of(self.exclude).fullmatch(rule.module)
+        return (
+            self.weights != "none" and bool(rule.linear) and not _compile_patterns(self.exclude).fullmatch(rule.module)
+        )
 
     def describe(self, rules: list[Rule]) -> TrtllmQuantization:
         """Return the `quantization` of config.json.
@@ -51,12 +53,12 @@ class Scheme:
         if self.weights == "none":
             return TrtllmQuantization(kv_cache_algo=ALGORITHMS[self.kv_cache])
         left_out = (rule for rule in rules if rule.linear and not self.quantizes(rule))
-        names = [name for rule in left_out for name in self._names_of(rule)]
+        names = [name for rule in left_out for name in self._excluded_modules(rule)]
         if any(rule.experts for rule in rules):
             names.append(ROUTERS)
         return TrtllmQuantization(ALGORITHMS[self.weights], ALGORITHMS[self.kv_cache], tuple(dict.fromkeys(names)))
 
-    def _names_of(self, rule: Rule) -> list[str]:
+    def _excluded_modules(self, rule: Rule) -> list[str]:
         """Return the TensorRT-LLM modules to exclude so that a linear layer stays in 16 bits."""
         block = rule.module.rpartition(".")[0]
         if rule.experts:
@@ -67,7 +69,7 @@ class Scheme:
 
 
 @cache
-def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)) or r"(?!)")  # without patterns: matches nothing
 
 
@@ -102,24 +104,24 @@ def scheme_problems(scheme: Scheme, config: ModelConfig, rules: list[Rule]) -> l
             found.append(("exclude", "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head"))
         elif config.tied_embeddings:
             found.append(("exclude", "lm_head is tied to the embedding, which is not quantized; exclude lm_head"))
-    if problem := _torn(scheme, rules):
+    if problem := _format_conflict(scheme, rules):
         found.append(("exclude", problem))
     if config.num_experts and scheme.weights == "fp8_rowwise":
         found.append(("weights", "TensorRT-LLM does not support fp8_rowwise for a mixture of experts; use fp8"))
     return found
 
 
-def _torn(scheme: Scheme, rules: list[Rule]) -> str | None:
+def _format_conflict(scheme: Scheme, rules: list[Rule]) -> str | None:
     """Return a message if linear layers for which engines require one format are not excluded together."""
     kinds: dict[tuple[int, str], set[bool]] = {}
     for rule in rules:
-        if not isinstance(rule.at, Stage) and (reason := _unit(rule, scheme)):
+        if not isinstance(rule.at, Stage) and (reason := _shared_format_reason(rule, scheme)):
             kinds.setdefault((rule.at, reason), set()).add(scheme.quantizes(rule))
-    torn = (f"{reason} (layer {layer})" for (layer, reason), found in kinds.items() if len(found) > 1)
-    return next(torn, None)
+    conflicts = (f"{reason} (layer {layer})" for (layer, reason), found in kinds.items() if len(found) > 1)
+    return next(conflicts, None)
 
 
-def _unit(rule: Rule, scheme: Scheme) -> str:
+def _shared_format_reason(rule: Rule, scheme: Scheme) -> str:
     """Return why engines require one format for a linear layer and others, or ""."""
     if not rule.linear:
         return ""

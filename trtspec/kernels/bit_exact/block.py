@@ -21,7 +21,7 @@ def verify_block(batch: ChainBatch) -> ExactChainResult:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Position:
     """The position after `length` tokens; the target covers the share `kept` of their draft mass.
 
     `proposal` [vocab] is the distribution of the next drafted token, or None at the end of the chain.
@@ -57,32 +57,32 @@ def _walk(request: Request, length: int) -> tuple[int, int, int]:
     """Return how many tokens are accepted, the next token, and the status."""
     if request.sampling.greedy:
         return chain.walk(request, length)
-    place = best = _place(request, length, 0, 1.0)
-    status = place.status
-    while place.proposal is not None:
-        token = request.tokens[place.length]
-        covered, drafted = place.kept * place.row.probs[token], place.proposal[token]
+    position = best = _read_position(request, length, 0, 1.0)
+    status = position.status
+    while position.proposal is not None:
+        token = request.tokens[position.length]
+        covered, drafted = position.kept * position.row.probs[token], position.proposal[token]
         kept = float(covered / drafted) if covered < drafted else 1.0
         if kept == 0.0:
             break
-        place = _place(request, length, place.length + 1, kept)
-        status |= place.status
-        if place.stays(request.uniforms[place.length - 1]):
-            best = place
+        position = _read_position(request, length, position.length + 1, kept)
+        status |= position.status
+        if position.stays(request.uniforms[position.length - 1]):
+            best = position
     return best.length, best.next(request.uniforms[-1]), status
 
 
-def _place(request: Request, length: int, here: int, kept: float) -> _Place:
+def _read_position(request: Request, length: int, here: int, kept: float) -> _Position:
     """Read the rows of a position; the chain ends if one of them, or the token, is invalid."""
     row = request.row(here)
     if row.status or here == length:
-        return _Place(here, kept, row, None, row.status)
+        return _Position(here, kept, row, None, row.status)
     token, draft = request.tokens[here], request.draft_row(here)
     if not 0 <= token < request.vocab:
-        return _Place(here, kept, row, None, BAD_DRAFT)
+        return _Position(here, kept, row, None, BAD_DRAFT)
     if not draft.usable:
-        return _Place(here, kept, row, None, DRAFT_NONFINITE)
-    return _Place(here, kept, row, _proposal(draft, token), 0)
+        return _Position(here, kept, row, None, DRAFT_NONFINITE)
+    return _Position(here, kept, row, _proposal(draft, token), 0)
 
 
 def _proposal(draft: DraftRow, token: int) -> Floats:

@@ -27,13 +27,13 @@ def verify_tree(batch: TreeBatch) -> ExactTreeResult:
     results = ExactTreeResult(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
     for index in range(size):
         walk = _Walk(batch, index)
-        token = _take(walk, batch)
+        token = _walk_to_end(walk, batch)
         results.path[index, : len(walk.path)], results.path_len[index] = walk.path, len(walk.path)
         results.next[index], results.status[index] = token, walk.status
     return results
 
 
-def _take(walk: _Walk, batch: TreeBatch) -> int:
+def _walk_to_end(walk: _Walk, batch: TreeBatch) -> int:
     """Walk to the end, and return the next token."""
     if walk.request.sampling.greedy or batch.mode == Mode.DETERMINISTIC:
         return _choose(walk)
@@ -97,29 +97,29 @@ def _reject_recursively(walk: _Walk) -> int:
         row = walk.row(walk.node)
         if row.status:
             return row.argmax
-        left = _Left(row, walk.request.draft_row(walk.node))
-        child = _first_accepted(walk, left)
+        residual = _Residual(row, walk.request.draft_row(walk.node))
+        child = _first_accepted(walk, residual)
         if child is None:
-            return draw(left.weights(), walk.request.uniforms[0])
+            return draw(residual.weights(), walk.request.uniforms[0])
         walk.path.append(child)
 
 
-def _first_accepted(walk: _Walk, left: _Left) -> int | None:
+def _first_accepted(walk: _Walk, residual: _Residual) -> int | None:
     """Return the first accepted child, or None, also if the draft's row is unusable."""
     for child in walk.children(walk.path):
         token = walk.token(child)
-        if not left.open[token]:
+        if not residual.open[token]:
             continue
-        if left.accepts(token, walk.request.uniforms[child]):
+        if residual.accepts(token, walk.request.uniforms[child]):
             return child
-        if not left.draft.usable:
+        if not residual.draft.usable:
             walk.status |= DRAFT_NONFINITE
             return None
-        left.reject(token)
+        residual.reject(token)
     return None
 
 
-class _Left:
+class _Residual:
     """The residuals of a node's row and its draft while children are rejected; `open` [vocab] marks tokens not yet
     rejected.
 
@@ -135,8 +135,8 @@ class _Left:
 
     def target(self, ids: int | slice = slice(None)) -> Floats:
         """T of one id, or [vocab]."""
-        left = np.maximum(self.a * self.row.probs[ids] - self.b * self.draft.probs[ids], 0.0)
-        return np.where(self.open[ids], left, 0.0)
+        residual = np.maximum(self.a * self.row.probs[ids] - self.b * self.draft.probs[ids], 0.0)
+        return np.where(self.open[ids], residual, 0.0)
 
     def accepts(self, token: int, uniform: int) -> bool:
         """Test a token; a token with probability 0 in the draft's row counts as deterministic."""
@@ -163,8 +163,8 @@ class _Left:
         """Return weights [vocab] for the next token."""
         if self.open.all():
             return self.row.weights
-        left = fix(self.target())
-        return left if left.any() else self.row.weights
+        residual = fix(self.target())
+        return residual if residual.any() else self.row.weights
 
 
 def _take_typical(walk: _Walk, threshold: np.float32, alpha: np.float32) -> int:
