@@ -328,7 +328,7 @@ TENSORS = [
         lambda shapes: shapes.update({HEAD: [5, 8]}),
     ),
     Case(
-        "tensors: a dtype that cannot be served",
+        "tensors: an unsupported dtype",
         lambda root: (root / WEIGHTS).write_bytes(
             (root / WEIGHTS).read_bytes().replace(b'"BF16"', b'"I16" ').replace(b'"I16" ', b'"BF16"', 11)
         ),
@@ -366,7 +366,7 @@ CONFIGS = [
     _config("odd head size", "head size 3 is odd", head_dim=3),
     _config("no heads", "num_attention_heads is 0", num_attention_heads=0),
     _config("2^31 layers", "num_hidden_layers is 2147483648", num_hidden_layers=1 << 31),
-    _config("a dtype that cannot be served", "dtype 'int8' cannot be served", dtype="int8"),
+    _config("an unsupported dtype", "dtype 'int8' is not supported", dtype="int8"),
     _config("rope of numbers", "rope_scaling is 3, expected a mapping", rope_scaling=3),
     _config("unknown rope", "rope type 'spiral' is not supported", rope_scaling={"rope_type": "spiral", "factor": 2.0}),
 ]

@@ -124,7 +124,7 @@ CONFIGS = {
     "shape": ({"intermediate_size": 40}, "mlp.down_proj.weight: [32, 48] in model.safetensors, but [32, 40] "),
     "layers": ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight: missing"),
     "fewer layers": ({"num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight: no rule uses it"),
-    "dtype": ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' cannot be served"),
+    "dtype": ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported"),
 }  # fmt: skip
 
 

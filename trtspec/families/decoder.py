@@ -101,7 +101,7 @@ def _dtype(reader: ConfigReader, wanted: str) -> str:
     # TensorRT-LLM engines compute in 16 bits; for float32, "auto" chooses float16 as TensorRT-LLM's converter does
     own = "float16" if own == "float32" else own
     if own not in DTYPES:
-        raise reader.refuse(f"dtype {own!r} cannot be served", f"set dtype: {' or '.join(DTYPES)} in the recipe")
+        raise reader.refuse(f"dtype {own!r} is not supported", f"set dtype: {' or '.join(DTYPES)} in the recipe")
     return own
 
 
