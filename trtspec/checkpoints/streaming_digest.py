@@ -72,7 +72,7 @@ class _File:
         """Return the number of the tensor that a byte belongs to."""
         return bisect_right(self.begins, offset) - 1
 
-    def settle(self) -> None:
+    def advance_ready(self) -> None:
         """Advance `ready` to the first tensor that still has a writer."""
         while self._part < len(self.writers) and not self.writers[self._part]:
             self._part += 1
@@ -120,7 +120,7 @@ class GrowingDigests:
         for number, part in (place for places in self._parts.values() for place in places):
             self._files[number].writers[part] += 1
         for file in self._files:
-            file.settle()
+            file.advance_ready()
         self._changed, self._stopped = Condition(), False
         self._hashing = threads_beside(len(files))
         self._most = self._code.most if len(files) > 1 else 1  # a single file cannot be hashed in parallel
@@ -184,7 +184,7 @@ class GrowingDigests:
             for number, part in self._parts[task]:
                 self._files[number].writers[part] -= 1
             for file in self._files:
-                file.settle()
+                file.advance_ready()
             self._changed.notify_all()
 
     def wait_for_room(self) -> None:
