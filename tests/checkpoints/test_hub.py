@@ -214,7 +214,7 @@ class TestOffline:
         (snapshot(hub) / "two.safetensors").unlink()
         done = fetch(HF_HUB_OFFLINE="1")
         assert done.returncode == 1
-        assert "from the hub cache, and HF_HUB_OFFLINE is set\nhint: unset HF_HUB_OFFLINE" in done.stderr
+        assert "the hub cache, and HF_HUB_OFFLINE is set\nhint: unset HF_HUB_OFFLINE" in done.stderr
 
 
 class TestRoom:
