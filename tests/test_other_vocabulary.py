@@ -69,7 +69,7 @@ def test_tokens_of_unknown_bytes_are_refused(trtspec: Run, recipe: Path) -> None
     path.write_text(json.dumps(document))
     ((severity, code, said),) = problems(trtspec, recipe)
     assert (severity, code) == ("error", "vocabulary")
-    assert "its tokens are of a kind whose bytes are not known (decoder: none)" in said
+    assert "the bytes of its tokens are unknown (unsupported decoder: none)" in said
 
 
 @pytest.mark.parametrize("backend", ["tensorrt_llm", "llmapi", "sglang"])

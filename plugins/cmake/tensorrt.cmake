@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# The plugin library libtrtspec_tensorrt.so, where nvcc and TensorRT's headers are found: below TENSORRT_ROOT (cmake's
-# variable or the environment's), or where the system keeps them. TensorRT is not linked; the C ABI is part of the
-# library, from `trtspec_objects`.
+# The plugin library libtrtspec_tensorrt.so, if nvcc and TensorRT's headers are found: in TENSORRT_ROOT (a variable of
+# cmake or of the environment), or in the system's directories. TensorRT is not linked; the library includes the C ABI
+# from `trtspec_objects`.
 #
 #   cmake -S plugins -B build/plugins -DTENSORRT_ROOT=/opt/tensorrt
 #   cmake --build build/plugins --target trtspec_tensorrt

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic that says the same everywhere: every operation is rounded to nearest by itself, and multiplies and adds
-// are fused where it is written and nowhere else. The host compiles with -ffp-contract=off; the device's intrinsics are
-// never contracted.
+// Arithmetic with equal results everywhere: every operation is rounded to nearest separately, and multiplications and
+// additions are fused only explicitly. The host compiles with -ffp-contract=off; the device's intrinsics are never
+// contracted.
 #pragma once
 
 #include <cmath>
@@ -48,18 +48,18 @@ TRTSPEC_HD inline double inverse_of(uint64_t total) { return div(1.0, static_cas
 /// u = uniform / 2^32, exactly.
 TRTSPEC_HD inline double unit(uint32_t uniform) { return mul(static_cast<double>(uniform), 0x1p-32); }
 
-/// floor(u * sum): a draw among integer weights with this sum < 2^63 falls on the first id whose cumulated weight is
-/// above it. That u < weight / sum is the same as share(u, sum) < weight.
+/// floor(u * sum): a draw from integer weights with this sum < 2^63 selects the first id whose cumulative weight is
+/// above it. u < weight / sum is equivalent to share(u, sum) < weight.
 TRTSPEC_HD inline uint64_t share(uint32_t uniform, uint64_t sum) {
     return (sum >> 32) * uniform + ((sum & 0xffffffffu) * uniform >> 32);
 }
 
-/// A double below 2^52 exactly; unlike a conversion this runs on vectors of every machine.
+/// A double below 2^52, exactly; unlike a conversion, this can be vectorized on every machine.
 TRTSPEC_HD inline double to_double(uint64_t below_2_52) {
     return sub(bit_cast<double>(below_2_52 | 0x4330000000000000u), 0x1p52);
 }
 
-/// trunc(value * 2^62) of a value clamped to [0, 1]. It is done on the bits, which sort as positive floats do: the
+/// trunc(value * 2^62) of a value clamped to [0, 1], computed on the bits, which sort like positive floats: the
 /// significand with its leading 1, shifted into place.
 TRTSPEC_HD inline uint64_t to_fixed(double value) {
     constexpr int64_t kOne = int64_t{1023} << 52;
@@ -67,11 +67,11 @@ TRTSPEC_HD inline uint64_t to_fixed(double value) {
     const int64_t positive = signed_bits > 0 ? signed_bits : 0;
     const uint64_t bits = static_cast<uint64_t>(positive < kOne ? positive : kOne);
     const uint64_t significand = (bits & 0xfffffffffffffu) | 0x10000000000000u;
-    const uint64_t places_below_one = 1023 - (bits >> 52);  // for 0 too they are more than there are
+    const uint64_t places_below_one = 1023 - (bits >> 52);  // for 0 the shift exceeds all bits
     return (significand << 10) >> (places_below_one < 63 ? places_below_one : 63);
 }
 
-/// The inverse of `to_fixed`, but for the rounding.
+/// The inverse of `to_fixed`, except for rounding.
 TRTSPEC_HD inline double from_fixed(uint64_t fixed) { return mul(static_cast<double>(fixed), 0x1p-62); }
 
 }  // namespace trtspec

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verification of one request's chain as a whole: every prefix is offered its chance, and the longest that takes it
-// stays. plugins/README.md has the rule.
+// Verification of one request's chain as a whole: every prefix is tested, and the longest accepted one wins. The rule
+// is in plugins/README.md.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace trtspec {
 
-/// The place behind a prefix of `length` tokens, of whose draft mass the target covers the share `kept`. `draft` is open
-/// at the row of the `token` that was drafted here; -1 where the chain ends.
+/// The place after a prefix of `length` tokens; the target covers the share `kept` of their draft mass. `draft` is open
+/// at the row of the `token` that was drafted here; -1 at the end of the chain.
 template <class T, class Draft>
 struct Place {
     int32_t length;
@@ -31,7 +31,7 @@ struct Place {
         return false;
     }
 
-    /// Calls f(prob) with what the token was drawn from; one that its row gives no probability is deterministic.
+    /// Calls f(prob) with the distribution of the token; a token with probability 0 in its row is deterministic.
     template <class F>
     TRTSPEC_HD auto with_proposal(F f) const {
         if constexpr (Draft::kDrawn) {
@@ -43,7 +43,7 @@ struct Place {
         return f([=](int32_t id) { return id == chosen ? 1.0 : 0.0; });
     }
 
-    /// Calls f(weight) with the mass that the target has here beyond the draft's.
+    /// Calls f(weight) with the target's mass in excess of the draft's.
     template <class F>
     TRTSPEC_HD auto with_surplus(F f) const {
         const Distribution target = reading.target;
@@ -55,7 +55,7 @@ struct Place {
         });
     }
 
-    /// The share of the draft's mass that the target covers with the token, too.
+    /// The covered share of the draft's mass, including the token.
     TRTSPEC_HD double kept_with_token() const {
         double drafted = 1.0;
         if constexpr (Draft::kDrawn) {
@@ -66,7 +66,7 @@ struct Place {
     }
 };
 
-/// Whether the draft's row at a position is a distribution; it is open then.
+/// Opens the draft's row at a position; returns whether it is a distribution.
 template <class Team, class Draft>
 TRTSPEC_HD bool open_whole(Team& team, Draft& draft, int32_t position, const Sampling& sampling) {
     if constexpr (Draft::kDrawn) {
@@ -75,7 +75,7 @@ TRTSPEC_HD bool open_whole(Team& team, Draft& draft, int32_t position, const Sam
     return true;
 }
 
-/// Reads the rows of a place. The chain ends where the target's or the draft's is none, or the token is none.
+/// Reads the rows of a place. The chain ends if the target's row, the draft's row or the token is invalid.
 template <class Team, class T, class Draft>
 TRTSPEC_HD Place<T, Draft> read_place(
     Team& team, const ChainRequest<T>& request, const Draft& draft, int32_t length, double kept) {
@@ -97,7 +97,7 @@ TRTSPEC_HD Place<T, Draft> read_place(
     return place;
 }
 
-/// Whether a prefix stays unless a longer one does.
+/// Whether a prefix is accepted unless a longer one is.
 template <class Team, class T, class Draft>
 TRTSPEC_HD bool stays(Team& team, const Place<T, Draft>& place, uint32_t uniform) {
     if (place.token < 0 || place.kept == 1.0) {
@@ -108,7 +108,7 @@ TRTSPEC_HD bool stays(Team& team, const Place<T, Draft>& place, uint32_t uniform
     return mul(unit(uniform), add(surplus, sub(1.0, place.kept))) < surplus;
 }
 
-/// Draws the token behind the prefix that stays; from W where the draft leaves nothing of it.
+/// Draws the token after the accepted prefix; from W if there is no surplus.
 template <class Team, class T, class Draft>
 TRTSPEC_HD int32_t draw_behind(Team& team, const Place<T, Draft>& place, uint32_t uniform) {
     if (place.reading.status != 0) {
@@ -121,7 +121,7 @@ TRTSPEC_HD int32_t draw_behind(Team& team, const Place<T, Draft>& place, uint32_
     return drawn < 0 ? draw(team, place.row, place.reading.target, uniform) : drawn;
 }
 
-/// Goes down the chain as far as anything is left of its share, and writes the longest prefix that stays.
+/// Walks along the chain while its share is above 0, and writes the longest accepted prefix.
 template <class Team, class T, class Draft>
 TRTSPEC_HD void verify_block(Team& team, const ChainRequest<T>& request, Draft draft) {
     if (request.sampling.greedy) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verification of one request's chain: position after position until one is rejected, and then the next token.
+// Verification of one request's chain: positions are tested until a rejection, then the next token is drawn.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace trtspec {
 
-/// What a chain's verification reads of one request and writes for it.
+/// Inputs and outputs of one request's chain verification.
 template <class T>
 struct ChainRequest {
     Rows<T> target;  // length + 1 rows at least
     const int32_t* tokens;
-    const uint32_t* uniforms;  // null where the request is greedy
+    const uint32_t* uniforms;  // null for a greedy request
     int32_t length;
-    int32_t draft_len;  // the uniforms' and the output's
+    int32_t draft_len;  // of the uniforms and the output
     Sampling sampling;
     int32_t* accepted;
     int32_t* output;  // or null
@@ -25,13 +25,13 @@ struct ChainRequest {
     int32_t* status;
 };
 
-/// What follows from the test of a drafted token.
+/// The result of the test of a drafted token.
 enum class Test {
     accepted,
     rejected_deterministic,  // the next token is drawn from W without this one
     rejected_sampled,        // the next token is drawn from max(p - q, 0)
-    bad_token,               // not of the vocabulary; the next token is drawn from W, as where
-    bad_draft,               // the draft's row is no distribution
+    bad_token,               // outside the vocabulary; the next token is drawn from W
+    bad_draft,               // the draft's row is not a distribution; the same
 };
 
 TRTSPEC_HD inline int32_t status_of(Test test) {
@@ -52,7 +52,7 @@ TRTSPEC_HD void write_chain(
     }
 }
 
-/// Tests the token at a position. One that its draft's row gives no probability is deterministic.
+/// Tests the token at a position. A token with probability 0 in its draft row is deterministic.
 template <class Team, class T, class Draft>
 TRTSPEC_HD Test test_token(
     Team& team,
@@ -85,7 +85,7 @@ TRTSPEC_HD Test test_token(
     return share(uniform, target.total) < weight ? Test::accepted : Test::rejected_deterministic;
 }
 
-/// Draws the next token after a token that was not accepted; from W where the draft leaves nothing of it.
+/// Draws the next token after a rejection; from W if there is no residual.
 template <class Team, class T, class Draft>
 TRTSPEC_HD int32_t draw_after(
     Test test,
@@ -114,7 +114,7 @@ TRTSPEC_HD int32_t draw_after(
     return draw(team, row, target, uniform);
 }
 
-/// The token at the uniform of a chain's last column; greedy requests have none, and need none.
+/// The token at the uniform of a chain's last column, which greedy requests do not need.
 template <class Team, class T, class Draft>
 TRTSPEC_HD int32_t next_token(
     Test test,
@@ -130,7 +130,7 @@ TRTSPEC_HD int32_t next_token(
     return draw_after(test, team, draft, row, target, token, request.uniforms[request.draft_len]);
 }
 
-/// The rows of a position are read several times where the request samples; the next position's may follow.
+/// Hints that the rows of a position are read several times if the request samples, and that the next may follow.
 template <class Team, class T, class Draft>
 TRTSPEC_HD void fetch_rows(Team& team, const ChainRequest<T>& request, const Draft& draft, int32_t position) {
     const bool samples = !request.sampling.greedy;
@@ -148,7 +148,7 @@ TRTSPEC_HD void fetch_rows(Team& team, const ChainRequest<T>& request, const Dra
     }
 }
 
-/// Goes down the chain to the first token that does not stay, or past the last, and writes what comes next.
+/// Walks along the chain to the first rejected token, or past the last, and writes the results.
 template <class Team, class T, class Draft>
 TRTSPEC_HD void verify_chain(Team& team, const ChainRequest<T>& request, Draft draft) {
     for (int32_t position = 0;; ++position) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which bytes of a cache a path moves where, and the checks of a call.
+// Source and destination bytes of a path's moves in a cache, and the validation of a call.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ TRTSPEC_HD inline int64_t plane_count(const trtspec_compact_args& args) {
     return static_cast<int64_t>(args.planes[0]) * args.planes[1] * args.planes[2];
 }
 
-/// Where plane number `plane` begins, the last dimension's first, in bytes from the cache's beginning.
+/// The byte offset of plane number `plane` in the cache; the last dimension varies fastest.
 TRTSPEC_HD inline int64_t plane_offset(const trtspec_compact_args& args, int64_t plane) {
     const int64_t z = plane % args.planes[2];
     const int64_t y = plane / args.planes[2] % args.planes[1];
@@ -37,7 +37,7 @@ TRTSPEC_HD inline int64_t plane_offset(const trtspec_compact_args& args, int64_t
     return x * args.plane_strides[0] + y * args.plane_strides[1] + z * args.plane_strides[2];
 }
 
-/// Where a slot of a row lies within any plane, in bytes.
+/// The byte offset of a row's slot within a plane.
 TRTSPEC_HD inline int64_t slot_offset(const trtspec_compact_args& args, int32_t row, int32_t slot) {
     if (args.block_table == nullptr) {
         return row * args.row_stride + slot * args.token_stride;

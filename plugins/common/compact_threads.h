@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One row's moves within one plane of a cache as the work of a block of threads, 32 for each slot's vector.
+// One row's moves within one plane of a cache by a block of threads, with 32 threads per slot's vector.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace trtspec {
 
 constexpr int kMostUnitBytes = 16;
 
-/// As many bytes as one load or store may take: a power of two up to 16 by which all addresses can be divided.
+/// Bytes per load or store: the largest power of two up to 16 that divides all addresses.
 inline int unit_bytes_of(const trtspec_compact_args& args) {
     uint64_t bits = reinterpret_cast<uintptr_t>(args.cache) | static_cast<uint64_t>(args.vector_bytes) |
                     static_cast<uint64_t>(args.token_stride) | kMostUnitBytes;
@@ -22,8 +22,8 @@ inline int unit_bytes_of(const trtspec_compact_args& args) {
     return static_cast<int>(bits & (~bits + 1));
 }
 
-/// Moves a row's accepted slots together, a few at a time: all of them are read before any is written, and what is moved
-/// later is read from behind what was written earlier.
+/// Moves a row's accepted slots, a few at a time: all of them are read before any is written, and later moves read from
+/// slots after those written earlier.
 template <class Unit, class Block>
 TRTSPEC_HD void compact_plane(Block& block, const trtspec_compact_args& args, int32_t row, int64_t plane) {
     const int32_t* path = args.path + static_cast<int64_t>(row) * args.path_stride;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine under the team of threads: a block of a CUDA kernel, in a cluster where the launch made clusters.
+// The machine of a team of threads: a block of a CUDA kernel, in a cluster if the launch has clusters.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -11,7 +11,7 @@
 
 namespace trtspec {
 
-/// See `ThreadTeam` for what each of these is. Without clusters (before sm_90) a block is alone in its team.
+/// `ThreadTeam` documents the members. Without clusters (before sm_90) a team is a single block.
 class CudaBlock {
 public:
     __device__ int thread() const { return static_cast<int>(threadIdx.x); }
@@ -60,8 +60,8 @@ public:
     __device__ void commit() const { __pipeline_commit(); }
     __device__ void wait(int newer) const { __pipeline_wait_prior(newer); }
 
-    /// Shared memory has no addition of 64 bits, only a loop that tries again: two of 32 bits instead. Each overflow of
-    /// the lower word is carried by the thread that caused it, so the sum is right once all have been here.
+    /// Shared memory lacks a native 64-bit atomic addition (only a retry loop), so this uses two of 32 bits. The thread
+    /// that causes an overflow of the lower word carries it, so the sum is correct when all threads are done.
     __device__ void add(uint64_t* counter, uint64_t value) const {
         uint32_t* words = reinterpret_cast<uint32_t*>(counter);
         const uint32_t low = static_cast<uint32_t>(value);
@@ -76,7 +76,7 @@ public:
 private:
     static constexpr unsigned kAllLanes = 0xffffffffu;
 
-    /// Named here and not passed on, so that the compiler knows of all that lies there that it is shared memory.
+    /// Referenced here instead of passed, so that the compiler knows that it is shared memory.
     __device__ static unsigned char* shared_bytes() {
         extern __shared__ __align__(alignof(TeamMemory)) unsigned char bytes[];
         return bytes;

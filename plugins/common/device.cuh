@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A batch on a GPU: one launch, in which each request is the work of a team of threads.
+// A batch on a GPU: one launch, with a team of threads per request.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     as_team(plan, [&](auto& team, int32_t request) { verify(team, args, request, Type<T>{}, Type<Draft>{}); });
 }
 
-/// What all verifications do of a call: check it, and launch its batch.
+/// The common part of all verifications: check the call, and launch its batch.
 template <class Args, class Given>
 int verify_on_device(const Given* given, void* stream) {
     Args args;

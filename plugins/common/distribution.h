@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a row of logits to the distribution that its request samples from: integer weights, the sum of which is the same
-// in any order. plugins/README.md has the definition; trtspec/kernels/bit_exact.py says it in numpy.
+// From a row of logits to the distribution that its request samples from: integer weights, whose sum does not depend on
+// the order. The specification is plugins/README.md; trtspec/kernels/bit_exact is the numpy equivalent.
 #pragma once
 
 #include <cmath>
@@ -14,16 +14,16 @@
 namespace trtspec {
 
 constexpr int kWeightBits = 44;           // of the largest logit's weight, 2^44
-constexpr float kLowestExponent = -45.0f;      // there and below, weights are 0
-constexpr uint32_t kLowestBits = 0xc2340000u;  // of that float
+constexpr float kLowestExponent = -45.0f;      // at and below this, weights are 0
+constexpr uint32_t kLowestBits = 0xc2340000u;  // its bits
 
 constexpr float kLargestFloat = 0x1.fffffep127f;
 
-/// How a request samples.
+/// The sampling parameters of a request.
 struct Sampling {
     float scale;    // log2(e) / temperature
-    float top_p;    // 1 and more: all
-    int32_t top_k;  // 0 and less: all
+    float top_p;    // 1 or more: all
+    int32_t top_k;  // 0 or less: all
     bool greedy;
 };
 
@@ -47,12 +47,12 @@ TRTSPEC_HD inline uint64_t exp2_weight(float exponent) {
     return (significand << (kWeightBits - 23)) >> static_cast<uint32_t>(-static_cast<int32_t>(whole));
 }
 
-/// A row's distribution: `weight` of each id, and their sum `total`; one id alone where it is greedy.
+/// A row's distribution: the `weight` of each id, and their sum `total`; a single id if greedy.
 struct Distribution {
     float largest;
     float scale;
-    float cut;       // kept is what is above it,
-    int32_t cut_id;  // and what is equal up to this id
+    float cut;       // entries above it are kept,
+    int32_t cut_id;  // and equal entries up to this id
     int32_t argmax;
     uint64_t total;
     double inverse;
@@ -61,8 +61,8 @@ struct Distribution {
         return (logit > cut) | ((logit == cut) & (id <= cut_id));
     }
 
-    /// (x - largest) * scale, or the lowest exponent where it is below that or, of a masked logit, NaN. Not above 0, it
-    /// is clamped by its bits, the larger of which are the lower: compilers make vectors of that.
+    /// (x - largest) * scale, or the lowest exponent if it is below that or NaN (masked). It is never above 0 and is
+    /// clamped by its bits, which decrease with the value: compilers vectorize this.
     TRTSPEC_HD float exponent(float logit) const {
         const uint32_t bits = bit_cast<uint32_t>(mul(sub(logit, largest), scale)) | 0x80000000u;
         return bit_cast<float>(bits < kLowestBits ? bits : kLowestBits);
@@ -77,7 +77,7 @@ struct Distribution {
     TRTSPEC_HD double prob(int32_t id, float logit) const { return prob_of(weight(id, logit)); }
 };
 
-/// Keeps of a row, sorted downwards and by id among equals, what stands up to the first entry at which the cumulated
+/// Keeps the entries of a row, in decreasing order and by id among equals, up to the first one at which the cumulative
 /// `weight` is above `threshold`: found digit by digit of the key, then by counting equals. `weight` is the same for
 /// equals, or 0 from some id on.
 template <class Team, class T, class Weight>
@@ -98,7 +98,7 @@ TRTSPEC_HD void cut_above(Team& team, Row<T> row, Weight weight, uint64_t thresh
         known |= 0xffu << shift;
     }
     const float cut = entry_of(prefix);
-    // an id before all others has the weight of those that are kept
+    // an id before all others stands for the weight of the kept entries
     const uint64_t equals_before = threshold / weight(-1, cut);
     target.cut_id = team.select(row, [=](int32_t, float logit) -> uint64_t { return logit == cut; }, equals_before);
     target.cut = cut;
@@ -127,7 +127,7 @@ TRTSPEC_HD void keep_top_k(Team& team, Row<T> row, int32_t top_k, Distribution& 
 template <class Team, class T>
 TRTSPEC_HD void keep_top_p(Team& team, Row<T> row, float top_p, Distribution& target) {
     if (top_p < 1.0f) {
-        // an entry stays while the weight before it is below the limit, so up to where the sum is above limit - 1
+        // an entry is kept while the weight before it is below the limit: up to where the sum is above limit - 1
         const double limit = mul(static_cast<double>(top_p), static_cast<double>(target.total));
         const uint64_t threshold = limit >= 1.0 ? static_cast<uint64_t>(limit) - 1 : 0;
         const Distribution given = target;
@@ -136,7 +136,7 @@ TRTSPEC_HD void keep_top_p(Team& team, Row<T> row, float top_p, Distribution& ta
     }
 }
 
-/// The distribution of a row, the largest finite entry of which is known.
+/// The distribution of a row whose largest finite entry is known.
 template <class Team, class T>
 TRTSPEC_HD Distribution distribution_of(Team& team, Row<T> row, Largest largest, const Sampling& sampling) {
     const float top = entry_of(largest.key);
@@ -154,7 +154,7 @@ TRTSPEC_HD Distribution distribution_of(Team& team, Row<T> row, Largest largest,
     return target;
 }
 
-/// A target's row once it is read: its distribution, or why there is none, and then the token that ends the walk.
+/// A target's row after reading: its distribution, or the status and the token that ends the walk.
 struct Reading {
     Distribution target;
     int32_t status;
@@ -176,7 +176,7 @@ TRTSPEC_HD Reading read_target(Team& team, Row<T> row, const Sampling& sampling)
                                : Reading{Distribution{}, status | TRTSPEC_EMPTY, -1};
 }
 
-/// The first id at which the cumulated `weight`, with this sum above 0, is above the uniform's share of it.
+/// The first id at which the cumulative `weight`, with this sum above 0, is above the uniform's share of the sum.
 template <class Team, class T, class Weight>
 TRTSPEC_HD int32_t draw(Team& team, Row<T> row, Weight weight, uint64_t sum, uint32_t uniform) {
     return team.select(row, weight, share(uniform, sum));

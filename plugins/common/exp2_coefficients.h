@@ -2,8 +2,8 @@
 // 2^f on [0, 1], degree 5, evaluated by Horner's rule with fused multiply-adds in float32:
 //   2^f = 1 + f (C1 + f (C2 + f (C3 + f (C4 + f C5))))
 // The relative error is below 1.6e-7 with all roundings; it is 1 at f = 0 and exactly 2 at f = 1, which the caller
-// clamps to the largest float below 2. Weights are equal everywhere only while these five are:
-// trtspec/kernels/bit_exact/fixed_point.py holds the same ones, and a test compares them.
+// clamps to the largest float below 2. Equal weights everywhere require equal coefficients:
+// trtspec/kernels/bit_exact/fixed_point.py has the same ones, and a test compares them.
 #ifndef TRTSPEC_COMMON_EXP2_COEFFICIENTS_H
 #define TRTSPEC_COMMON_EXP2_COEFFICIENTS_H
 

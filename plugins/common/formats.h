@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats of weights: each of them becomes float32 exactly, and float32 each of them, rounded to nearest, ties to even.
-// Without branches, tables and subnormal operands, so that loops over it are vectors on every processor.
+// Formats of weights: conversion to float32 is exact; conversion from float32 rounds to nearest, ties to even. The code
+// has no branches, tables or subnormal operands, so that loops are vectorized on every processor.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct E4m3 {
 
 constexpr float kLargestE4m3 = 448.0f;
 
-/// The patterns of a format with infinities; what is above that, without its sign, is not a number.
+/// The patterns of a format with infinities; larger patterns, without the sign, are NaN.
 template <class Unsigned, Unsigned kInfinity>
 struct Patterns {
     using Bits = Unsigned;
@@ -42,8 +42,8 @@ inline float to_float(E4m3 entry) {
     return bit_cast<float>(sign | ((magnitude & 0x07800000u) == 0 ? bit_cast<uint32_t>(subnormal) : normal));
 }
 
-/// The pattern of a finite magnitude in a format of `kMantissa` bits of mantissa and this bias. To round a subnormal is to
-/// add a float whose last bit is worth the format's least value.
+/// The pattern of a finite magnitude in a format with `kMantissa` mantissa bits and this bias. Subnormals are rounded
+/// by adding a float whose last bit is worth the format's smallest value.
 template <int kMantissa, int kBias>
 inline int32_t narrowed(int32_t magnitude) {
     constexpr int kDropped = 23 - kMantissa;
@@ -65,7 +65,7 @@ inline float from_float<float>(float value) {
     return value;
 }
 
-/// What is too large becomes 448.
+/// Larger values become 448.
 template <>
 inline E4m3 from_float<E4m3>(float value) {
     const uint32_t bits = bit_cast<uint32_t>(value);
@@ -75,7 +75,7 @@ inline E4m3 from_float<E4m3>(float value) {
     return E4m3{static_cast<uint8_t>(static_cast<uint32_t>(pattern) | (bits >> 31 << 7))};
 }
 
-/// What is too large becomes infinite. There is one NaN, without a sign.
+/// Too large values become infinite. NaN has a single pattern, without a sign.
 template <>
 inline Half from_float<Half>(float value) {
     const uint32_t bits = bit_cast<uint32_t>(value);
@@ -85,7 +85,7 @@ inline Half from_float<Half>(float value) {
     return Half{static_cast<uint16_t>(magnitude > 0x7f800000 ? 0x7e00u : pattern)};
 }
 
-/// There is one NaN, without a sign.
+/// NaN has a single pattern, without a sign.
 template <>
 inline Bfloat16 from_float<Bfloat16>(float value) {
     const uint32_t bits = bit_cast<uint32_t>(value);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A batch on the host: its requests are shared out among threads, or, where there are fewer than threads, each row is.
+// A batch on the host: requests are distributed over threads, or, with fewer requests than threads, each row is.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ void for_each_request(int32_t batch, int threads, F f) {
     }
 }
 
-/// A caller's struct, checked; what is returned other than TRTSPEC_OK ends the call.
+/// Checks a caller's struct; a return value other than TRTSPEC_OK ends the call.
 template <class Given, class Args>
 int read_on_host(const Given* given, Args& args) {
     if (!is_cpu_supported()) {
@@ -50,7 +50,7 @@ int read_on_host(const Given* given, Args& args) {
     return code == TRTSPEC_OK ? check_args(args) : code;
 }
 
-/// What all verifications do of a call.
+/// The common part of all verifications.
 template <class Args, class Given>
 int verify_on_host(const Given* given, int threads) {
     Args args;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The team of a host: one request is the work of one thread, or of several that share out each row in blocks. Loops
-// over a block are written for the compiler's vectors; what a block sums up to is an integer, so the sharing shows
-// nowhere.
+// The team of a host: one request is processed by one thread, or by several that divide rows into blocks. Loops over a
+// block are written for vectorization; block sums are integers, so the division does not affect the results.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,7 @@ inline void convert(const T* from, int32_t count, float* to) {
 }
 
 #if defined(__F16C__)
-/// By the instruction for it, which says of every half what `to_float` does.
+/// With the hardware instruction, which is equal to `to_float` for every half.
 inline void convert(const Half* from, int32_t count, float* to) {
     int32_t j = 0;
     for (; j + 8 <= count; j += 8) {
@@ -44,7 +43,7 @@ public:
     template <class T>
     void prefetch(Row<T>) const {}
 
-    /// The largest key(entry) of the row, and the first id that has it: keys alone fill a vector better than pairs.
+    /// The largest key(entry) of the row, and the first id that has it; keys alone use vectors better than pairs.
     template <class T, class Key>
     Largest largest(Row<T> row, Key key) const {
         uint64_t found = 0;
@@ -110,8 +109,8 @@ public:
         return i < blocks ? select_within(Block(row, i), f, threshold) : -1;
     }
 
-    /// Sorts the row's entries into bins by digit(id, entry), 0 to 255 or -1 for none, and goes down from bin 255 to
-    /// the first at which the sum of weight(id, entry) over the bins down to it is above `threshold`.
+    /// Sorts the row's entries into bins by digit(id, entry), 0 to 255 or -1 for none, and returns the first bin, from
+    /// 255 down, at which the sum of weight(id, entry) over the bins down to it is above `threshold`.
     template <class T, class Digit, class Weight>
     Bin descend(Row<T> row, Digit digit, Weight weight, uint64_t threshold) const {
         uint64_t bins[kLanes * kBins] = {};
@@ -136,7 +135,7 @@ public:
 
 private:
     static constexpr int kBins = 256;
-    static constexpr int kLanes = 4;  // of bins: neighbours often fall into the same, and do not wait for each other so
+    static constexpr int kLanes = 4;  // of bins: neighbours often have the same bin, and lanes avoid the dependency
     static constexpr int32_t kBlockEntries = 1024;
     static constexpr int32_t kBlocksAhead = 16;
     static constexpr int32_t kMostBlocks = kVocabLimit / kBlockEntries;
@@ -219,7 +218,7 @@ private:
             sorted += digits[j] >= 0;
         }
         uint64_t weights[kBlockEntries];
-        // of few it is quicker not to ask all for their weight
+        // for few entries it is faster not to compute all weights
         const bool all = sorted > block.size / 8;
 #pragma omp simd
         for (int32_t j = 0; j < (all ? block.size : 0); ++j) {

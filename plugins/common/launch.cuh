@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of one team a request, and the ABI's codes for what CUDA says of them.
+// Launches of one team per request, and the ABI's codes for CUDA errors.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,7 +26,7 @@ inline int code_of(cudaError_t error) {
     if (error == cudaSuccess) {
         return TRTSPEC_OK;
     }
-    // what failed is said in the code; it is not to be found again by the next call
+    // the code reports the error; clear it for the next call
     cudaGetLastError();
     const bool no_code = error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
                          error == cudaErrorUnsupportedPtxVersion || error == cudaErrorNoDevice ||
@@ -64,7 +64,7 @@ __device__ void as_team(const TeamLaunch& plan, Body body) {
     CudaBlock block;
     ThreadTeam<CudaBlock> team(block, RowSlots{plan.slots, plan.slot_bytes}, plan.rows_at_once);
     body(team, static_cast<int>(blockIdx.x) / block.blocks());
-    // no block ends while another may still read what it shares
+    // no block ends while another may still read its shared memory
     team.barrier();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many blocks a request gets, and what they keep in shared memory: chosen from the vocabulary and the device, never
-// from the batch, though no result would show it.
+// The number of blocks per request, and their use of shared memory: chosen by the vocabulary and the device, not by the
+// batch, although results would not depend on it.
 #pragma once
 
 #include <algorithm>
@@ -14,24 +14,24 @@ namespace trtspec {
 
 constexpr int kMaxThreads = kWarp * kMaxWarps;
 
-/// The launch of one team a request.
+/// The launch of one team per request.
 struct TeamLaunch {
-    int blocks;        // of a team
-    int threads;       // of a block
-    int rows_at_once;  // that a step of the walk looks at
+    int blocks;        // per team
+    int threads;       // per block
+    int rows_at_once;  // rows read by a step of the walk
     int slots;
     int slot_bytes;
 
     int shared_bytes() const { return static_cast<int>(sizeof(TeamMemory)) + slots * slot_bytes; }
 };
 
-/// What a launch has to know of the current device.
+/// The properties of the current device that a launch depends on.
 struct DeviceLimits {
     int major;
     int shared_bytes;
 };
 
-/// The rows of one kind that a step of the walk looks at; none where `entries` is 0.
+/// The rows of one kind that a step of the walk reads; none if `entries` is 0.
 struct RowShape {
     int64_t entries;
     int entry_bytes;
@@ -54,8 +54,8 @@ struct StagedRows<FromLogits<T>> {
     static RowShape shape(const trtspec_rows& rows) { return shape_of(rows); }
 };
 
-/// Warps and blocks for a row of so many bytes: twice as many as long as some thread would have two vectors, first
-/// warps up to a full block, then blocks up to a full cluster.
+/// Warps and blocks for a row of this size: doubled while some thread would have two vectors, first warps up to a full
+/// block, then blocks up to a full cluster.
 inline void choose_team(int64_t row_bytes, bool clusters, int& warps, int& blocks) {
     warps = 1;
     blocks = 1;
@@ -68,13 +68,13 @@ inline void choose_team(int64_t row_bytes, bool clusters, int& warps, int& block
     }
 }
 
-/// What one block keeps of a row.
+/// The part of a row in one block's shared memory.
 inline int64_t slot_bytes_of(const RowShape& row, int warps, int blocks) {
     return int64_t{vectors_per_warp(row.entries, row.entry_bytes, blocks * warps)} * warps * kVectorBytes;
 }
 
-/// A launch for steps that look at a target's row, and at a draft's where there is one. Two steps' rows are kept in
-/// shared memory where they fit, else one's, else none.
+/// A launch for steps that read a target's row, and a draft's if there is one. Shared memory has the rows of two
+/// steps if they fit, otherwise of one, otherwise none.
 inline TeamLaunch plan_launch(const RowShape& target, const RowShape& draft, const DeviceLimits& limits) {
     const int rows = draft.entries > 0 ? 2 : 1;
     int warps = 0;

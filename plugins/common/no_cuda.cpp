@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface's other half in a library that was built without CUDA: there is no code for any GPU.
+// The GPU functions of the interface in a library that was built without CUDA.
 #include "trtspec/verify.h"
 
 extern "C" {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the same source needs to be compiled for the host and for a GPU.
+// Definitions for compiling the same source for the host and for a GPU.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the processor at hand can run of what the compiler was told to make.
+// Checks of the processor for the instruction sets of the compiled code.
 #pragma once
 
 namespace trtspec {
 
-/// Whether this machine can run what the compiler was told to make.
+/// Whether this machine supports the instruction set of this translation unit.
 inline bool is_cpu_supported() {
 #if defined(__x86_64__) && defined(__AVX2__)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
@@ -13,7 +13,7 @@ inline bool is_cpu_supported() {
 #endif
 }
 
-/// Whether this machine can run what was compiled for x86-64-v4.
+/// Whether this machine supports x86-64-v4.
 inline bool has_avx512() {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What drafted tokens were drawn from: one class a kind of draft, all with the same members, for draft rows.
+// The distributions of drafted tokens: one class per kind of draft, with the same members for draft rows.
 //   kDrawn                                   whether there is a distribution at all
-//   stage(team, row), prefetch(team, row)    hints, as a team has them
-//   open(team, row, sampling)                goes to a row; false where it is seen to be no distribution
-//   prob(id)                                 what the open row gives a target id; 0 without a column
-//   with_probs(vocab, f)                     calls f(prob) for sums over all ids: with the above, or a quicker one
-//   is_prob(value)                           whether that is a probability
-//   is_sound(team)                           whether a closer look finds nothing but probabilities in the open row
-//   mass(id), total_mass(team), unit()       prob(id) in integers, all of the open row's, and how many of them make 1
+//   stage(team, row), prefetch(team, row)    the hints of a team
+//   open(team, row, sampling)                opens a row; false if it is known not to be a distribution
+//   prob(id)                                 the open row's probability of a target id; 0 without a column
+//   with_probs(vocab, f)                     calls f(prob) for sums over all ids: the above, or a faster one
+//   is_prob(value)                           whether the value is a probability
+//   is_sound(team)                           whether all entries of the open row are probabilities
+//   mass(id), total_mass(team), unit()       prob(id) as an integer, the sum of the open row, and the value of 1
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace trtspec {
 
-/// Tokens are deterministic, as looked up ones.
+/// Tokens are deterministic, such as looked-up ones.
 struct Chosen {
     static constexpr bool kDrawn = false;
 
@@ -27,22 +27,22 @@ struct Chosen {
     TRTSPEC_HD void prefetch(Team&, int32_t) const {}
 };
 
-/// Which of a draft row's entries a target id has; without a map they have the same ids.
+/// The entry of a draft row for a target id; without a map, ids are equal.
 struct Columns {
     const int32_t* column_of;
     int32_t count;
 
-    /// Whether every id has the column of its own number.
+    /// Whether every id is its own column.
     TRTSPEC_HD bool are_ids(int32_t vocab) const { return column_of == nullptr && count >= vocab; }
 
-    /// -1 where the draft has no such token.
+    /// -1 if the draft lacks the token.
     TRTSPEC_HD int32_t operator[](int32_t id) const {
         const int32_t column = column_of == nullptr ? id : column_of[id];
         return column >= 0 && column < count ? column : -1;
     }
 };
 
-/// Tokens were sampled from logits, warped as the target's are.
+/// Tokens were sampled from logits, with the target's sampling parameters.
 template <class T>
 class FromLogits {
 public:
@@ -127,7 +127,7 @@ public:
         return true;
     }
 
-    /// Whether all entries are probabilities; before a rejection nobody reads more than one of them.
+    /// Whether all entries are probabilities; before a rejection only one of them is read.
     template <class Team>
     TRTSPEC_HD bool is_sound(Team& team) const {
         return team.largest(row_, [](float entry) -> uint32_t { return is_prob(entry) ? 0 : 1; }).key == 0;

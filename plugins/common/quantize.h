@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of trtspec/quantize.h, row by row. Loops are written for the compiler's vectors; entries are copied out of
-// memory and into it, because neither has to be aligned.
+// The operations of trtspec/quantize.h, row by row. Loops are written for vectorization; entries are copied from and to
+// memory, because it may be unaligned.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ inline typename Format<T>::Bits largest_in(const unsigned char* row, int64_t col
     return largest;
 }
 
-/// Adds a row to the census, and returns its largest finite pattern. Only a row that is not finite is read twice.
+/// Adds a row to the census, and returns its largest finite pattern. Only rows with non-finite values are read twice.
 template <class T>
 inline typename Format<T>::Bits count_row(const unsigned char* row, int64_t columns, trtspec_census& census) {
     using Bits = typename Format<T>::Bits;
@@ -63,7 +63,7 @@ inline typename Format<T>::Bits count_row(const unsigned char* row, int64_t colu
     return largest;
 }
 
-/// The scale of a row with this largest magnitude; as for zeros where the quotient is none any more.
+/// The scale of a row with this largest magnitude; the scale of zeros if the quotient underflows to 0.
 inline float scale_of(float largest) {
     const float scale = div(largest, kLargestE4m3);
     return scale > 0 ? scale : kScaleOfZeros;
@@ -112,7 +112,7 @@ int quantize_rows(const trtspec_quantize_args& args, Source source, Target targe
     return TRTSPEC_OK;
 }
 
-/// Calls f(T()) with the type of a format, those of 16 and 32 bits.
+/// Calls f(T()) with the type of a 16-bit or 32-bit format.
 template <class F>
 int with_wide(int32_t dtype, F f) {
     switch (dtype) {
@@ -132,7 +132,7 @@ int with_format(int32_t dtype, F f) {
     return dtype == TRTSPEC_FLOAT8_E4M3 ? f(E4m3()) : with_wide(dtype, f);
 }
 
-/// What is wrong with a call, whatever the formats are.
+/// The error code of a call, independent of the formats.
 inline int check_call(const trtspec_quantize_args& args) {
     const bool is_cast = args.operation == TRTSPEC_CAST, is_count = args.operation == TRTSPEC_COUNT;
     if (!is_cast && !is_count && args.operation != TRTSPEC_QUANTIZE_ROWS) {
@@ -148,7 +148,7 @@ inline int check_call(const trtspec_quantize_args& args) {
     return (has_entries && lacks_entries) || lacks_census || lacks_scales ? TRTSPEC_BAD_POINTER : TRTSPEC_OK;
 }
 
-/// Runs a call that `check_call` has nothing against.
+/// Runs a call that passed `check_call`.
 inline int quantize(const trtspec_quantize_args& args) {
     const Source source{static_cast<const unsigned char*>(args.source), args.source_stride};
     const Target target{static_cast<unsigned char*>(args.target), args.target_stride};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the structs of the C interface to one request of a batch: checked once, then taken apart on host or device.
+// From the structs of the C interface to one request of a batch: checked once, then split on host or device.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ constexpr int32_t kRowLimit = 1 << 16;
 /// The arguments of a chain that is accepted as a whole.
 struct BlockArgs : trtspec_chain_args {};
 
-/// A caller's struct as this library knows it: a newer one may have more fields. `Args` are `Given`, or made of them.
+/// A caller's struct with the fields of this library; a newer one may have more. `Args` are `Given`, or derived.
 template <class Given, class Args>
 int read_args(const Given* given, Args& args) {
     if (given == nullptr) {
@@ -65,7 +65,7 @@ inline int check_args(const trtspec_chain_args& args) {
         return TRTSPEC_BAD_POINTER;
     }
     const int code = check_rows(args.target);
-    // without a token there is no row of the draft either
+    // without tokens the draft has no rows either
     return code != TRTSPEC_OK || args.draft_len == 0 ? code : check_draft(args.draft, args.draft_kind, args.target);
 }
 
@@ -88,7 +88,7 @@ inline int check_args(const trtspec_tree_args& args) {
     return has_draft ? check_draft(args.draft, args.draft_kind, args.target) : TRTSPEC_BAD_KIND;
 }
 
-/// Whether any request of a batch may look at its draft.
+/// Whether any request of a batch may read its draft.
 inline bool reads_draft(const trtspec_chain_args& args) {
     return args.sampling.uniforms != nullptr && args.draft_len > 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of logits or probabilities as it lies in memory, and its entries as float32 and as keys that sort.
+// A row of logits or probabilities in memory, and its entries as float32 and as sortable keys.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Bfloat16 {
 /// Sums of weights stay below 2^63 for vocabularies below this.
 constexpr int32_t kVocabLimit = 1 << 19;
 
-/// A row of one request: `size` entries next to each other.
+/// A row of one request: `size` contiguous entries.
 template <class T>
 struct Row {
     const T* data;
@@ -37,7 +37,7 @@ struct Rows {
     TRTSPEC_HD Row<T> operator[](int32_t index) const { return Row<T>{data + index * stride, size}; }
 };
 
-/// Where a descent through sorted entries ends: which of 256 bins (-1: beyond the last), and the weight before it.
+/// The end of a descent through sorted entries: one of 256 bins (-1: beyond the last), and the weight before it.
 struct Bin {
     int index;
     uint64_t before;
@@ -57,7 +57,7 @@ TRTSPEC_HD inline float to_float(Half entry) {
     return bit_cast<float>(sign | (exponent == 0 ? bit_cast<uint32_t>(subnormal) : rebiased));
 }
 
-/// A key that sorts as the floats do; -0 and +0 have the same. A NaN's is above all others.
+/// A key that sorts like the floats; -0 and +0 have the same key. The key of NaN is above all others.
 TRTSPEC_HD inline uint32_t key_of(float entry) {
     const uint32_t bits = bit_cast<uint32_t>(add(entry, 0.0f));
     const uint32_t key = bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
@@ -77,7 +77,7 @@ struct Largest {
     int32_t id;
 
     TRTSPEC_HD bool is_finite() const { return key > kMinusInfinityKey && key < kInfinityKey; }
-    /// NaN or +inf: there is one in the row.
+    /// The row has NaN or +inf.
     TRTSPEC_HD bool is_above_finite() const { return key >= kInfinityKey; }
 };
 
@@ -94,7 +94,7 @@ TRTSPEC_HD Largest largest_of(Team& team, Row<T> row) {
     return team.largest(row, [](float entry) { return key_of(entry); });
 }
 
-/// The largest of the finite entries; where there is none, its key is below all finite ones.
+/// The largest of the finite entries; without one, its key is below all finite ones.
 template <class Team, class T>
 TRTSPEC_HD Largest largest_finite_of(Team& team, Row<T> row) {
     return team.largest(row, [](float entry) {

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The team of threads: one request is the work of a block, or of a cluster of blocks, in lock step.
+// The team of threads: one request is processed by a block, or by a cluster of blocks, in lock step.
 //
-// Every thread runs the core's functions. An operation over a row splits it into one contiguous slice a warp, the slices
-// in order; each thread folds what it meets in its warp's slice, and every thread returns the same value. All sums are
-// of integers, so the split shows in no result. A thread reads only vectors of 16 bytes that it copied itself: rows in
-// shared memory need no barrier.
+// Every thread runs the core's functions. An operation over a row splits it into one contiguous slice per warp, the
+// slices in order; each thread folds a part of the warp's slice, and all threads return the same value. All sums are
+// of integers, so results do not depend on the split. A thread reads only vectors of 16 bytes that it copied itself, so
+// rows in shared memory do not need a barrier.
 //
-// `Block` is the machine under it, one object a thread (`CudaBlock`; the tests have one that runs on the host):
-//   thread(), threads(), rank(), blocks()    who this is: within the block, and the block within the team
-//   shuffle(value, lane), first_lane(flag)   among the 32 threads of a warp; the first whose flag is set, or -1
-//   memory(), rows()                         the block's TeamMemory; behind it, the bytes of its RowSlots
-//   barrier(), team_barrier()                all threads of the block; of all the team's blocks
-//   peer(pointer, rank)                      another block's copy of what `pointer` names in shared memory
+// `Block` is the underlying machine, one object per thread (`CudaBlock`; the tests have one that runs on the host):
+//   thread(), threads(), rank(), blocks()    the position: within the block, and of the block within the team
+//   shuffle(value, lane), first_lane(flag)   within a warp of 32 threads; the first lane with the flag, or -1
+//   memory(), rows()                         the block's TeamMemory, followed by the bytes of its RowSlots
+//   barrier(), team_barrier()                for all threads of the block; of all blocks of the team
+//   peer(pointer, rank)                      the address in another block's shared memory
 //   load_global(from), load_shared(from)     16 aligned bytes
 //   copy_async(to, from)                     16 aligned bytes from global into shared memory, at some time before
-//   commit(), wait(newer)                    a wait for this group of copies, or one after it: all but the `newer` last
+//   commit(), wait(newer)                    ends a group of copies; waits for all but the `newer` last groups
 //   add(counter, value)                      into shared memory, atomically among the block's threads
 #pragma once
 
@@ -37,8 +37,8 @@ struct alignas(kVectorBytes) Vector {
     uint32_t words[4];
 };
 
-/// What a block's threads share, besides rows. Two of each that other blocks touch: an operation writes one while the
-/// slowest thread still reads the other, so one barrier an operation is enough.
+/// Memory shared by a block's threads, in addition to rows. Memory used by other blocks is doubled: an operation writes
+/// one copy while the slowest thread still reads the other, so one barrier per operation is enough.
 struct alignas(128) TeamMemory {
     uint64_t partials[2][kMaxBlocks * kMaxWarps];  // a value of each of the team's warps
     uint64_t bins[2][kBins];                       // this block's histogram
@@ -46,13 +46,13 @@ struct alignas(128) TeamMemory {
     int32_t found[2];
 };
 
-/// The room in shared memory for slices of rows; `count` may be 0, and rows are then read where they lie.
+/// The space in shared memory for slices of rows; with `count` 0, rows are read from global memory.
 struct RowSlots {
     int count;
     int slot_bytes;
 };
 
-/// How many vectors of a row with `entries` entries each warp takes, wherever the row begins: whole lines of 128 bytes.
+/// The vectors per warp for a row with `entries` entries, for any alignment of the row: whole lines of 128 bytes.
 TRTSPEC_HD inline int vectors_per_warp(int64_t entries, int entry_bytes, int warps) {
     const int64_t per_vector = kVectorBytes / entry_bytes;
     const int64_t vectors = (entries + 2 * (per_vector - 1)) / per_vector;
@@ -63,15 +63,15 @@ TRTSPEC_HD inline int vectors_per_warp(int64_t entries, int entry_bytes, int war
 template <class Block>
 class ThreadTeam {
 public:
-    /// `rows_at_once`: how many rows a step of the walk looks at; where twice as many fit, the next step's are fetched
-    /// ahead.
+    /// `rows_at_once`: the rows read by a step of the walk; if twice as many fit, the rows of the next step are
+    /// prefetched.
     TRTSPEC_HD ThreadTeam(Block& block, RowSlots slots, int rows_at_once)
         : block_(block), slots_(slots), rows_at_once_(rows_at_once) {
         lane_ = block.thread() % kWarp;
         warps_ = block.threads() / kWarp;
         warp_ = block.rank() * warps_ + block.thread() / kWarp;
         clear_bins(0);
-        // also: no block writes into another before that one runs
+        // also ensures that no block writes into another before that one runs
         block_.team_barrier();
     }
 
@@ -79,7 +79,7 @@ public:
 
     TRTSPEC_HD void barrier() { block_.team_barrier(); }
 
-    /// The row will be read several times from now on.
+    /// Hints that the row will be read several times.
     template <class T>
     TRTSPEC_HD void stage(Row<T> row) {
         if (slots_.count > 0 && slot_of(row.data) < 0) {
@@ -87,7 +87,7 @@ public:
         }
     }
 
-    /// The row will be staged next.
+    /// Hints that the row will be staged next.
     template <class T>
     TRTSPEC_HD void prefetch(Row<T> row) {
         if (slots_.count >= 2 * rows_at_once_ && slot_of(row.data) < 0) {
@@ -122,8 +122,8 @@ public:
         return select_by(partials, row, f, share(uniform, fold_partials(partials, Plus{})));
     }
 
-    /// Sorts the row's entries into bins by digit(id, logit), 0 to 255 or -1 for none, and goes down from bin 255 to the
-    /// first at which the sum of weight(id, logit) over the bins down to it is above `threshold`.
+    /// Sorts the row's entries into bins by digit(id, logit), 0 to 255 or -1 for none, and returns the first bin, from
+    /// 255 down, at which the sum of weight(id, logit) over the bins down to it is above `threshold`.
     template <class T, class Digit, class Weight>
     TRTSPEC_HD TRTSPEC_DEVICE_CALL Bin descend(Row<T> row, const Digit& digit, const Weight& weight, uint64_t threshold) {
         uint64_t* bins = block_.memory().bins[bins_parity_];
@@ -131,7 +131,7 @@ public:
         visit(row, [&](int32_t id, float logit) {
             const int bin = digit(id, logit);
             if (bin >= 0) {
-                // from the top down is from the first to the last
+                // descending bins are in ascending order here
                 block_.add(&bins[kBins - 1 - bin], weight(id, logit));
             }
         });
@@ -158,7 +158,7 @@ private:
     }
 
     /// A warp's vectors of a row, counted from the row's first byte rounded down to 16; `lead` entries of the first
-    /// vector stand before the row.
+    /// vector precede the row.
     struct Slice {
         int begin;
         int end;
@@ -204,12 +204,12 @@ private:
         return found;
     }
 
-    /// Where this warp's vectors stand in a slot.
+    /// The position of this warp's vectors in a slot.
     TRTSPEC_HD unsigned char* slot_bytes(int slot, int share) const {
         return block_.rows() + static_cast<int64_t>(slot) * slots_.slot_bytes + (warp_ % warps_) * share * kVectorBytes;
     }
 
-    /// Starts copying this thread's vectors of the row into the slot that was filled longest ago.
+    /// Starts copying this thread's vectors of the row into the least recently filled slot.
     template <class T>
     TRTSPEC_HD void fetch(Row<T> row) {
         const Slice slice = slice_of(row);
@@ -247,7 +247,7 @@ private:
         block_.wait(groups_ - group);
     }
 
-    /// A vector at the row's edge: what is not of the row is zero and was not read.
+    /// A vector at the row's edge: entries outside the row are zero and not read.
     template <class T>
     TRTSPEC_HD static Vector load_partly(Row<T> row, int first) {
         T entries[kPerVector<T>] = {};
@@ -275,7 +275,7 @@ private:
         }
     }
 
-    /// One vector of the row, from this warp's part of a slot (`staged`) where there is one.
+    /// One vector of the row, from this warp's part of a slot (`staged`) if there is one.
     template <class T>
     TRTSPEC_HD Vector load(Row<T> row, const unsigned char* staged, const Slice& slice, int vector) const {
         const int first = vector * kPerVector<T> - slice.lead;
@@ -286,7 +286,7 @@ private:
         return whole ? block_.load_global(row.data + first) : load_partly(row, first);
     }
 
-    /// This warp's part of the slot that holds the row, copied; null where none does.
+    /// This warp's part of the slot with the row, after its copy is complete; null without one.
     template <class T>
     TRTSPEC_HD const unsigned char* staged(Row<T> row) {
         const int slot = slot_of(row.data);
@@ -297,7 +297,7 @@ private:
         return slot_bytes(slot, vectors_per_warp(row.size, sizeof(T), team_warps()));
     }
 
-    /// Calls f(id, logit) for what this thread has of the row.
+    /// Calls f(id, logit) for this thread's part of the row.
     template <class T, class F>
     TRTSPEC_HD void visit(Row<T> row, const F& f) {
         const Slice slice = slice_of(row);
@@ -332,7 +332,7 @@ private:
         return value;
     }
 
-    /// Gives every block this warp's value, and returns those of all the team's warps, in order.
+    /// Sends this warp's value to every block, and returns the values of all the team's warps, in order.
     TRTSPEC_HD const uint64_t* exchange(uint64_t value) {
         parity_ ^= 1;
         uint64_t* partials = block_.memory().partials[parity_];
@@ -357,8 +357,8 @@ private:
         return fold_warp(all, fold);
     }
 
-    /// The first of `count` values at which their sum so far is above `threshold`, or -1; `before` is the sum up to it.
-    /// The warp's lanes do it together, and all return the same.
+    /// The first of `count` values with a cumulative sum above `threshold`, or -1; `before` is the sum up to it.
+    /// Computed by all lanes of the warp, which return the same value.
     TRTSPEC_HD int first_above(const uint64_t* values, int count, uint64_t threshold, uint64_t& before) const {
         before = 0;
         for (int base = 0; base < count; base += kWarp) {
@@ -374,7 +374,7 @@ private:
         return -1;
     }
 
-    /// One entry of a vector, whichever it is, without a detour through memory.
+    /// One entry of a vector, selected without access to memory.
     template <class T>
     TRTSPEC_HD static T entry_of(const Vector& vector, int index) {
         const int word = index * static_cast<int>(sizeof(T)) / 4;
@@ -389,7 +389,7 @@ private:
     }
 
     /// `sum` and f over a vector's entries; `selected` becomes the first id at which that is above `threshold`.
-    /// Not unrolled: the code of f is long, and few vectors come here.
+    /// Not unrolled: the code of f is long, and this is used for few vectors.
     template <class T, class F>
     TRTSPEC_HD TRTSPEC_DEVICE_CALL static uint64_t add_up(Row<T> row, const F& f, Vector vector, int first, uint64_t sum,
                                                           uint64_t threshold, int32_t& selected) {
@@ -405,7 +405,7 @@ private:
         return sum;
     }
 
-    /// `select`, given what f sums up to in each warp's slice.
+    /// `select`, given the sum of f in each warp's slice.
     template <class T, class F>
     TRTSPEC_HD int32_t select_by(const uint64_t* partials, Row<T> row, const F& f, uint64_t threshold) {
         uint64_t before = 0;
@@ -424,7 +424,7 @@ private:
         return *found;
     }
 
-    /// `select` within this warp's slice, which is known to hold the id; `before` is the sum over what stands before it.
+    /// `select` within this warp's slice, which is known to contain the id; `before` is the sum before the slice.
     template <class T, class F>
     TRTSPEC_HD int32_t select_in_slice(Row<T> row, const F& f, uint64_t threshold, uint64_t before) {
         const Slice slice = slice_of(row);

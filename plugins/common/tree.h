@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verification of one request's tree: from the root down, for each of the three ways in which children come about.
+// Verification of one request's tree: from the root down, in each of the three modes.
 #pragma once
 
 #include <cmath>
@@ -12,17 +12,17 @@
 
 namespace trtspec {
 
-/// What a tree's verification reads of one request and writes for it. `path` is room for `nodes` numbers.
+/// Inputs and outputs of one request's tree verification. `path` has space for `nodes` numbers.
 template <class T>
 struct TreeRequest {
     Rows<T> target;
     const int32_t* tokens;
     const int32_t* parents;
-    const uint32_t* uniforms;  // null where the request is greedy
+    const uint32_t* uniforms;  // null for a greedy request
     int32_t nodes;
     int32_t limit;
     Sampling sampling;
-    float threshold;  // of the typical mode, as alpha
+    float threshold;  // for the typical mode, like alpha
     float alpha;
     int32_t* path;
     int32_t* path_len;
@@ -36,14 +36,14 @@ TRTSPEC_HD bool has_token(const TreeRequest<T>& request, int32_t node) {
     return request.tokens[node] >= 0 && request.tokens[node] < request.target.size;
 }
 
-/// Where a walk is, and what it has come to.
+/// The position and the results of a walk.
 struct Walk {
     int32_t node;
     int32_t depth;
     int32_t status;
 };
 
-/// A walk at its beginning; no child without a token of the vocabulary is ever looked at, but it is told.
+/// A walk at its beginning; children with tokens outside the vocabulary are skipped, but reported in the status.
 template <class T>
 TRTSPEC_HD Walk start_walk(const TreeRequest<T>& request) {
     int32_t status = 0;
@@ -78,7 +78,7 @@ TRTSPEC_HD void step_down(Team& team, const TreeRequest<T>& request, int32_t chi
     ++walk.depth;
 }
 
-/// Writes how a walk ends; the path up to there is written.
+/// Writes the end of a walk, whose path is already written.
 template <class Team, class T>
 TRTSPEC_HD void write_end(Team& team, const TreeRequest<T>& request, const Walk& walk, int32_t next) {
     if (!team.leader()) {
@@ -104,7 +104,7 @@ TRTSPEC_HD Reading read_node(Team& team, const TreeRequest<T>& request, Walk& wa
     return reading;
 }
 
-/// Deterministic children: goes down as long as one has the token that is drawn after its parent.
+/// Deterministic children: walks down as long as a child has the token drawn after its parent.
 template <class Team, class T>
 TRTSPEC_HD void walk_deterministic(Team& team, const TreeRequest<T>& request) {
     Walk walk = start_walk(request);
@@ -125,9 +125,9 @@ TRTSPEC_HD void walk_deterministic(Team& team, const TreeRequest<T>& request) {
     }
 }
 
-/// What is left of a node's row, and of the draft's, while children are rejected: of the target
-/// T = max(a * p - b * q, 0), of the draft D = q * d, both 0 for the tokens of rejected children. To put max(T - D, 0)
-/// in place of T changes a and b alone, since where T is 0 it stays so.
+/// The residuals of a node's row and of the draft's row while children are rejected: the target's
+/// T = max(a * p - b * q, 0), the draft's D = q * d, both 0 for the tokens of rejected children. Replacing T by
+/// max(T - D, 0) only changes a and b, because T stays 0 where it is 0.
 template <class T, class Draft>
 struct Left {
     const TreeRequest<T>& request;
@@ -139,13 +139,13 @@ struct Left {
     double a = 1.0;
     double b = 0.0;
     double d = 1.0;
-    uint64_t draft_mass = 0;     // of tokens that are not rejected; known once one is
-    int32_t last_rejected = 0;   // a child, to which all of the node were rejected; 0 for none
-    uint64_t rejected_bits = 0;  // which ids modulo 64 were
+    uint64_t draft_mass = 0;     // of tokens that are not rejected; known after a rejection
+    int32_t last_rejected = 0;   // the child up to which all were rejected; 0 for none
+    uint64_t rejected_bits = 0;  // the rejected ids modulo 64
 
     TRTSPEC_HD bool has_rejected() const { return last_rejected > 0; }
 
-    /// T of an id that was not rejected; what is negative stands for 0.
+    /// T of an id that was not rejected; negative values stand for 0.
     TRTSPEC_HD double left_prob(int32_t id, float logit, double draft_prob) const {
         return sub(mul(a, target.prob(id, logit)), mul(b, draft_prob));
     }
@@ -159,7 +159,7 @@ struct Left {
         return child >= 0 && child < end;
     }
 
-    /// Nearly all ids are told by a bit.
+    /// A bit excludes almost all ids.
     TRTSPEC_HD bool was_rejected(int32_t id) const {
         return (rejected_bits >> (id & 63) & 1) != 0 && is_among(id, last_rejected + 1);
     }
@@ -176,8 +176,8 @@ struct Left {
         return sum;
     }
 
-    /// The sum of trunc((T - taken * q) * 2^62) over the tokens that are not rejected: modulo 2^64 it is that over all
-    /// without the others', so that nothing has to be looked up for each id.
+    /// The sum of trunc((T - taken * q) * 2^62) over the tokens that are not rejected: modulo 2^64 it is the sum over
+    /// all tokens minus that of the rejected ones, which avoids a lookup per id.
     template <class Team>
     TRTSPEC_HD uint64_t sum_without(Team& team, double taken) const {
         const Left left = *this;
@@ -190,7 +190,7 @@ struct Left {
         });
     }
 
-    /// Whether a token stays; one that the draft's row cannot have given is deterministic.
+    /// Whether a token is accepted; a token with probability 0 in the draft's row is deterministic.
     TRTSPEC_HD bool accepts(int32_t token, uint32_t uniform) const {
         const double draft_prob = draft.prob(token);
         const double drawn_from = mul(draft_prob, d);
@@ -198,7 +198,7 @@ struct Left {
         return asked < left_prob(token, to_float(row.data[token]), draft_prob);
     }
 
-    /// Takes a child's token out of both, and brings them back to a sum of 1.
+    /// Removes a child's token from both, and normalizes them.
     template <class Team>
     TRTSPEC_HD void reject(Team& team, int32_t child) {
         const int32_t token = request.tokens[child];
@@ -233,7 +233,7 @@ struct Left {
     }
 };
 
-/// Tests a node's children in turn; returns the first that is accepted, or -1. An unusable row of the draft ends it.
+/// Tests a node's children in order; returns the first accepted one, or -1, also for an unusable row of the draft.
 template <class Team, class T, class Draft>
 TRTSPEC_HD int32_t first_accepted(Team& team, Left<T, Draft>& left, Walk& walk) {
     const TreeRequest<T>& request = left.request;
@@ -288,7 +288,7 @@ TRTSPEC_HD double exp_of_minus_entropy(Team& team, Row<T> row, const Distributio
     return exponent >= kLowestExponent ? target.prob_of(exp2_weight(exponent)) : 0.0;
 }
 
-/// What a child's probability has to be above to be typical, in a row that was read; for others nothing is enough.
+/// The bound that a typical child's probability exceeds, for a row that was read; 1 for an invalid row.
 template <class Team, class T>
 TRTSPEC_HD double typical_bound(Team& team, const TreeRequest<T>& request, Row<T> row, const Reading& reading) {
     if (reading.status != 0) {
@@ -299,7 +299,7 @@ TRTSPEC_HD double typical_bound(Team& team, const TreeRequest<T>& request, Row<T
     return bound < threshold ? bound : threshold;
 }
 
-/// Lossy: writes into `path` how many nodes each accepted one has from the root down to it, 0 for the others.
+/// Lossy: writes into `path` the depth of each accepted node, 0 for the others.
 template <class Team, class T>
 TRTSPEC_HD void mark_typical(Team& team, const TreeRequest<T>& request, int32_t& status) {
     for (int32_t node = 0; node < request.nodes && team.leader(); ++node) {
@@ -350,7 +350,7 @@ TRTSPEC_HD void walk_typical(Team& team, const TreeRequest<T>& request) {
     write_end(team, request, walk, next);
 }
 
-/// Greedy requests are walked as if their children were deterministic, whatever the mode.
+/// Greedy requests treat children as deterministic in every mode.
 template <class Team, class T, class Draft>
 TRTSPEC_HD void verify_tree(Team& team, const TreeRequest<T>& request, int32_t mode, Draft draft) {
     if constexpr (Draft::kDrawn) {

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kCompactThreads) compact_kernel(const __grid_c
     compact_plane<Unit>(block, args, static_cast<int32_t>(blockIdx.x / planes), blockIdx.x % planes);
 }
 
-/// The kernel whose loads and stores take so many bytes.
+/// The kernel for this size of loads and stores in bytes.
 void (*kernel_for(int unit_bytes))(trtspec_compact_args) {
     switch (unit_bytes) {
         case 16:

@@ -23,7 +23,7 @@ alignas(16) constexpr uint32_t kRounds[64] = {
 
 constexpr int64_t kBlockBytes = 64;
 
-/// A state as the instructions want it: words A, B, E, F and C, D, G, H.
+/// A state in the layout of the instructions: words A, B, E, F and C, D, G, H.
 struct State {
     __m128i abef, cdgh;
 };
@@ -40,7 +40,7 @@ TRTSPEC_TARGET inline void store(const State& state, uint32_t* words) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(words + 4), _mm_alignr_epi8(dchg, feba, 8));
 }
 
-/// Four rounds; `words` are the last sixteen of the message schedule, the four used here becoming those sixteen later.
+/// Four rounds; `words` are the last sixteen of the message schedule; the four used ones are advanced by sixteen.
 template <int Quad>
 TRTSPEC_TARGET inline void round4(State& state, __m128i (&words)[4]) {
     __m128i& now = words[Quad % 4];
@@ -95,7 +95,7 @@ TRTSPEC_TARGET void hash(uint32_t* const* states, const uint8_t* const* data, in
     }
 }
 
-/// cpuid's leaf 7, EBX bit 29; GCC's __builtin_cpu_supports knows "sha" only since version 14.
+/// cpuid's leaf 7, EBX bit 29; GCC's __builtin_cpu_supports supports "sha" only since version 14.
 bool has_instructions() {
     unsigned leaf = 7, ebx = 0, subleaf = 0, edx = 0;
     __asm__ volatile("cpuid" : "+a"(leaf), "=b"(ebx), "+c"(subleaf), "=d"(edx));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's way into a registry. There are two, and both must work with the same file:
+// Registration of the library's creators. The same file must support two ways:
 //   - a program that only opens it (tritonserver, trtexec --staticPlugins) expects it to register its creators then;
 //   - IPluginRegistry::loadLibrary (Python, trtexec --dynamicPlugins, plans that carry their plugins) opens it too, but
-//     then asks for the creators and fails where one of them is already registered, or where there is none.
-// So they are registered when the library is opened, and withdrawn when somebody asks for them.
+//     then requests the creators and fails if one of them is already registered, or if there is none.
+// Therefore they are registered when the library is opened, and deregistered when they are requested.
 #include <NvInferRuntime.h>
 
 #include <array>
@@ -26,14 +26,14 @@ const std::array<IPluginCreatorInterface*, 2>& creators() {
     return all;
 }
 
-/// The creators' stay in the process's registry. It does not end with the process: the registry may be gone by then.
+/// The registration in the process's registry. It is not undone at exit, when the registry may not exist any more.
 class Registration {
 public:
     Registration() {
         const auto get = reinterpret_cast<IPluginRegistry* (*)()>(tensorrt_symbol("getPluginRegistry"));
         registry_ = get == nullptr ? nullptr : get();
         for (IPluginCreatorInterface* creator : creators()) {
-            // false where another copy of the library came first, whose creator does the same
+            // false if another copy of the library has already registered an equivalent creator
             if (registry_ != nullptr && registry_->registerCreator(*creator, kPluginNamespace)) {
                 registered_.push_back(creator);
             }

@@ -17,7 +17,7 @@ constexpr const char* kRuntimes[] = {
     "libnvinfer.so." TRTSPEC_TENSORRT_MAJOR,
     "libnvinfer_lean.so." TRTSPEC_TENSORRT_MAJOR,
 #if NV_TENSORRT_MAJOR >= 11
-    "libtensorrt_rtx.so.1",  // its registry is laid out like TensorRT 11's
+    "libtensorrt_rtx.so.1",  // its registry has the layout of TensorRT 11's
 #endif
 };
 
@@ -34,12 +34,12 @@ nvinfer1::ILogger* find_logger() {
 }  // namespace
 
 void* tensorrt_symbol(const char* name) noexcept {
-    // By file, not by symbol: a program may have loaded TensorRT for itself alone, as tritonserver does. And of this
-    // version only: the next one's classes are laid out in another way.
+    // By file, not by symbol: a program may have loaded TensorRT with RTLD_LOCAL, as tritonserver does. Only this major
+    // version: classes of other versions have another layout.
     for (const char* file : kRuntimes) {
         if (void* loaded = dlopen(file, RTLD_NOW | RTLD_NOLOAD)) {
             void* symbol = dlsym(loaded, name);
-            dlclose(loaded);  // what the program has loaded stays
+            dlclose(loaded);  // the program's own reference remains
             return symbol;
         }
     }

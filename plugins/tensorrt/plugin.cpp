@@ -18,7 +18,7 @@ using nvinfer1::PluginTensorDesc;
 
 constexpr int32_t kFailed = 1;
 
-/// What `body` returns, or `failed` with a message where it throws: TensorRT's functions must not.
+/// The result of `body`, or `failed` with a message if it throws, because TensorRT's functions must not throw.
 template <class Body, class Result>
 Result guarded(const char* plugin, Result failed, Body body) noexcept {
     try {
@@ -45,7 +45,7 @@ void check_count(const char* what, int32_t given, const std::vector<Tensor>& exp
                   std::to_string(given));
 }
 
-/// The length of an output's dimension, from the first input that has its axis without anything added.
+/// The length of an output's dimension, from the first input that has its axis without an addend.
 const nvinfer1::IDimensionExpr* length_of(const Dim& dim, const std::vector<Tensor>& tensors, const DimsExprs* inputs,
                                           nvinfer1::IExprBuilder& builder) {
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -61,7 +61,7 @@ const nvinfer1::IDimensionExpr* length_of(const Dim& dim, const std::vector<Tens
     throw std::logic_error("an output has an axis that no input has");
 }
 
-/// The dimensions of a built network that are known; -1 for the others.
+/// The known dimensions of a built network; -1 for the others.
 Dims constants_of(const DimsExprs& shape) {
     Dims dims{};
     dims.nbDims = shape.nbDims;
@@ -71,7 +71,7 @@ Dims constants_of(const DimsExprs& shape) {
     return dims;
 }
 
-/// Refuses a tensor with fewer columns than there are ids to look at; it may have more.
+/// Throws Refused for a tensor with fewer columns than ids; it may have more.
 void check_columns(const Extents& extents, Role role, Axis axis, int32_t ids) {
     const int64_t columns = extents[static_cast<int>(axis)];
     if (columns != 0 && columns < ids) {
@@ -80,7 +80,7 @@ void check_columns(const Extents& extents, Role role, Axis axis, int32_t ids) {
     }
 }
 
-/// Refuses more rows a request than a kernel takes.
+/// Throws Refused for more rows per request than a kernel supports.
 void check_tokens(const PluginType& type, const Extents& extents) {
     if (extents[static_cast<int>(Axis::kTokens)] > type.max_tokens) {
         throw Refused("tokens has " + std::to_string(extents[static_cast<int>(Axis::kTokens)]) +
@@ -88,7 +88,7 @@ void check_tokens(const PluginType& type, const Extents& extents) {
     }
 }
 
-/// The options, if they can be those of a plugin of this type.
+/// The options, if they are valid for a plugin of this type.
 const Options& checked(const PluginType& type, const Options& options) {
     if (options.vocab == 0) {
         throw Refused("field vocab is missing: how many ids the target has");

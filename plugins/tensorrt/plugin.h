@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A verification as a TensorRT plugin: everything TensorRT asks about is answered from a PluginType, which is data.
+// A verification as a TensorRT plugin: all answers to TensorRT are derived from a PluginType, which is data.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -11,7 +11,7 @@
 
 namespace trtspec::tensorrt {
 
-/// The name under which registries and plans know a version of the fields and tensors.
+/// The version of the fields and tensors in registries and plans.
 constexpr const char* kPluginVersion = "1";
 constexpr const char* kPluginNamespace = "";
 
@@ -20,7 +20,7 @@ class VerifyPlugin final : public nvinfer1::IPluginV3,
                            public nvinfer1::IPluginV3OneBuild,
                            public nvinfer1::IPluginV3OneRuntime {
 public:
-    /// Refused where the options contradict each other. The type must outlive the plugin.
+    /// Throws Refused if the options contradict each other. The type must outlive the plugin.
     VerifyPlugin(const PluginType& type, const Options& options);
     VerifyPlugin(const VerifyPlugin& other);
     VerifyPlugin& operator=(const VerifyPlugin&) = delete;
@@ -58,7 +58,7 @@ public:
     const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override;
 
 private:
-    /// The axes' lengths, which must agree and hold every id that exists; Refused where they don't.
+    /// The axes' lengths; throws Refused unless they agree and have space for every id.
     template <class DimsOf>
     Extents checked_extents(int32_t inputs, DimsOf dims) const;
 

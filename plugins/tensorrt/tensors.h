@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plugin's inputs and outputs as data: which there are, their types, and which of their extents must agree.
+// A plugin's inputs and outputs as data: their names, types, and the extents that must agree.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -17,7 +17,7 @@ enum class Type {
     kInt,
 };
 
-/// An extent that several tensors share. Columns may be more than the ids that exist.
+/// An extent shared by several tensors. There may be more columns than ids.
 enum class Axis { kBatch, kTokens, kTargetColumns, kDraftColumns, kIds };
 constexpr int kAxes = static_cast<int>(Axis::kIds) + 1;
 
@@ -27,7 +27,7 @@ struct Dim {
     int32_t plus = 0;
 };
 
-/// What a tensor is to its plugin.
+/// The role of a tensor in its plugin.
 enum class Role {
     kTarget, kDraft, kDraftColumn, kTokens, kParents, kLengths, kLimits, kTemperature, kTopP, kTopK, kUniforms,
     kAccepted, kOutput, kPath, kPathLen, kNext, kStatus,
@@ -40,20 +40,20 @@ struct Tensor {
     std::vector<Dim> shape;
 };
 
-/// The length of each axis; 0 where no tensor has it.
+/// The length of each axis; 0 if no tensor has it.
 using Extents = std::array<int64_t, kAxes>;
 
 /// A tensor's name, for networks and messages.
 const char* name_of(Role role);
 
-/// Whether a tensor may have this type, beside a target of type `target`.
+/// Whether a tensor may have this type if the target has the type `target`.
 bool supports(const Tensor& tensor, nvinfer1::DataType type, nvinfer1::DataType target);
 
-/// Throws Refused, with both types in its message, where a tensor may not have this type.
+/// Throws Refused, with both types in its message, if a tensor may not have this type.
 void check_type(const Tensor& tensor, nvinfer1::DataType type, nvinfer1::DataType target);
 
-/// Takes over the lengths of axes that are not known yet and compares the others: Refused where they contradict each
-/// other. A dimension of -1 says nothing.
+/// Sets the lengths of axes that are not known yet and compares the others; throws Refused if they contradict each
+/// other. A dimension of -1 is ignored.
 void merge_extents(const Tensor& tensor, const nvinfer1::Dims& dims, Extents& extents);
 
 /// The axes' lengths in one call; `dims(i)` are those of tensor i.

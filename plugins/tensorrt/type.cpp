@@ -4,7 +4,7 @@
 namespace trtspec::tensorrt {
 namespace {
 
-constexpr int32_t kMaxVocab = 1 << 18;  // up to it the weights' sum fits 63 bits
+constexpr int32_t kMaxVocab = 1 << 18;  // up to this size the weights' sum fits in 63 bits
 
 int32_t dtype_of(nvinfer1::DataType type) {
     switch (type) {
@@ -19,7 +19,7 @@ int32_t dtype_of(nvinfer1::DataType type) {
     }
 }
 
-/// Rows that lie as TensorRT lays them: without gaps, `count` a request, `ids` of their columns used.
+/// Rows in TensorRT's layout: without gaps, `count` per request, `ids` of their columns used.
 trtspec_rows rows_of(const Call& call, Role role, Axis columns, int32_t count, int32_t ids) {
     trtspec_rows rows{};
     rows.data = call.input<void>(role);
@@ -59,7 +59,7 @@ void append_sampling(const Options& options, Dim uniforms, std::vector<Tensor>& 
     inputs.push_back({Role::kTemperature, Type::kFloat, {{Axis::kBatch}}});
     inputs.push_back({Role::kTopP, Type::kFloat, {{Axis::kBatch}}});
     inputs.push_back({Role::kTopK, Type::kInt, {{Axis::kBatch}}});
-    // TensorRT has no unsigned tensors: the same 32 bits
+    // TensorRT lacks unsigned tensors: the same 32 bits
     inputs.push_back({Role::kUniforms, Type::kInt, {{Axis::kBatch}, uniforms}});
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A verification as data: its fields, its tensors, and how a call of the C ABI is made from them.
+// A verification as data: its fields, its tensors, and the corresponding call of the C ABI.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -14,7 +14,7 @@
 
 namespace trtspec::tensorrt {
 
-/// One launch. Pointers are null where the plugin has no such tensor, and while only the workspace is asked for.
+/// One launch. Pointers are null for missing tensors, and while only the workspace size is queried.
 struct Call {
     const Options& options;
     Extents extents;
@@ -33,35 +33,35 @@ struct Call {
     int32_t* output(Role role) const { return static_cast<int32_t*>(outputs[static_cast<int>(role)]); }
 };
 
-/// What makes one verification another.
+/// The definition of one verification plugin.
 struct PluginType {
     const char* name;
     Fields fields;
-    void (*check)(const Options&);  ///< Refuses options that contradict each other
+    void (*check)(const Options&);  ///< throws Refused for options that contradict each other
     std::vector<Tensor> (*inputs)(const Options&);
     std::vector<Tensor> outputs;
-    int64_t max_tokens;  ///< of Axis::kTokens: drafted tokens of a chain, nodes of a tree
+    int64_t max_tokens;  ///< for Axis::kTokens: drafted tokens of a chain, nodes of a tree
     uint64_t (*workspace_bytes)(const Call&);
     int32_t (*launch)(const Call&, cudaStream_t);  ///< 0, or an error of the C ABI
 };
 
-/// TrtspecVerifyChain and TrtspecVerifyTree, described beside their kernels.
+/// TrtspecVerifyChain and TrtspecVerifyTree, defined next to their kernels.
 const PluginType& chain_type();
 const PluginType& tree_type();
 
-/// What both have in common: vocabularies, the kind of draft, whether rows sample.
+/// The common part of both: vocabularies, the kind of draft, whether rows sample.
 Fields shared_fields();
 
-/// The draft's rows, if there are any; where it has a vocabulary of its own, also its column of each target id.
+/// The draft's rows, if there are any; for a draft with its own vocabulary, also its column of each target id.
 void append_draft(const Options& options, std::vector<Tensor>& inputs);
 
-/// By what rows sample, with as many uniforms a request as `uniforms` says; nothing where every row is greedy.
+/// The sampling inputs, with `uniforms` uniforms per request; none if every row is greedy.
 void append_sampling(const Options& options, Dim uniforms, std::vector<Tensor>& inputs);
 
-/// The logits' rows, `count` a request.
+/// The logits' rows, `count` per request.
 trtspec_rows target_rows_of(const Call& call, int32_t count);
 
-/// The draft's rows, `count` a request; empty where there is no draft tensor.
+/// The draft's rows, `count` per request; empty without a draft tensor.
 trtspec_rows draft_rows_of(const Call& call, int32_t count);
 
 trtspec_sampling sampling_of(const Call& call);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cpu.cpp once more, for processors with AVX-512, in a namespace of its own: of equal templates a linker keeps only one.
+// cpu.cpp for processors with AVX-512, in a separate namespace, because a linker keeps only one of equal templates.
 #define trtspec trtspec_avx512
 #include "common/host.h"
 #include "trtspec/verify.h"

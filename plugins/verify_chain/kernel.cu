@@ -8,5 +8,5 @@ extern "C" int trtspec_verify_chain_cuda(const trtspec_chain_args* args, void* s
     return trtspec::verify_on_device<trtspec_chain_args>(args, stream);
 }
 
-// what a team needs it has in shared memory
+// a team has its workspace in shared memory
 extern "C" uint64_t trtspec_verify_chain_workspace(const trtspec_chain_args*) { return 0; }

@@ -8,5 +8,5 @@ extern "C" int trtspec_verify_tree_cuda(const trtspec_tree_args* args, void* str
     return trtspec::verify_on_device<trtspec_tree_args>(args, stream);
 }
 
-// what a team needs it has in shared memory
+// a team has its workspace in shared memory
 extern "C" uint64_t trtspec_verify_tree_workspace(const trtspec_tree_args*) { return 0; }

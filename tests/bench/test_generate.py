@@ -103,7 +103,7 @@ REFUSED: list[tuple[tuple[object, ...], str]] = [
     (("-p", "a", "--top-k", -1), "top_k is -1, expected 0 (all) or more"),
     (("-p", "a", "--seed", -1), "seed is -1, expected 0 to 2^64 - 1"),
     (("-p", "a", "--stop", ""), "a stop text is empty"),
-    (("-p", "ab\udcff"), "the text is not UTF-8: character 3 is half of a pair"),
+    (("-p", "ab\udcff"), "the text is not UTF-8: character 3 is a lone surrogate"),
     (("--prompts", "nosuch.jsonl"), f"nosuch.jsonl: cannot be read: No such file or directory\nhint: {HINT}"),
 ]
 

@@ -115,4 +115,4 @@ def test_the_command_writes_a_draft_that_a_recipe_takes(recipe: Path, trtspec: R
     assert (len(found["layers"]), found["texts"], found["draft"]) == (3, 2, "again")
     refused = trtspec(*arguments, "--out", "pruned")
     assert refused.code == 1
-    assert "something lies here already" in refused.err
+    assert "already exists" in refused.err

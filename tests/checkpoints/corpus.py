@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that are wrong on purpose: each case makes a good one and spoils one thing, by code.
+"""Invalid checkpoints: each case creates a valid one and damages one thing.
 
-Nothing here uses the package under test or the safetensors library; both are to be held against these files.
+The code uses neither the package under test nor the safetensors library, because both are tested with these files.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ Header = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One bad checkpoint: what `spoil` does to a good one, and the words that the error has to say."""
+    """One invalid checkpoint: `spoil` damages a valid one, and the error must contain `words`."""
 
     name: str
     spoil: Callable[[Path], None]
     words: tuple[str, ...]
 
     def make(self, root: Path) -> Path:
-        """Write the checkpoint into the directory `root`, which is made."""
+        """Create the directory `root` and write the checkpoint to it."""
         self.spoil(make_good(root))
         return root
 
@@ -60,7 +60,7 @@ TOKENIZER = '{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","voc
 
 
 def good_header(shapes: dict[str, list[int]] | None = None) -> Header:
-    """Return the header of a file with these BF16 tensors, those of the good checkpoint unless told."""
+    """Return the header of a file with these BF16 tensors, by default the valid checkpoint's."""
     header: Header = {}
     position = 0
     for name, shape in (SHAPES if shapes is None else shapes).items():
@@ -71,7 +71,7 @@ def good_header(shapes: dict[str, list[int]] | None = None) -> Header:
 
 
 def data_bytes(header: Header) -> int:
-    """Return how many bytes the tensors of a header take."""
+    """Return the number of bytes of the tensors of a header."""
     return max((entry["data_offsets"][1] for entry in header.values()), default=0)
 
 
@@ -82,7 +82,7 @@ def pack(header: Header | bytes, data: int) -> bytes:
 
 
 def make_good(root: Path) -> Path:
-    """Write a checkpoint without a fault: one layer of Llama, and a tokenizer of one word."""
+    """Write a valid checkpoint: one layer of Llama, and a tokenizer with one word."""
     root.mkdir(parents=True)
     (root / CONFIG).write_text(json.dumps(GOOD_CONFIG))
     (root / "tokenizer.json").write_text(TOKENIZER)
@@ -91,7 +91,7 @@ def make_good(root: Path) -> Path:
 
 
 def make_sharded(root: Path, weight_map: Any = None, **index: Any) -> Path:
-    """Split a good checkpoint's weights in two shards with an index; `weight_map` makes another map of the true one."""
+    """Split the weights of a checkpoint into two shards with an index; `weight_map` modifies the correct map."""
     (root / WEIGHTS).unlink()
     for shard in sorted(set(SHARD_OF.values())):
         header = good_header({name: shape for name, shape in SHAPES.items() if SHARD_OF[name] == shard})
@@ -102,7 +102,7 @@ def make_sharded(root: Path, weight_map: Any = None, **index: Any) -> Path:
 
 
 def _raw(name: str, words: str, raw: bytes | Callable[[], bytes], *, data: int = 0) -> Case:
-    """A header of these bytes; large ones are made only when they are needed."""
+    """Return a case with these header bytes; large ones are created only when needed."""
 
     def spoil(root: Path) -> None:
         (root / WEIGHTS).write_bytes(pack(raw if isinstance(raw, bytes) else raw(), data))
@@ -111,7 +111,7 @@ def _raw(name: str, words: str, raw: bytes | Callable[[], bytes], *, data: int =
 
 
 def _entry(name: str, words: str, tensor: str = NORM, **changes: Any) -> Case:
-    """A header with one tensor's entry changed; None leaves the key out."""
+    """Return a case with one tensor's entry changed, or without a key if its value is None."""
 
     def spoil(root: Path) -> None:
         header = good_header()
@@ -122,7 +122,7 @@ def _entry(name: str, words: str, tensor: str = NORM, **changes: Any) -> Case:
 
 
 def _named(name: str, escaped: str) -> Case:
-    """A header with a tensor of a name that none may have, and how the error shows it."""
+    """Return a case with an invalid tensor name, and its representation in the error."""
 
     def spoil(root: Path) -> None:
         header = good_header() | {name: EMPTY | {"data_offsets": [data_bytes(good_header())] * 2}}
@@ -132,7 +132,7 @@ def _named(name: str, escaped: str) -> Case:
 
 
 def _tensors(name: str, words: tuple[str, ...], change: Callable[[dict[str, list[int]]], Any]) -> Case:
-    """A sound file whose tensors are not those that config.json asks for."""
+    """Return a case with a valid file whose tensors do not match config.json."""
 
     def spoil(root: Path) -> None:
         shapes = dict(SHAPES)
@@ -178,14 +178,14 @@ def _replace_by_directory(path: Path) -> None:
 
 
 def _leave(root: Path, name: str) -> None:
-    """Move a file out of the directory and leave a link to it."""
+    """Move a file out of the directory and replace it by a link to it."""
     outside = root.parent / f"{root.name}.{name}"
     (root / name).rename(outside)
     _link(root / name, outside)
 
 
 def _grow(path: Path, nbytes: int) -> None:
-    """Make a file as long as that without writing it."""
+    """Extend a file to this size without writing."""
     with path.open("r+b") as file:
         file.truncate(nbytes)
 
@@ -208,7 +208,7 @@ def _hole(root: Path) -> None:
 
 
 def _repeat(opening: str, closing: str, depth: int, times: int) -> bytes:
-    """Return a header with a list of `times` values that are `depth` deep."""
+    """Return a header with a list of `times` values that are nested `depth` deep."""
     return ('{"a":[' + ",".join([opening * depth + "0" + closing * depth] * times) + "]}").encode()
 
 
@@ -224,21 +224,21 @@ def _duplicate_tensor() -> bytes:
 
 MIB = 1 << 20
 VALUES = "at most 600,000 are parsed"
-NO_NUMBER = "has a shape or offset that is no valid number"
-ENTRY_KEYS = "has other keys than dtype, shape and data_offsets"
+NO_NUMBER = "has an invalid shape or offset"
+ENTRY_KEYS = "must have exactly the keys dtype, shape and data_offsets"
 
 HEADERS = [
     Case("file: empty", lambda root: (root / WEIGHTS).write_bytes(b""), (WEIGHTS, "truncated")),
     Case("file: seven bytes", lambda root: (root / WEIGHTS).write_bytes(bytes(7)), (WEIGHTS, "truncated")),
     Case("file: cut in the header", lambda root: _grow(root / WEIGHTS, 100), (WEIGHTS, "truncated: the header")),
     Case("file: cut in the data", lambda root: _cut(root / WEIGHTS, 5), (WEIGHTS, "truncated: its tensors need")),
-    Case("file: surplus", lambda root: _grow(root / WEIGHTS, 9999), (WEIGHTS, "after the last tensor belong to none")),
+    Case("file: surplus", lambda root: _grow(root / WEIGHTS, 9999), (WEIGHTS, "bytes after the last tensor")),
     Case("file: header beyond the end", lambda root: _claim(root, 2**64 - 1, 64), (WEIGHTS, "truncated: the header")),
     Case("file: huge header", lambda root: _claim(root, 1 << 40, 1 << 41), (WEIGHTS, "a header of 1,099,511,627,776")),
     Case(
         "file: a pointer",
         lambda root: _write(root / WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"),
-        (WEIGHTS, "a pointer of Git LFS", "git lfs pull"),
+        (WEIGHTS, "a Git LFS pointer", "git lfs pull"),
     ),
     Case(
         "file: a pickle",
@@ -252,12 +252,12 @@ HEADERS = [
     _raw("a list", "not a JSON object", b"[1, 2]"),
     _raw("not UTF-8", "not valid JSON: 'utf-8' codec", b'{"\xff": 1}'),
     _raw("UTF-16", "not valid JSON", "{}".encode("utf-16")),
-    _raw("NaN", "NaN is no number", b'{"a": NaN}'),
-    _raw("Infinity", "-Infinity is no number", b'{"a": -Infinity}'),
+    _raw("NaN", "NaN is not a number", b'{"a": NaN}'),
+    _raw("Infinity", "-Infinity is not a number", b'{"a": -Infinity}'),
     _raw("an endless number", "a number of 4,000,000 digits", lambda: b'{"a": ' + b"9" * 4_000_000 + b"}"),
     _raw("a number beyond float", "the number '1e999' is too large", b'{"a": 1e999}'),
-    _raw("a duplicate tensor", f"it names '{NORM}' twice", _duplicate_tensor),
-    _raw("a duplicate key", "it names 'dtype' twice", b'{"a": {"dtype": "U8", "dtype": "U8"}}'),
+    _raw("a duplicate tensor", f"duplicate key '{NORM}'", _duplicate_tensor),
+    _raw("a duplicate key", "duplicate key 'dtype'", b'{"a": {"dtype": "U8", "dtype": "U8"}}'),
     _raw("metadata that is a list", "its __metadata__ does not map text to text", b'{"__metadata__": []}'),
     _raw("metadata of numbers", "its __metadata__ does not map text to text", b'{"__metadata__": {"a": 1}}'),
     _raw("name of half characters", "half a surrogate pair", b'{"\\ud800": {}}'),
@@ -272,7 +272,11 @@ HEADERS = [
     _raw("empty lists", VALUES, lambda: b'{"a":[' + b"[]," * (5 * MIB) + b"[]]}"),
     _raw("a million empty tensors", "a header of 56,888,891 bytes", lambda: _empty_tensors(1_000_000)),
     _raw("too many empty tensors", VALUES, lambda: _empty_tensors(250_000)),
-    _raw("most keys", "'0' has other keys", lambda: json.dumps({f"{n:x}": f"{n:x}" for n in range(590_000)}).encode()),
+    _raw(
+        "most keys",
+        "'0' must have exactly the keys",
+        lambda: json.dumps({f"{n:x}": f"{n:x}" for n in range(590_000)}).encode(),
+    ),
 ]
 
 ENTRIES = [
@@ -289,8 +293,8 @@ ENTRIES = [
     _entry("fractional shape", NO_NUMBER, shape=[8.0]),
     _entry("boolean shape", NO_NUMBER, shape=[8, True]),
     _entry("shape beyond 64 bits", NO_NUMBER, shape=[1 << 64]),
-    _entry("shape whose product wraps around", "more bytes than there can be", shape=[1 << 32, (1 << 32) + 8]),
-    _entry("empty, but huge", "more bytes than there can be", shape=[1 << 40, 1 << 40, 0]),
+    _entry("shape whose product wraps around", "is too large", shape=[1 << 32, (1 << 32) + 8]),
+    _entry("empty, but huge", "is too large", shape=[1 << 40, 1 << 40, 0]),
     _entry("many dimensions", "more than 8 dimensions", shape=[8] + [1] * 8),
     _entry("very many dimensions", "more than 8 dimensions", shape=[1] * 100_000),
     _entry("one offset", NO_NUMBER, data_offsets=[0]),
@@ -320,11 +324,11 @@ TENSORS = [
     _tensors("one too many", ("model.x: no rule uses it",), lambda shapes: shapes.update({"model.x": [3]})),
     _tensors(
         "a shape that is not config.json's",
-        (f"{HEAD}: [5, 8] in {WEIGHTS}, but config.json makes it [4, 8]",),
+        (f"{HEAD}: [5, 8] in {WEIGHTS}, but [4, 8] according to config.json",),
         lambda shapes: shapes.update({HEAD: [5, 8]}),
     ),
     Case(
-        "tensors: a dtype that cannot be served",
+        "tensors: an unsupported dtype",
         lambda root: (root / WEIGHTS).write_bytes(
             (root / WEIGHTS).read_bytes().replace(b'"BF16"', b'"I16" ').replace(b'"I16" ', b'"BF16"', 11)
         ),
@@ -340,8 +344,8 @@ CONFIGS = [
     _config_text("deep", "JSON nested more than 32 deep", lambda: '{"a": ' + "[" * 500 + "]" * 500 + "}"),
     _config_text("very deep", "JSON nested more than 32 deep", lambda: '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"),
     _config_text("many values", "at most 300,000 are parsed", lambda: '{"a": [' + "0," * 500_000 + "0]}"),
-    _config_text("a duplicate key", "it names 'a' twice", lambda: '{"a": 1, "a": 2}'),
-    _config_text("NaN", "NaN is no number", lambda: '{"rope_theta": NaN}'),
+    _config_text("a duplicate key", "duplicate key 'a'", lambda: '{"a": 1, "a": 2}'),
+    _config_text("NaN", "NaN is not a number", lambda: '{"rope_theta": NaN}'),
     _config_text("an endless number", "a number of 100,000 digits", lambda: '{"a": ' + "9" * 100_000 + "}"),
     _config("no architecture", "architectures is null", architectures=None),
     _config("many architectures", 'architectures is ["a", "a"', architectures=["a"] * 100_000),
@@ -362,7 +366,7 @@ CONFIGS = [
     _config("odd head size", "head size 3 is odd", head_dim=3),
     _config("no heads", "num_attention_heads is 0", num_attention_heads=0),
     _config("2^31 layers", "num_hidden_layers is 2147483648", num_hidden_layers=1 << 31),
-    _config("a dtype that cannot be served", "dtype 'int8' cannot be served", dtype="int8"),
+    _config("an unsupported dtype", "dtype 'int8' is not supported", dtype="int8"),
     _config("rope of numbers", "rope_scaling is 3, expected a mapping", rope_scaling=3),
     _config("unknown rope", "rope type 'spiral' is not supported", rope_scaling={"rope_type": "spiral", "factor": 2.0}),
 ]
@@ -390,14 +394,12 @@ INDEXES = [
         lambda f: f | {NORM: "c.safetensors"},
     ),
     _index(
-        "the wrong shard", (INDEX, f"says '{NORM}' is in a.safetensors"), lambda found: found | {NORM: "a.safetensors"}
+        "the wrong shard", (INDEX, f"maps '{NORM}' to a.safetensors"), lambda found: found | {NORM: "a.safetensors"}
     ),
-    _index(
-        "a tensor that is not", (INDEX, "says 'x' is in a.safetensors"), lambda found: found | {"x": "a.safetensors"}
-    ),
+    _index("a tensor that is not", (INDEX, "maps 'x' to a.safetensors"), lambda found: found | {"x": "a.safetensors"}),
     _index(
         "a tensor forgotten",
-        (INDEX, f"lacks '{NORM}', which b.safetensors holds"),
+        (INDEX, f"lacks '{NORM}', which b.safetensors contains"),
         lambda found: {name: shard for name, shard in found.items() if name != NORM},
     ),
     _index("nothing", ("tensors do not add up",), lambda found: {}),
@@ -431,7 +433,7 @@ FILES = [
     Case("files: a link to itself", lambda root: _link(root / WEIGHTS, WEIGHTS), (WEIGHTS, "symbolic links")),
     Case("files: a link to nothing", lambda root: _link(root / WEIGHTS, "x"), (WEIGHTS, "No such file")),
     Case(
-        "files: a name that is no text",
+        "files: a name that is not text",
         lambda root: (root / WEIGHTS).rename(root / "\udcff.safetensors"),
         (r"the file name '\udcff.safetensors' has unprintable characters",),
     ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Division over ranks in torch's words, from a checkpoint of one rank: an oracle of few lines, slow and plain."""
+"""Division over ranks with torch operations, from a checkpoint of one rank: a short and simple reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BY_COLUMNS = ("attention.dense.weight", "mlp.proj.weight")
 def divided(
     whole: Tensors, heads: int, kv_heads: int, layers: int, tensor: int, pipeline: int, branches: int = 1
 ) -> list[Tensors]:
-    """Return the tensors of each rank: `tensor` ranks a stage, `pipeline` stages; mlp.fc holds so many `branches`."""
+    """Return the tensors of each rank: `tensor` ranks per stage, `pipeline` stages; mlp.fc has `branches` branches."""
     stages = [part.tolist() for part in torch.tensor_split(torch.arange(layers), pipeline)]
     return [
         {
@@ -31,7 +31,7 @@ def divided(
 
 
 def local_name(name: str, stages: list[list[int]], stage: int) -> str | None:
-    """Return what a tensor is called on a stage, or None where it belongs to another."""
+    """Return the name of a tensor on a stage, or None if it belongs to another stage."""
     if name in FIRST + LAST:
         return name if stage == (0 if name in FIRST else len(stages) - 1) else None
     layer, rest = name.removeprefix("transformer.layers.").split(".", 1)
@@ -43,7 +43,7 @@ def divide(
     value: torch.Tensor, name: str, heads: int, kv_heads: int, tensor: int, branches: int = 1
 ) -> list[torch.Tensor]:
     """Return the shares of a tensor over the ranks of a stage."""
-    if value.dtype == torch.float8_e4m3fn:  # few operations know it
+    if value.dtype == torch.float8_e4m3fn:  # few operations support it
         bits = divide(value.view(torch.uint8), name, heads, kv_heads, tensor, branches)
         return [share.view(torch.float8_e4m3fn) for share in bits]
     if name.endswith(("attention.qkv.weight", "attention.qkv.bias", "attention.qkv.per_channel_scale")):
@@ -59,7 +59,7 @@ def divide(
 
 
 def divide_mlp(value: torch.Tensor, name: str, tensor: int, branches: int) -> list[torch.Tensor]:
-    """Divide a matrix of an MLP or attention's dense, or each of the `branches` in mlp.fc alike."""
+    """Divide a matrix of an MLP or attention's dense; each of the `branches` in mlp.fc is divided separately."""
     if name.endswith(BY_COLUMNS):
         return list(value.chunk(tensor, dim=1))
     apart = [branch.chunk(tensor) for branch in value.chunk(branches if ".mlp.fc." in name else 1)]
@@ -67,7 +67,7 @@ def divide_mlp(value: torch.Tensor, name: str, tensor: int, branches: int) -> li
 
 
 def divide_heads(value: torch.Tensor, heads: int, kv_heads: int, tensor: int) -> list[torch.Tensor]:
-    """Divide queries, keys and values apart; where key heads are fewer than ranks each is there several times."""
+    """Divide queries, keys and values separately; with fewer key heads than ranks, key heads are repeated."""
     size = len(value) // (heads + 2 * kv_heads)
     shares, counts = [], (heads, kv_heads, kv_heads)
     for part, count in zip(value.split([count * size for count in counts]), counts, strict=True):
@@ -77,7 +77,7 @@ def divide_heads(value: torch.Tensor, heads: int, kv_heads: int, tensor: int) ->
 
 
 def divide_experts(value: torch.Tensor, name: str, tensor: int) -> list[torch.Tensor]:
-    """Divide every expert alike; its fc has two branches, one below the other, which are divided apart."""
+    """Divide every expert in the same way; the two stacked branches of fc are divided separately."""
     if name.endswith("mlp.proj.weight"):
         return list(value.chunk(tensor, dim=2))
     linear, activated = (branch.chunk(tensor, dim=1) for branch in value.chunk(2, dim=1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bit patterns that decide about rounding, and the same as torch's tensors."""
+"""Bit patterns at rounding boundaries, and their torch tensors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ALL16 = np.arange(1 << 16, dtype=np.uint16)
 def decisive_floats() -> np.ndarray:
     """Return the patterns of float32 around every value and every tie of the smaller formats, and random ones.
 
-    Their mantissas end at bits 16 (bfloat16), 13 (float16) and 20 (e4m3), those of subnormals higher up: each prefix
-    of such a length is followed by nothing, a half, and the neighbours of both.
+    Their mantissas end at bits 16 (bfloat16), 13 (float16) and 20 (e4m3), and higher for subnormals. Each prefix of
+    such a length is followed by zero, a half, and the neighbours of both.
     """
     found = [np.random.default_rng(0).integers(0, 1 << 32, 200_000, dtype=np.uint32)]
     for bit in range(13, 24):
@@ -31,7 +31,7 @@ def as_torch(bits: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 def assert_as_torch(ours: np.ndarray, original: torch.Tensor, dtype: str) -> None:
-    """Demand the bits of torch's cast of `original`, and of what is no number only that it stays none."""
+    """Assert the bits of torch's cast of `original`; NaN only has to stay NaN."""
     expected = original.to(TORCH[dtype])
     assert ours.dtype == ITEM[dtype]
     numbers = ~original.isnan()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every checkpoint of the corpus is refused in words, by a process that stays small and quick; good ones are not."""
+"""Every checkpoint of the corpus is rejected with an error, within memory and time limits; valid ones are accepted."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.checkpoints.corpus import CASES, CONFIG, GOOD_CONFIG, WEIGHTS, Case, 
 from trtspec.checkpoints.source import load_source
 from trtspec.planning.inspection import inspect_path
 
-pytestmark = pytest.mark.slow  # two commands in a process of their own for each case
+pytestmark = pytest.mark.slow  # two commands in a separate process for each case
 
-MAX_SECONDS = 2 * 2.0  # of the processor for two commands; unlike the clock it does not depend on what else runs
+MAX_SECONDS = 2 * 2.0  # processor time for two commands, which is independent of other processes
 MAX_RESIDENT_KIB = 256 << 10
-# Forks for each directory that it is told, which saves every child the imports, and says what the child took. The first
-# directory it takes itself, and has with it all that the commands import.
+# Forks for each directory on standard input, which saves the imports in each child, and prints the child's usage. It
+# processes the first directory itself, to import all modules of the commands.
 PARENT = """
 import os, sys
 from trtspec.cli.app import main
 
 def inspect_and_check(root):
     os.chdir(root)
-    said = os.open("said", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    output = os.open("output", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     for argv in (["inspect", "model", "--json"], ["check", "recipe.yaml"]):
         try:
             main(argv)
@@ -59,7 +59,7 @@ speculation: {method: none}
 
 @dataclass(frozen=True)
 class Ended:
-    """What a process said on both streams, the most memory that it held, and its processor time."""
+    """A process's output on both streams, its peak memory, and its processor time."""
 
     text: str
     resident_kib: int
@@ -71,7 +71,7 @@ Runner = Callable[[Path], Ended]
 
 @pytest.fixture(scope="module")
 def inspect_and_check(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """Run both commands on the checkpoint "model" in a directory, in a process of their own."""
+    """Run both commands on the checkpoint "model" in a directory, in a separate process."""
     first = tmp_path_factory.mktemp("first")
     make_good(first / "model")
     (first / "recipe.yaml").write_text(RECIPE)
@@ -85,7 +85,7 @@ def inspect_and_check(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
             print(root, file=parent.stdin, flush=True)
             status, resident_kib, seconds = parent.stdout.readline().split()
             assert status == "0"
-            return Ended((root / "said").read_text(), int(resident_kib), float(seconds))
+            return Ended((root / "output").read_text(), int(resident_kib), float(seconds))
 
         yield run
         parent.stdin.close()
@@ -113,7 +113,7 @@ def test_a_bad_checkpoint_is_refused(case: Case, inspect_and_check: Runner, tmp_
 
 @pytest.mark.parametrize("architecture", ["Bert", "x" * 900_000], ids=["short", "long"])
 def test_an_architecture_that_no_family_describes(architecture: str, inspect_and_check: Runner, tmp_path: Path) -> None:
-    """It is told of, since some engines run it as it is, and not converted."""
+    """It is inspected, since some engines run it unconverted, but not converted."""
     make_good(tmp_path / "model")
     (tmp_path / "model" / CONFIG).write_text(json.dumps(GOOD_CONFIG | {"architectures": [architecture]}))
     ended = inspect_and_check(tmp_path)
@@ -142,7 +142,7 @@ class TestWhatIsOnlyOdd:
 
 
 def as_snapshot(root: Path, blobs: Path) -> Path:
-    """Move the files of `root` into `blobs` and leave links, as a hub cache does."""
+    """Move the files of `root` into `blobs` and replace them by links, like a hub cache."""
     blobs.mkdir(parents=True)
     for number, path in enumerate(sorted(root.iterdir())):
         path.rename(blobs / str(number))

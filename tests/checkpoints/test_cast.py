@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts are bit for bit torch's: over all patterns of 16 bits, and the float32 values that decide about rounding."""
+"""Casts are bit-identical to torch's for all 16-bit patterns, and for the float32 values at rounding boundaries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a text ends: at which token, and what of it stays."""
+"""The end of a text: the token that ends it, and the tokens that are kept."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that nobody would write: whatever they hold, they are read soundly or refused in words, and nothing else.
+"""Random files: they are read correctly or rejected with a CheckpointError, without any other outcome.
 
-Runs for seconds; TRTSPEC_FUZZ_EXAMPLES=100000 makes it look for longer.
+Runs for seconds; TRTSPEC_FUZZ_EXAMPLES=100000 makes it search longer.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ FUZZ = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-# Where the safetensors library accepts a file that is refused here: names that would escape or garble what they are
-# written to, what later readers of the same file take differently, and sizes that no tensor has.
+# Files that the safetensors library accepts and trtspec rejects: names that would escape or garble their destination,
+# content that other readers interpret differently, and impossible sizes.
 STRICTER = re.compile(
     "tensor name .* has a path separator or unprintable character, or a wrong length"
-    "|tensor .* has other keys than dtype, shape and data_offsets"
+    "|tensor .* must have exactly the keys dtype, shape and data_offsets"
     "|tensor .* has the unknown dtype"
-    "|tensor .* has more than 8 dimensions, or more bytes than there can be"
-    "|tensor .* has a shape or offset that is no valid number"
-    "|not a safetensors file: its header is not valid JSON: (it names .* twice|it has a number of|the number .* is too)"
-    "|not a safetensors file: its header is not valid: its __metadata__ does not map text to text"
+    "|tensor .* has more than 8 dimensions, or is too large"
+    "|tensor .* has an invalid shape or offset"
+    "|not a safetensors file: invalid header: not valid JSON: (duplicate key|it has a number of|the number .* is too)"
+    "|not a safetensors file: invalid header: its __metadata__ does not map text to text"
 )
 FAMILIES: dict[str, Family] = discover("trtspec.families", "FAMILY")
 
 T = TypeVar("T")
 Edits = list[tuple[str, int, int]]
 
-# What turns one sound document into another, or nearly so, more often than any byte would.
+# Bytes that often turn one valid document into another valid or almost valid one.
 BYTES = st.sampled_from(list(b'"{}[],:\\ 0129-+.eEuntfa_/\x00\x1f\x7f\xc3\xa9\xff'))
 EDIT = st.tuples(st.sampled_from(["set", "insert", "delete"]), st.integers(0, 1 << 16), BYTES)
-EDITS = st.just([]) | st.lists(EDIT, max_size=3)  # half of the documents stay sound JSON
+EDITS = st.just([]) | st.lists(EDIT, max_size=3)  # half of the documents stay valid JSON
 SIZES = st.integers(0, 3) | st.sampled_from([-1, 1 << 31, 1 << 32, 1 << 62, 1 << 63, 1 << 64, 10**50])
 ODD = st.none() | st.booleans() | SIZES | st.floats() | st.text(max_size=4)
 JSON = st.recursive(
@@ -86,13 +86,13 @@ def edited(raw: bytes, edits: Edits) -> bytes:
 
 
 def pretend(value: Any) -> bytes:
-    """Return JSON as Python writes it: with NaN, and with halves of surrogate pairs."""
+    """Return JSON as Python writes it, with NaN and lone surrogates."""
     return json.dumps(value).encode()
 
 
 @st.composite
 def headers(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
-    """A header of a few tensors one behind the other, and how many bytes they take; often with something changed."""
+    """Return a header of a few consecutive tensors and their total bytes, often with a change."""
     header: dict[str, Any] = {}
     position = 0
     for name in draw(st.lists(NAMES, max_size=4)):
@@ -113,7 +113,7 @@ def headers(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
 
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
-    """The bytes of a safetensors file, often not quite one."""
+    """Return the bytes of a safetensors file, often slightly invalid."""
     header, nbytes = draw(headers())
     raw = edited(pretend(header), draw(EDITS)) + draw(st.sampled_from([b"", b"   ", b"\n"]))
     whole = pack(raw, max(0, nbytes + draw(st.sampled_from([0, 0, 0, 0, 0, -1, 1, 8]))))
@@ -121,7 +121,7 @@ def files(draw: st.DrawFn) -> bytes:
 
 
 def attempt(action: Callable[[], T]) -> tuple[T | None, CheckpointError | None]:
-    """Return what an action returns and what it refuses; any other error is the test's failure."""
+    """Return (result, CheckpointError) of an action; any other error fails the test."""
     try:
         return action(), None
     except CheckpointError as error:
@@ -129,7 +129,7 @@ def attempt(action: Callable[[], T]) -> tuple[T | None, CheckpointError | None]:
 
 
 def check_sound(tensors: list[TensorInfo], size: int) -> None:
-    """Hold tensors against their file: each as long as its shape says, one behind the other up to the end."""
+    """Compare tensors with their file: sizes match shapes, and tensors are consecutive up to the end."""
     ends = [tensor.offset + tensor.nbytes for tensor in tensors]
     assert all(tensor.nbytes == prod(tensor.shape) * ITEM_BYTES[tensor.dtype] for tensor in tensors)
     assert all(end == tensor.offset for end, tensor in zip(ends, tensors[1:], strict=False))
@@ -165,7 +165,7 @@ def test_any_bytes_are_read_or_refused(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / WEIGHTS
     path.write_bytes(raw)
     ours, refused = attempt(lambda: read_header(path))
-    assert ours == {} or refused.where == str(path)  # the shortest tensor takes more than 200 bytes to be told of
+    assert ours == {} or refused.where == str(path)  # the shortest header of a tensor has more than 200 bytes
 
 
 ARCHITECTURES = sorted(name for family in FAMILIES.values() for name in family.architectures)
@@ -204,7 +204,7 @@ def sharded(good: Path) -> Path:
 
 
 def inspect_or_refuse(root: Path) -> None:
-    """Inspect what lies there; nothing but the truth or a CheckpointError that says where may come of it."""
+    """Inspect a directory; the result must be correct, or a CheckpointError with a location."""
     document, refused = attempt(lambda: inspect_path(root))
     event("read" if refused is None else "refused")
     if refused is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ids end a text: read as transformers reads them, and refused where they are none."""
+"""The ids that end a text equal transformers', and invalid ids are rejected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _write(root: Path, **documents: Any) -> Path:
 
 
 def _of_transformers(root: Path) -> tuple[int, ...]:
-    """Return what `from_pretrained` of a model takes (GenerationMixin.adjust_generation_fn)."""
+    """Return the end ids that `from_pretrained` of a model uses (GenerationMixin.adjust_generation_fn)."""
     from transformers import GenerationConfig
 
     try:
@@ -93,18 +93,18 @@ def test_a_thinker_with_a_text_section_of_its_own_is_read(tmp_path: Path) -> Non
 
 
 BAD: list[tuple[Any, str]] = [
-    (True, "eos_token_id: true is no token id"),
-    ("5", "eos_token_id: '5' is no token id"),
-    (["</s>"], "eos_token_id: '</s>' is no token id"),
-    (-1, "eos_token_id: -1 is no token id"),
-    (1.0, "eos_token_id: 1.0 is no token id"),
-    ({"id": 1}, "is no token id"),
-    ([[1]], "eos_token_id: \\[1\\] is no token id"),
-    ([1, False], "eos_token_id: false is no token id"),
-    (1 << 40, "is no token id"),
+    (True, "eos_token_id: true is not a token id"),
+    ("5", "eos_token_id: '5' is not a token id"),
+    (["</s>"], "eos_token_id: '</s>' is not a token id"),
+    (-1, "eos_token_id: -1 is not a token id"),
+    (1.0, "eos_token_id: 1.0 is not a token id"),
+    ({"id": 1}, "is not a token id"),
+    ([[1]], "eos_token_id: \\[1\\] is not a token id"),
+    ([1, False], "eos_token_id: false is not a token id"),
+    (1 << 40, "is not a token id"),
     ([*range(300)], "it has 300 ids; at most 256"),
-    (64, "eos_token_id: the id 64 is outside of the vocabulary of 64"),
-    ([1, 100], "eos_token_id: the id 100 is outside of the vocabulary of 64"),
+    (64, "eos_token_id: the id 64 is outside the vocabulary of 64"),
+    ([1, 100], "eos_token_id: the id 100 is outside the vocabulary of 64"),
 ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files are hashed while they grow, and only where nobody writes any more."""
+"""Files are hashed while they grow, up to the first byte that may still change."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_done_already_needs_nobody(file: int) -> None:
 
 def test_a_file_that_is_written_to_too_late_has_no_digest(file: int) -> None:
     with GrowingDigests([file], [LAYOUT], {"task": [(0, LAYOUT.offsets["two"])]}) as digests:
-        digests.written(0, LAYOUT.offsets["one"])  # which no task said it writes
+        digests.written(0, LAYOUT.offsets["one"])  # no task declared this write
         digests.finish("task")
         assert digests.digests() == [None]
 
@@ -75,7 +75,7 @@ def test_a_file_that_shrinks_is_an_error(file: int) -> None:
 
 
 def test_nobody_waits_for_a_hashing_that_failed(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits may look once more before the thread that fails has ended."""
+    """A waiting thread may check once more before the failing thread has ended."""
     monkeypatch.setattr(streaming_digest, "MOST_UNHASHED", 1)
     waits, goes_on = list[int](), [threading.Event(), threading.Event()]
     ended, raised = threading.Event(), list[BaseException]()
@@ -114,7 +114,7 @@ def test_nobody_waits_for_a_hashing_that_failed(file: int, monkeypatch: pytest.M
         writer.start()
         has_ended = ended.wait(10)
     assert has_ended
-    assert [str(error) for error in raised] == ["[Errno 5] a bad disk"]  # and writes no more
+    assert [str(error) for error in raised] == ["[Errno 5] a bad disk"]  # the writer stops
 
 
 def test_who_writes_waits_for_who_hashes(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_who_writes_waits_for_who_hashes(file: int, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_single_file_is_hashed_without_company(file: int, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Of several the one waits for the other anyway."""
+    """Several files wait for each other anyway."""
     most = set[int]()
 
     class Three(Hashlib):

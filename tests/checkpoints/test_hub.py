@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads with the real client, in a process of its own, from a hub on this machine."""
+"""Downloads with the real client, in a separate process, from a local hub."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests._support import forked
 from tests._support.hub import COMMIT, Hub, serving
 from trtspec.core.processes import wait_until
 
-pytestmark = pytest.mark.slow  # a client's process for each test
+pytestmark = pytest.mark.slow  # one client process per test
 
-# The client asks again after 1, 2, 4 ... seconds, which no test has to wait for.
+# The client retries after 1, 2, 4 ... seconds; the tests skip the delays.
 CLIENT = """
 import json, sys, time
 time.sleep = lambda _: None
@@ -32,7 +32,7 @@ except CheckpointError as error:
     sys.exit(str(error))
 """
 TOKEN = "hf_averysecrettoken"
-CHUNK = 10 << 20  # what the client holds back before it writes
+CHUNK = 10 << 20  # the client's write buffer
 
 Fetch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -45,7 +45,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def model(hub: Hub) -> Path:
-    """The files of org/model: two shards, and much that no build reads."""
+    """The files of org/model: two shards, and many files that builds do not read."""
     root = hub.root / "org" / "model"
     (root / "original").mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "README.md", "pytorch_model.bin", "original/config.json"):
@@ -122,7 +122,7 @@ class TestTheToken:
 
     def test_that_no_header_can_hold_is_not_shown(self, fetch: Fetch, hub: Hub) -> None:
         done = fetch(HF_TOKEN="hf_sec ret")
-        assert "HF_TOKEN holds characters that no token has" in done.stderr
+        assert "HF_TOKEN contains characters that are not valid in a token" in done.stderr
         assert "sec ret" not in done.stderr
         assert hub.asked == []
 
@@ -134,42 +134,44 @@ def refused(done: subprocess.CompletedProcess[str], message: str, hint: str, rev
     assert TOKEN not in done.stdout + done.stderr
 
 
-MAY_READ = "set HF_TOKEN to a token that may read it"
-AGAIN = "then build again: files that arrived whole are kept"
+MAY_READ = "set HF_TOKEN to a token with read access"
+AGAIN = "then build again: complete files are kept"
 
 
 class TestWhatGoesWrong:
     @pytest.mark.parametrize("token", [{}, {"HF_TOKEN": "hf_another"}])
     def test_a_private_model(self, fetch: Fetch, hub: Hub, token: dict[str, str]) -> None:
         hub.token = TOKEN
-        refused(fetch(**token), "the hub has no such model, or it is private", f"check the name, or {MAY_READ}")
+        refused(
+            fetch(**token), "the model does not exist on the hub, or it is private", f"check the name, or {MAY_READ}"
+        )
 
     def test_a_gated_model(self, fetch: Fetch, hub: Hub) -> None:
         hub.refusals["one.safetensors"] = 403, "GatedRepo"
-        hint = f"ask on the model's page, then {MAY_READ}"
-        refused(fetch(HF_TOKEN=TOKEN), "its owner wants to be asked for access", hint)
+        hint = f"request access on the model's page, then {MAY_READ}"
+        refused(fetch(HF_TOKEN=TOKEN), "access to the model is gated", hint)
 
     def test_a_token_that_may_not(self, fetch: Fetch, hub: Hub) -> None:
         hub.refusals["tree"] = 403, ""
-        refused(fetch(HF_TOKEN=TOKEN), "the hub answered with HTTP status 403", f"{MAY_READ}, or unset it")
+        refused(fetch(HF_TOKEN=TOKEN), "the hub returned HTTP status 403", f"{MAY_READ}, or unset it")
 
     def test_no_such_model(self, fetch: Fetch, hub: Hub, model: Path) -> None:
         model.rename(hub.root / "elsewhere")
-        refused(fetch(), "the hub has no such model, or it is private", f"check the name, or {MAY_READ}")
+        refused(fetch(), "the model does not exist on the hub, or it is private", f"check the name, or {MAY_READ}")
 
     def test_no_such_commit(self, fetch: Fetch) -> None:
-        hint = "take it from the hub's list of commits"
+        hint = "copy one from the hub's list of commits"
         refused(fetch(revision="f" * 40), "the model has no such commit", hint, "f" * 40)
 
     def test_a_hub_that_is_ill(self, fetch: Fetch, hub: Hub) -> None:
         hub.refusals["tree"] = 500, ""
-        refused(fetch(), "the hub answered with HTTP status 500", AGAIN)
+        refused(fetch(), "the hub returned HTTP status 500", AGAIN)
 
     def test_nobody_there(self, fetch: Fetch, hub: Hub) -> None:
         done = fetch(HF_ENDPOINT="http://user:secret@127.0.0.1:9")
         hint = f"check the network, the proxy and HF_ENDPOINT; {AGAIN}"
         refused(done, "the download from 127.0.0.1 failed: ConnectError", hint)
-        assert "secret" not in "".join(done.stderr.splitlines()[-2:])  # above is what the client itself says
+        assert "secret" not in "".join(done.stderr.splitlines()[-2:])  # the lines before are the client's own output
 
     def test_a_page_instead_of_a_list(self, fetch: Fetch, hub: Hub) -> None:
         hub.refusals["tree"] = 200, ""
@@ -179,26 +181,26 @@ class TestWhatGoesWrong:
     def test_a_cache_that_cannot_be_written(self, fetch: Fetch, hub: Hub, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         done = fetch(HF_HUB_CACHE=str(tmp_path / "file"))
-        refused(done, "cannot be stored: Not a directory", f"give {tmp_path}/file room or access; {AGAIN}")
+        refused(
+            done, "cannot be stored: Not a directory", f"free space in {tmp_path}/file or make it writable; {AGAIN}"
+        )
 
     def test_weights_that_are_pickles(self, fetch: Fetch, model: Path) -> None:
         for path in [*model.glob("*.safetensors"), model / "model.safetensors.index.json"]:
             path.unlink()
-        digests = "allow_pickle: true and sha256: {pytorch_model.bin: <64 hex digits, on the hub's page of the file>}"
-        refused(
-            fetch(), "there is no *.safetensors", f"where the weights are pickles, allow them in the recipe: {digests}"
-        )
+        digests = "allow_pickle: true and sha256: {pytorch_model.bin: <64 hex digits from the file's page on the hub>}"
+        refused(fetch(), "*.safetensors is missing", f"if the weights are pickles, allow them in the recipe: {digests}")
 
     def test_a_pickle_that_is_not_there(self, fetch: Fetch) -> None:
         hint = "check the model's name, the commit and the names under sha256"
-        refused(fetch("other.bin"), "there is no other.bin", hint)
+        refused(fetch("other.bin"), "other.bin is missing", hint)
 
 
 class TestOffline:
     HINT = "unset HF_HUB_OFFLINE and build again"
 
     def test_nothing_is_asked(self, fetch: Fetch, hub: Hub) -> None:
-        refused(fetch(HF_HUB_OFFLINE="1"), "it is not in the hub cache, and HF_HUB_OFFLINE is set", self.HINT)
+        refused(fetch(HF_HUB_OFFLINE="1"), "not in the hub cache, and HF_HUB_OFFLINE is set", self.HINT)
         assert hub.asked == []
 
     def test_what_is_there_is_enough(self, fetch: Fetch, hub: Hub) -> None:
@@ -212,11 +214,11 @@ class TestOffline:
         (snapshot(hub) / "two.safetensors").unlink()
         done = fetch(HF_HUB_OFFLINE="1")
         assert done.returncode == 1
-        assert "in the hub cache, and HF_HUB_OFFLINE is set\nhint: unset HF_HUB_OFFLINE" in done.stderr
+        assert "the hub cache, and HF_HUB_OFFLINE is set\nhint: unset HF_HUB_OFFLINE" in done.stderr
 
 
 class TestRoom:
-    """The weights' sizes are known before the first of their bytes."""
+    """The sizes of the weights are known before the first byte is downloaded."""
 
     def test_that_is_too_little_is_told_before_a_byte(self, fetch: Fetch, hub: Hub) -> None:
         hub.sizes["one.safetensors"] = 1 << 60
@@ -224,7 +226,7 @@ class TestRoom:
         assert done.returncode == 1
         assert "no room for the hub cache at " in done.stderr
         assert ": 1048576.0 TiB are to be written, " in done.stderr
-        assert "hint: make room there, or point HF_HUB_CACHE at another disk" in done.stderr
+        assert "hint: free space there, or point HF_HUB_CACHE at another disk" in done.stderr
         assert hub.got("one.safetensors") == hub.got("two.safetensors") == []
 
     def test_is_not_asked_for_what_is_there(self, fetch: Fetch, hub: Hub) -> None:

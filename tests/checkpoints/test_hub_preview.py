@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hub models whose weights are not here: what is fetched of them, what is kept, and what cannot be had."""
+"""Previews of hub models: the files that are downloaded and cached, and the errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODELS = recipes_dir() / "models"
 
 @pytest.fixture
 def hub(tmp_path: Path, workplace: Path) -> Iterator[Hub]:
-    """A hub that has the quickstart's models as org/NAME, asked by this process."""
+    """A hub that serves the quickstart's models as org/NAME to this process."""
     for name in ("target", "draft", "eagle3"):
         shutil.copytree(MODELS / f"quickstart-{name}", tmp_path / "served" / "org" / name)
     with serving(tmp_path / "served") as hub, asked_in_process(hub):
@@ -40,7 +40,7 @@ def hub(tmp_path: Path, workplace: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def large(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the quickstart's tokenizers for large ones."""
+    """Treat the quickstart's tokenizers as large ones."""
     monkeypatch.setattr(hub_metadata, "SMALL_BYTES", 5000)
 
 
@@ -81,7 +81,7 @@ def test_a_model_of_190_shards_takes_no_2_mb_and_no_2_seconds_and_the_second_tim
     make_checkpoint(shape, root)
     assert len(list(root.glob("*.safetensors"))) > 150
     (root / "tokenizer.json").write_text('{"model": {' + " " * 9_000_000 + "}}")
-    begun = time.process_time()  # the hub's own is in it; of a busy machine the wall's says nothing
+    begun = time.process_time()  # includes the hub's time; wall time is meaningless on a busy machine
     source = make_preview("meta-llama/large", COMMIT)
     assert time.process_time() - begun < 2
     assert hub.sent < 2_000_000
@@ -179,20 +179,20 @@ class TestWhatCannotBeHad:
         hub.refusals["model.safetensors"] = status, "GatedRepo"
         with pytest.raises(HubError) as refused:
             make_preview("org/target", COMMIT)
-        assert refused.value.message == "its owner wants to be asked for access"
-        assert refused.value.hint == "ask on the model's page, then set HF_TOKEN to a token that may read it"
+        assert refused.value.message == "access to the model is gated"
+        assert refused.value.hint == "request access on the model's page, then set HF_TOKEN to a token with read access"
 
     @pytest.mark.slow
     def test_parts_of_files(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         hub.ranges = False
-        with pytest.raises(HubError, match="the hub gives no parts of files"):
+        with pytest.raises(HubError, match="the hub does not support range requests"):
             make_preview("org/target", COMMIT)
 
     @pytest.mark.slow
     def test_an_index_of_more_than_there_is(self, hub: Hub) -> None:
         index = {"weight_map": {"x": "model-00002-of-00002.safetensors"}}
         (hub.root / "org" / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(CheckpointError, match=r"its index names .*, which it has not"):
+        with pytest.raises(CheckpointError, match=r"the index names .*, which is missing"):
             make_preview("org/target", COMMIT)
 
     @pytest.mark.slow

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a journal says is done is on the disk, whatever the disk says meanwhile."""
+"""Tasks in the journal are on the disk, even after disk errors."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def notes(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def fails_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let the disk fail as Linux tells it: once for each open file, after which all is said to be well."""
+    """Simulate a disk error as Linux reports it: once for each open file, after which calls succeed."""
     monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
-    told: list[int] = []
+    synced: list[int] = []
 
     def sync(descriptor: int) -> None:
-        told.append(descriptor)
-        if len(told) == 1:
+        synced.append(descriptor)
+        if len(synced) == 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fdatasync", sync)
-    return told
+    return synced
 
 
 def finish_the_rest(noted: ConversionJournal) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Past the page cache in blocks: the same bytes and digests as through it, whatever the order and size of writes."""
+"""Output past the page cache has the same bytes and digests as through it, for any order and size of writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLOCK = 16 << 10
 
 
 class Written:
-    """A file with a layout, and tasks named as its tensors that write it in blocks."""
+    """A file with a layout, and tasks with the names of its tensors that write it in blocks."""
 
     def __init__(self, path: Path, order: list[str]) -> None:
         self.path, self.done = path, list[str]()
@@ -45,7 +45,7 @@ class Written:
         self.done.append(task.name)
         begin = LAYOUT.offsets[task.name]
         on_disk = self.path.read_bytes()[begin : begin + SIZES[task.name]]
-        assert on_disk == self.content[task.name]  # what is noted is in the file
+        assert on_disk == self.content[task.name]  # the bytes of a finished task are in the file
         self.growing.finish(task.name)
 
     @property
@@ -67,7 +67,7 @@ def put_all(written: Written, to: direct_io.Output, pieces: int) -> None:
         for begin in range(0, len(data), pieces):
             piece = bytearray(data[begin : begin + pieces])
             to.put(task, 0, LAYOUT.offsets[name] + begin, memoryview(piece))
-            piece[:] = bytes(len(piece))  # a reader's buffer is used again
+            piece[:] = bytes(len(piece))  # readers reuse their buffer
         to.end(task)
     to.flush()
 
@@ -255,7 +255,8 @@ def test_no_encoding_lets_hashes_wait_for_what_it_writes_later(
     largest = 256 * 2048 // tensor
     assert largest > 2 * direct_io.BLOCKS_BYTES
     monkeypatch.setattr(stream, "CHUNK_BYTES", 8 << 10)
-    monkeypatch.setattr(GrowingDigests, "let_go", lambda *_: pytest.fail("something has to be read back"))
+    name = GrowingDigests.let_go.__name__
+    monkeypatch.setattr(GrowingDigests, name, lambda *_: pytest.fail("a block has to be read back"))
     modules = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
     names = [f"transformer.layers.{layer}.{module}" for layer in range(2) for module in modules]
     convert_checkpoint(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in pickles: only pinned bytes are opened, nothing in them runs, and what comes out is what torch saved."""
+"""Weights in pickles: only pinned files are opened, code in them does not run, and the output has torch's tensors."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from trtspec.core.processes import wait_until
 
 @pytest.fixture(autouse=True)
 def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the limits of this process as they are where a test unpickles in it."""
+    """Do not limit this process if a test unpickles in it."""
     monkeypatch.setattr(unpickler, "_confine", lambda nbytes: None)
 
 
 @pytest.fixture
 def root(workplace: Path) -> Path:
-    """A checkpoint's directory that lacks its weights."""
+    """A checkpoint directory without weights."""
     root = workplace / "model"
     root.mkdir()
     (root / "config.json").write_text("{}")
@@ -57,7 +57,7 @@ def save(root: Path, saved: Any, name: str = "pytorch_model.bin") -> dict[str, s
 
 
 def opened(root: Path, pins: dict[str, str]) -> dict[str, torch.Tensor]:
-    """Unpickle and read what came out with the official library."""
+    """Unpickle, and read the result with the official library."""
     unpickle(root, pins, lambda _: None)
     out = unpickled_dir(root, pins)
     return {name: tensor for file in load_source(out).weight_files for name, tensor in load_file(file).items()}
@@ -65,7 +65,7 @@ def opened(root: Path, pins: dict[str, str]) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open pickles in this process, which has torch already, for what does not depend on who opens them."""
+    """Open pickles in this process, which has already imported torch, if the process does not matter for the test."""
 
     def run(pickle: Path, descriptor: int, out: Path) -> None:
         try:
@@ -77,7 +77,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(root: Path, pins: dict[str, str], message: str) -> CheckpointError:
-    """Demand an error, and that nothing is left of the attempt."""
+    """Assert that an error is raised and no files remain."""
     with pytest.raises(CheckpointError) as caught:
         unpickle(root, pins, lambda _: None)
     assert message in str(caught.value)
@@ -139,7 +139,9 @@ class TestWhatComesOut:
         pins = save(root, {"b": torch.ones(2), "a": torch.zeros(3)})
         opened(root, pins)
         before = digest(unpickled_dir(root, pins) / "model.safetensors")
-        (root / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')  # another checkpoint with the same weights
+        (root / "tokenizer.json").write_text(
+            '{"model": {"type": "BPE"}}'
+        )  # a different checkpoint with the same weights
         opened(root, pins)
         assert digest(unpickled_dir(root, pins) / "model.safetensors") == before
         assert len(list(unpickled_dir(root, pins).parent.glob("*/model.safetensors"))) == 2
@@ -154,21 +156,22 @@ class TestWhatComesOut:
     @pytest.mark.usefixtures("in_process")
     def test_is_told_in_bytes_read(self, root: Path) -> None:
         pins = save(root, {"a": torch.ones(1 << 20)})
-        told: list[int] = []
-        unpickle(root, pins, told.append)
-        assert sum(told) == (root / "pytorch_model.bin").stat().st_size
+        sizes: list[int] = []
+        unpickle(root, pins, sizes.append)
+        assert sum(sizes) == (root / "pytorch_model.bin").stat().st_size
 
 
 class TestThePin:
     def test_is_of_another_file(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         save(root, {"a": torch.ones(2)})
         monkeypatch.setattr(pickles, "_run_unpickler", lambda *_: pytest.fail("it was opened"))
-        error = refused(root, {"pytorch_model.bin": "0" * 64}, "pytorch_model.bin: is not the file that sha256 pins")
+        message = "pytorch_model.bin: does not have the SHA-256 pinned in the recipe"
+        error = refused(root, {"pytorch_model.bin": "0" * 64}, message)
         assert error.hint is not None
         assert digest(root / "pytorch_model.bin") in error.hint
 
     def test_is_of_a_file_that_is_not_there(self, root: Path) -> None:
-        refused(root, {"other.bin": "0" * 64}, "other.bin: sha256 pins this file, which is missing")
+        refused(root, {"other.bin": "0" * 64}, "other.bin: pinned by sha256 but missing")
 
     @pytest.mark.usefixtures("in_process")
     def test_holds_for_the_file_that_was_read_whatever_is_put_in_its_place(
@@ -190,11 +193,11 @@ class TestThePin:
         placed = {"a": "pytorch_model.bin", "b": "more.bin"}
         (root / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
         error = refused(root, pins, "pytorch_model.bin.index.json: names more.bin, which sha256 does not pin")
-        assert error.hint == f"pin every file it names; a digest is printed by: sha256sum {root}/more.bin"
+        assert error.hint == f"pin every file it names; print its digest with: sha256sum {root}/more.bin"
 
 
 class Gadget:
-    """What a pickle needs to run a program."""
+    """An object whose pickle runs a program."""
 
     def __init__(self, victim: Path) -> None:
         self.victim = victim
@@ -211,11 +214,11 @@ class TestCodeInAPickle:
 
     def test_in_place_of_a_tensor_is_not_run(self, root: Path, tmp_path: Path) -> None:
         pins = save(root, {"a": torch.ones(2), "b": Gadget(tmp_path / "ran")})
-        refused(root, pins, "pytorch_model.bin: it asks for posix.system, which no tensor needs: it was not opened")
+        refused(root, pins, "pytorch_model.bin: not opened: it references posix.system, which tensors do not need")
         assert not (tmp_path / "ran").exists()
 
     def test_that_hides_from_the_look_ahead_is_not_run(self, root: Path, tmp_path: Path) -> None:
-        """The name is put together on the stack, where only running the pickle shows it."""
+        """The name is assembled on the stack, so only running the pickle reveals it."""
         program = b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c%c%b\x85R." % (
             (command := f"touch {tmp_path}/ran".encode()) and len(command),
             command,
@@ -237,26 +240,26 @@ class TestCodeInAPickle:
 
     def test_outside_of_a_torch_file_is_not_run(self, root: Path, tmp_path: Path) -> None:
         (root / "x.pt").write_bytes(pickle.dumps(Gadget(tmp_path / "ran")))
-        refused(root, {"x.pt": digest(root / "x.pt")}, "x.pt: not a file of torch.save (torch 1.6 or later)")
+        refused(root, {"x.pt": digest(root / "x.pt")}, "x.pt: not written by torch.save (torch 1.6 or later)")
         assert not (tmp_path / "ran").exists()
 
 
 NOT_TENSORS = [
-    ([torch.ones(2)], "holds a list, not tensors by their names"),
-    ({}, "holds a dict, not tensors by their names"),
-    ({"state_dict": {"a": torch.ones(2)}, "epoch": 3}, "holds a mapping under 'state_dict': save what is inside"),
-    ({"a": torch.ones(2), "epoch": 3}, "holds a int under 'epoch', not a tensor"),
-    ({3: torch.ones(2)}, "holds something under 3, which is no tensor's name"),
+    ([torch.ones(2)], "contains a list, not a mapping from names to tensors"),
+    ({}, "contains a dict, not a mapping from names to tensors"),
+    ({"state_dict": {"a": torch.ones(2)}, "epoch": 3}, "contains a mapping at 'state_dict'; save that mapping"),
+    ({"a": torch.ones(2), "epoch": 3}, "contains a int at 'epoch', not a tensor"),
+    ({3: torch.ones(2)}, "contains the key 3, which is not a tensor name"),
     ({"a": torch.ones(2, dtype=torch.complex64)}, "tensor 'a' has the dtype complex64"),
-    ({"a": torch.ones(2).to_sparse()}, "tensor 'a' is sparse, quantized or empty of data"),
-    ({"a": torch.ones(2, device="meta")}, "tensor 'a' is sparse, quantized or empty of data"),
-    ({"a": torch.ones(1).expand(1 << 40)}, "its tensors need 4,398,046,511,104 bytes and the file has "),
+    ({"a": torch.ones(2).to_sparse()}, "tensor 'a' is sparse, quantized or without data"),
+    ({"a": torch.ones(2, device="meta")}, "tensor 'a' is sparse, quantized or without data"),
+    ({"a": torch.ones(1).expand(1 << 40)}, "its tensors need 4,398,046,511,104 bytes, but the file has "),
 ]
 
 
 @pytest.mark.parametrize(("saved", "message"), NOT_TENSORS, ids=[message[:40] for _, message in NOT_TENSORS])
 def test_what_is_not_a_state_dict_says_so(tmp_path: Path, saved: Any, message: str) -> None:
-    """In this process: what the child says last is what the error says, as other tests show."""
+    """Run in this process: other tests show that the child's last line becomes the error."""
     save(tmp_path, saved)
     with pytest.raises(SystemExit) as ended:
         unpickler.main(str(tmp_path / "pytorch_model.bin"), str(tmp_path / "out"))
@@ -283,7 +286,7 @@ def test_a_file_that_is_cut_off(root: Path) -> None:
     save(root, {"a": torch.ones(1000)})
     path = root / "pytorch_model.bin"
     path.write_bytes(path.read_bytes()[:-200])
-    refused(root, {path.name: digest(path)}, "pytorch_model.bin: not a file of torch.save")
+    refused(root, {path.name: digest(path)}, "pytorch_model.bin: not written by torch.save")
 
 
 @pytest.mark.usefixtures("in_process")
@@ -296,11 +299,11 @@ def test_a_tensor_that_is_in_two_files(root: Path) -> None:
 def test_an_index_that_is_wrong(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)}, "x.bin") | save(root, {"b": torch.ones(2)}, "y.bin")
     (root / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "y.bin", "b": "y.bin"}}))
-    refused(root, pins, "pytorch_model.bin.index.json: says 'a' is in y.bin, where it is not")
+    refused(root, pins, "pytorch_model.bin.index.json: maps 'a' to y.bin, which does not contain it")
 
 
 class TestTheProcess:
-    """What opens a pickle is replaced by a program that tells, or does what code in a pickle would."""
+    """The child process is replaced by a program that reports its state, or acts as malicious code would."""
 
     @pytest.fixture
     def child(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
@@ -319,10 +322,8 @@ class TestTheProcess:
         self, root: Path, child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
-        told = (
-            "set(os.environ) - {'LC_CTYPE'}, sys.stdin.read(), os.getpgrp() == os.getpid()"  # LC_CTYPE is Python's own
-        )
-        child(f"import os, sys; sys.exit(repr([{told}]))")
+        state = "set(os.environ) - {'LC_CTYPE'}, sys.stdin.read(), os.getpgrp() == os.getpid()"  # Python sets LC_CTYPE
+        child(f"import os, sys; sys.exit(repr([{state}]))")
         refused(root, save(root, {"a": torch.ones(2)}), "[set(), '', True]")
 
     def test_cannot_write_what_is_no_safetensors_file(self, root: Path, child: Callable[[str], None]) -> None:
@@ -331,7 +332,7 @@ class TestTheProcess:
 
     def test_that_is_killed_is_reported(self, root: Path, child: Callable[[str], None]) -> None:
         child("import os; os.kill(os.getpid(), 9)")
-        refused(root, save(root, {"a": torch.ones(2)}), "the process that opened it ended with -9")
+        refused(root, save(root, {"a": torch.ones(2)}), "the process that opened it exited with -9")
 
     @pytest.mark.slow
     def test_has_an_end_to_its_time(
@@ -369,7 +370,7 @@ time.sleep(60)
 
 
 def ended(pids: Path) -> None:
-    """Demand that the process and the one it started are gone, or about to be collected."""
+    """Assert that the process and its child have ended, or are zombies."""
 
     def is_gone(pid: str) -> bool:
         try:
@@ -396,7 +397,7 @@ def test_what_a_killed_build_left_is_no_checkpoint_and_goes_away(root: Path) -> 
 def test_two_at_once_make_it_once(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)})
     code = "import json, sys; from pathlib import Path; from trtspec.checkpoints.pickles import unpickle\n" + (
-        "told = []; unpickle(Path(sys.argv[1]), json.loads(sys.argv[2]), told.append); print(len(told))"
+        "sizes = []; unpickle(Path(sys.argv[1]), json.loads(sys.argv[2]), sizes.append); print(len(sizes))"
     )
     argv = [sys.executable, "-c", code, str(root), json.dumps(pins)]
     both = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -406,7 +407,7 @@ def test_two_at_once_make_it_once(root: Path) -> None:
 def test_a_cache_that_cannot_be_written(root: Path, workplace: Path) -> None:
     pins = save(root, {"a": torch.ones(2)})
     (workplace / "cache").touch()
-    with pytest.raises(CheckpointError, match="cannot be made: Not a directory\nhint: give it room or access"):
+    with pytest.raises(CheckpointError, match="cannot be created: Not a directory\nhint: free space or make"):
         unpickle(root, pins, lambda _: None)
 
 
@@ -419,7 +420,7 @@ def test_finding_is_quick_and_opens_nothing(root: Path) -> None:
 
 
 def rewritten(root: Path, change: Callable[[str, bytes], bytes]) -> dict[str, str]:
-    """Save a pickle and change what its records have, with checksums that fit."""
+    """Save a pickle and change the content of its records, with matching checksums."""
     torch.save({"a": torch.arange(64.0), "b": torch.ones(3)}, root / "whole")
     path = root / "pytorch_model.bin"
     with zipfile.ZipFile(root / "whole") as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
@@ -433,7 +434,7 @@ def rewritten(root: Path, change: Callable[[str, bytes], bytes]) -> dict[str, st
 class TestDamagedRecords:
     def test_a_short_storage_is_refused(self, root: Path) -> None:
         pins = rewritten(root, lambda name, data: data[:4] if name.endswith("data/0") else data)
-        refused(root, pins, "its record data/0 has 4 bytes, and the tensors in it 256")
+        refused(root, pins, "its record data/0 has 4 bytes, but its tensors need 256")
 
     def test_a_missing_storage_is_refused(self, root: Path) -> None:
         pins = rewritten(root, lambda name, data: b"" if name.endswith("data/0") else data)

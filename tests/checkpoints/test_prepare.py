@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found without being prepared, and what is said where it is not."""
+"""Sources that are found without preparation, and the errors for those that are not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestAHubId:
             (snapshot / name).touch()
         weight_map = {"a": "a.safetensors", "b": "b.safetensors"}
         (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-        message = f"org/model at commit {COMMIT} is only in part in the hub cache"
+        message = f"org/model at commit {COMMIT} is incomplete in the hub cache"
         missing(model("org/model", revision=COMMIT), message, "trtspec build downloads the rest")
 
     def test_that_is_there(self, snapshot: Path) -> None:
@@ -67,8 +67,8 @@ class TestAHubId:
 class TestPickles:
     def test_that_were_not_opened(self, workplace: Path) -> None:
         source = model(workplace, allow_pickle=True, sha256=PINS)
-        hint = "trtspec build opens those that sha256 pins, and makes safetensors of them"
-        missing(source, "its weights are pickles that were not opened yet", hint)
+        hint = "trtspec build converts the pickles pinned by sha256 to safetensors"
+        missing(source, "its weights are pickles that were not converted yet", hint)
 
     def test_that_were(self, workplace: Path) -> None:
         unpickled_dir(workplace, PINS).mkdir(parents=True)
@@ -80,5 +80,5 @@ class TestPickles:
         for name in ("config.json", "model.safetensors"):
             (snapshot / name).touch()
         source = model("org/model", revision=COMMIT, allow_pickle=True, sha256=PINS)
-        message = f"org/model at commit {COMMIT} is only in part in the hub cache"
+        message = f"org/model at commit {COMMIT} is incomplete in the hub cache"
         missing(source, message, "trtspec build downloads the rest")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers of safetensors files: what the library writes is read, and what is laid out here the library reads.
+"""Headers of safetensors files: the library's files are read here, and the library reads files laid out here.
 
-What is refused is in corpus.py, and what no file may do in test_fuzz.py.
+Invalid files are in corpus.py and test_fuzz.py.
 """
 
 from __future__ import annotations

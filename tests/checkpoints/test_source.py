@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint directories: what is wrong with one is said before a weight is read."""
+"""Checkpoint directories: errors are reported before any weight is read."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class TestTheIndex:
 
     def test_disagrees_with_a_shard(self, sharded: Path) -> None:
         write_index(sharded, {"a": "model-2.safetensors", "b": "model-2.safetensors"})
-        refused(sharded, "index.json: says 'a' is in model-2.safetensors, where it is not")
+        refused(sharded, "index.json: maps 'a' to model-2.safetensors, which does not contain it")
 
     def test_lacks_a_tensor(self, sharded: Path) -> None:
         save_file({"b": np.zeros(4, np.float32), "c": np.zeros(1, np.float32)}, sharded / "model-2.safetensors")
-        refused(sharded, "index.json: lacks 'c', which model-2.safetensors holds")
+        refused(sharded, "index.json: lacks 'c', which model-2.safetensors contains")
 
     @pytest.mark.parametrize("shard", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "x.bin", ".safetensors"])
     def test_points_outside(self, sharded: Path, shard: str) -> None:
         write_index(sharded, {"a": shard})
-        refused(sharded, f"shard {shard!r} is not the name of a .safetensors file beside it")
+        refused(sharded, f"shard {shard!r} is not the name of a .safetensors file in this directory")
 
     @pytest.mark.parametrize("weight_map", [None, [], {"a": 3}])
     def test_is_no_map(self, sharded: Path, weight_map: object) -> None:
@@ -81,7 +81,7 @@ class TestTheDirectory:
     def test_has_only_a_pickle(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
         (tmp_path / "pytorch_model.bin").write_bytes(b"")
-        refused(tmp_path, "no *.safetensors file\nhint: pytorch_model.bin is a pickle, which is not opened")
+        refused(tmp_path, "no *.safetensors file\nhint: pytorch_model.bin is a pickle, and pickles are not opened")
 
     def test_holds_a_tensor_twice(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")

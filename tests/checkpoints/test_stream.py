@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The streaming converter: the same bytes whatever the threads, chunks and interruptions, and what it refuses."""
+"""The streaming converter: the same bytes for all threads, chunks and interruptions, and its errors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_bytes_depend_neither_on_threads_nor_on_chunks(
 def test_scales_of_rows_are_written_once_a_tensor(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a chunk they were thousands of writes, and as many pieces to be hashed."""
+    """Writing them once per chunk took thousands of writes and pieces to hash."""
     puts: list[tuple[int, int]] = []
     put = stream.Worker.put
 
@@ -86,7 +86,7 @@ def test_scales_of_rows_are_written_once_a_tensor(
     files = [load_file(out / f"rank{rank}.safetensors") for rank in (0, 1)]
     scales = [name for file in files for name in file if name.endswith("per_channel_scale")]
     fused = sum(name.endswith("qkv.per_channel_scale") for name in scales)
-    assert len(puts) == len(scales) + 2 * fused  # of q, k and v
+    assert len(puts) == len(scales) + 2 * fused  # one per q, k and v
     assert len(set(puts)) == len(puts)
 
 
@@ -97,7 +97,7 @@ def write_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def commit_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no commit take several tasks along: else how many there are is the machine's."""
+    """Prevent commits of several tasks, whose number would depend on the machine."""
     note, one_by_one = journal.ConversionJournal.finish, threading.Lock()
 
     def finish_and_wait(notes: journal.ConversionJournal, name: str) -> None:
@@ -135,9 +135,9 @@ def test_a_killed_conversion_goes_on_at_the_tensors_that_are_not_done(
         deaths += 1
         done = notes.read_text().splitlines()[1:]
         if point == "journal.committed":
-            assert len(done) >= deaths  # each life adds something
+            assert len(done) >= deaths  # each run makes progress
         elif deaths == 3:
-            break  # killed before anything is committed, it begins again each time
+            break  # killed before any commit, it starts over each time
     work()
     assert digests(out) == expected
     if point == "journal.committed":
@@ -160,7 +160,7 @@ def test_a_torn_last_line_of_the_journal_counts_for_nothing(source: Path, tmp_pa
     out, notes = tmp_path / "c", tmp_path / "notes"
     convert(source, out, journal=notes)
     expected, (stamp, first, *_) = digests(out), notes.read_text().splitlines()
-    notes.write_text(f"{stamp}\n{first[:-1]}")  # what is torn off could be the name of another task
+    notes.write_text(f"{stamp}\n{first[:-1]}")  # the truncated line could be the name of another task
     convert(source, out, journal=notes)
     assert digests(out) == expected
     assert first[:-1] not in notes.read_text().splitlines()
@@ -181,7 +181,7 @@ def test_a_task_is_noted_only_once_its_bytes_are_on_the_disk(
     assert len(seen) % 3 == 0
     lines = 1  # the stamp
     for first, second, noted in zip(seen[::3], seen[1::3], seen[2::3], strict=True):
-        assert (first, second) == (("data", lines), ("data", lines))  # both ranks, before the notes grow
+        assert (first, second) == (("data", lines), ("data", lines))  # both ranks, before the journal grows
         assert noted[0] == "notes"
         assert noted[1] > lines
         lines = noted[1]
@@ -195,7 +195,7 @@ def write_again(path: Path) -> None:
 
 
 def put_a_copy(path: Path) -> None:
-    """Put another file of the same bytes and times in the place."""
+    """Replace a file by another one with the same bytes and times."""
     shutil.copy2(path, path.with_name("copy"))
     os.replace(path.with_name("copy"), path)
 
@@ -208,7 +208,7 @@ def test_a_source_that_was_replaced_is_converted_from_the_start(
     expected, content = digests(convert(source, out, journal=notes)), shard.read_bytes()
     with (out / RANK).open("r+b") as file:
         file.seek(-64, os.SEEK_END)
-        file.write(b"x" * 64)  # as if the source had said so for a while
+        file.write(b"x" * 64)  # as if the source had temporarily had other bytes
     replace(shard)
     convert(source, out, journal=notes)
     assert shard.read_bytes() == content
@@ -259,7 +259,7 @@ def test_values_that_are_not_finite_are_named_and_counted(
         assert "model.norm.weight: 2 NaN and 0 infinite values in model.safetensors" in found
         assert "model.layers.1.mlp.up_proj.weight: 0 NaN and 2 infinite values in model.safetensors" in found
         assert str(source) in found
-        assert "hint: the checkpoint is damaged; allow_nonfinite: true in the recipe converts it as it is" in found
+        assert "hint: the checkpoint is damaged; set allow_nonfinite: true in the recipe to convert it anyway" in found
 
 
 def test_a_second_try_finds_the_same_values(source: Path, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_values_that_are_not_finite_can_be_allowed(source: Path, tmp_path: Path,
     out = convert(source, tmp_path / "c", scheme=Scheme("fp8"), activations=activations, allow_nonfinite=True)
     tensors, scale = load_file(out / RANK), "transformer.layers.1.mlp.gate.weights_scaling_factor"
     weight = tensors["transformer.layers.1.mlp.gate.weight"].float()
-    assert torch.equal(tensors[scale], clean[scale])  # the scale is that of the finite values
+    assert torch.equal(tensors[scale], clean[scale])  # the scale is computed from the finite values
     assert weight.isnan().sum() == 2
 
 
@@ -352,7 +352,7 @@ def test_all_zero_weights_convert(source: Path, tmp_path: Path, activations: Act
         ({"scheme": Scheme("fp8", exclude=("lm_head", "*.fc"))}, "engines fuse mlp.fc and mlp.gate of a layer"),
         (
             {"mapping": ParallelMapping(1, 2), "scheme": Scheme("fp8_rowwise", exclude=("lm_head", "*.0.*"))},
-            "stages number their layers from 0, so with several no pattern can name single layers",
+            "pipeline stages number their layers from 0, so patterns cannot select single layers",
         ),
     ],
 )

@@ -24,7 +24,7 @@ def tiny() -> Tokenizer:
 
 
 def in_pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Return what is shown of ids that come one at a time, as a running request shows them."""
+    """Return the pieces of text of ids that arrive one at a time, as a running request streams them."""
     shown, pieces = 0, []
     for end in range(1, len(ids) + 1):
         until = shown + tokenizer.complete_len(ids[shown:end]) if end < len(ids) else end
@@ -67,7 +67,7 @@ ANY_IDS = st.integers(0, tiny().vocab_size - 1)
 @example([BYTES_OF_FEW[place] for place in (1, 2, 1, 2, 3)])
 @example([127, 0, 95])  # a special token between the two bytes of a character
 def test_streamed_garbage_adds_up(ids: list[int]) -> None:
-    """Ids that a model may say although no text has them: lone bytes, beginnings without an end, special tokens."""
+    """Ids that a model may generate but no text encodes to: lone bytes, incomplete characters, special tokens."""
     assert "".join(in_pieces(tiny(), ids)) == tiny().decode(ids)
 
 
@@ -122,5 +122,5 @@ def test_padding_and_truncation_of_the_file_are_not_followed(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("text", ["\ud800", "ab\udcff"])
 def test_a_text_that_is_none(text: str) -> None:
-    with pytest.raises(TrtspecError, match=f"^the text is not UTF-8: character {len(text)} is half of a pair$"):
+    with pytest.raises(TrtspecError, match=f"^the text is not UTF-8: character {len(text)} is a lone surrogate$"):
         tiny().encode(text)

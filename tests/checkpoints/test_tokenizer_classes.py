@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts and chats have the ids that AutoTokenizer gives them, whatever the tokenizer's class makes of its file."""
+"""Texts and chats have the ids of AutoTokenizer, for all tokenizer classes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_served_tokenizer_takes_a_rendered_chat_as_it_is(tmp_path: Path) -> 
 
 
 def test_the_entry_makes_the_same_prompt_of_a_chat(tmp_path: Path) -> None:
-    """A chat, the text of it that says it has its tokens, and for engines of texts one that gets them."""
+    """A chat, its rendered text with the flag, and a text for engines that add special tokens."""
     from trtspec.serving.gateway.config import EntryConfig
     from trtspec.serving.gateway.errors import ApiError
     from trtspec.serving.gateway.prompts import Prompts

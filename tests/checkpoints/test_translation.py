@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tokens mean in bytes, which of them two tokenizers share, and how one spells the other's."""
+"""The bytes of tokens, the shared tokens of two tokenizers, and the spelling of one's tokens with the other's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICKSTART = recipes_dir() / "models" / "quickstart-target"
 
 
 def save_pieces(root: Path, pieces: list[str], decoder: Any = None) -> Tokenizer:
-    """Save a tokenizer as SentencePiece's are written: </s>, a token for each byte, then pieces."""
+    """Save a SentencePiece-style tokenizer: </s>, a token for each byte, then pieces."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers
 
@@ -44,7 +44,7 @@ PIECES = ["▁", "t", "h", "e", "n", "▁t", "th", "the", "▁e"]
 
 @pytest.fixture(scope="module")
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Bytes, th, the, he, in, re, and <end>."""
+    """A tokenizer with bytes, th, the, he, in, re, and <end>."""
     return Tokenizer(make_tokenizer(tmp_path_factory.mktemp("bytes") / "t"))
 
 
@@ -91,7 +91,7 @@ def test_another_alphabet_is_refused(tmp_path: Path) -> None:
     from tokenizers import decoders
 
     tokenizer = save_pieces(tmp_path / "t", PIECES, decoders.WordPiece())
-    with pytest.raises(CheckpointError, match=r"of a kind whose bytes are not known \(decoder: WordPiece\)"):
+    with pytest.raises(CheckpointError, match=r"bytes of its tokens are unknown \(unsupported decoder: WordPiece\)"):
         token_ids(tokenizer)
 
 
@@ -128,7 +128,7 @@ def test_what_is_written_is_read(tmp_path: Path, byte_level: Tokenizer, pieces: 
     made.write(tmp_path)
     assert read_translation(tmp_path, byte_level.vocab_size, pieces.vocab_size) == made
     for sizes in ((byte_level.vocab_size + 1, pieces.vocab_size), (byte_level.vocab_size, 200)):
-        with pytest.raises(CheckpointError, match="is not for this target and this draft"):
+        with pytest.raises(CheckpointError, match="does not match this target and draft"):
             read_translation(tmp_path, *sizes)
 
 
@@ -144,11 +144,11 @@ def test_what_is_written_is_read(tmp_path: Path, byte_level: Tokenizer, pieces: 
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, wrong: Translation) -> None:
     wrong.write(tmp_path)
-    with pytest.raises(CheckpointError, match="is not for this target and this draft"):
+    with pytest.raises(CheckpointError, match="does not match this target and draft"):
         read_translation(tmp_path, 1, 2)
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / TRANSLATION).write_bytes(lay_out([("target_ids", "I64", (0,))]).header)
-    with pytest.raises(CheckpointError, match="has no target_ids of I32"):
+    with pytest.raises(CheckpointError, match="lacks target_ids with dtype I32"):
         read_translation(tmp_path, 1, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers that would end or fill a process are refused before one of ours loads them."""
+"""Tokenizers that would crash a process or exhaust its memory are rejected before they are loaded."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_tokenizer_that_harms_a_process_is_refused(
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
     change(good(tmp_path / "t"), ATTACKS[name])
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if name.startswith("time"):  # the library gives up by itself, or the child is stopped
+    if name.startswith("time"):  # the library gives up, or the child is killed
         with suppress(TrtspecError):
             Tokenizer(tmp_path / "t")
     else:
@@ -92,7 +92,7 @@ def test_a_tokenizer_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_the_library_raises_in_this_process_is_an_error_of_the_user(tmp_path: Path) -> None:
-    """A file may change after it was tried."""
+    """A file may change after its trial."""
     change(good(tmp_path), ATTACKS["panic: unknown token of a template"])
     with pytest.raises(TrtspecError):
         Tokenizer(tmp_path, vetted=True).encode("a")
@@ -103,7 +103,7 @@ def test_what_the_library_raises_in_this_process_is_an_error_of_the_user(tmp_pat
 
 @pytest.mark.slow
 def test_no_damaged_tokenizer_ends_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is loaded, or refused with a CheckpointError."""
+    """Each is loaded, or rejected with a CheckpointError."""
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
     draws, texts = random.Random(1), []
     for tokenizer in (beginning(byte_level(), "<s>"), beginning(pieces(), "<s>")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small tokenizers of many kinds, written as checkpoints publish them."""
+"""Small tokenizers of many kinds, in the format of published checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHATS: list[list[dict[str, str]]] = [
 
 
 def pieces(normalizer: Any = "prepend", unk: str = "<unk>") -> Tokenizer:
-    """Return a BPE of SentencePiece's form."""
+    """Return a SentencePiece-style BPE."""
     found = Tokenizer(models.BPE(byte_fallback=True, unk_token=unk, fuse_unk=True))
     replace = normalizers.Replace(" ", "▁")
     steps = {"prepend": [normalizers.Prepend("▁"), replace], "replace": [replace]}[normalizer]
@@ -72,7 +72,7 @@ def byte_level(pattern: str | None = None, *, prefix: bool = False, ignore_merge
 
 
 def beginning(tokenizer: Tokenizer, token: str, *, ends: str = "") -> Tokenizer:
-    """Let every text begin with a token, and end with another."""
+    """Add a token to the beginning of every text, and optionally one to its end."""
     last = f" {ends}" if ends else ""
     marks = [(each, tokenizer.token_to_id(each)) for each in {token, ends} if each]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -82,7 +82,7 @@ def beginning(tokenizer: Tokenizer, token: str, *, ends: str = "") -> Tokenizer:
 
 
 def write(root: Path, tokenizer: Tokenizer, config: Mapping[str, Any], model: Mapping[str, Any] | None = None) -> Path:
-    """Write a directory that AutoTokenizer loads; bytes are no added tokens, as in published files."""
+    """Write a directory for AutoTokenizer; byte tokens are not added tokens, as in published files."""
     root.mkdir(parents=True, exist_ok=True)
     document = json.loads(tokenizer.to_str())
     document["added_tokens"] = [each for each in document["added_tokens"] if not each["content"].startswith("<0x")]

@@ -87,8 +87,8 @@ def test_a_hub_id_that_cannot_be_had_is_a_problem_of_its_line(recipe: Path, hub:
     built = run("build", recipe, hub)
     assert built.returncode == 1
     assert "recipe.yaml:4:10  target.model\n  4 │   model: org/target\n" in built.stderr
-    assert f"  org/target at commit {COMMIT}: the hub has no such model, or it is private\n" in built.stderr
-    assert "  hint: check the name, or set HF_TOKEN to a token that may read it\n" in built.stderr
+    assert f"  org/target at commit {COMMIT}: the model does not exist on the hub, or it is private\n" in built.stderr
+    assert "  hint: check the name, or set HF_TOKEN to a token with read access\n" in built.stderr
     assert not (recipe.parent / "build").exists()
 
 
@@ -107,10 +107,12 @@ def test_pinned_pickles_are_built_from(expected: bytes, recipe: Path, trtspec: R
     pin = pickled(recipe.parent / "target")
     refused = trtspec("build", recipe)
     assert refused.code == 1
-    assert "pytorch_model.bin is a pickle, which is not opened; convert it to safetensors, or allow it" in refused.err
+    assert (
+        "pytorch_model.bin is a pickle, and pickles are not opened; convert it to safetensors, or allow" in refused.err
+    )
     replace(recipe, "model: ./target", f"model: ./target\n  {pin}")
     for command, stream in (("check", "out"), ("plan", "err")):
-        assert "its weights are pickles that were not opened yet" in getattr(trtspec(command, recipe), stream)
+        assert "its weights are pickles that were not converted yet" in getattr(trtspec(command, recipe), stream)
     built = trtspec("build", recipe)
     assert built.code == 0, built.err
     assert built.err.startswith(f"  unpickle {recipe.parent}/target\n"), "a long path is not folded"

@@ -137,8 +137,8 @@ def test_a_pair_that_does_not_fit_is_told_by_its_ids(pair: Path, hub: Hub, trtsp
 def test_a_gated_model_says_what_to_do(status: int, pair: Path, hub: Hub, trtspec: Run) -> None:
     hub.refusals["config.json"] = status, "GatedRepo"
     shown = " ".join(trtspec("check", pair).out.split())
-    assert "its owner wants to be asked for access" in shown
-    assert "ask on the model's page, then set HF_TOKEN to a token that may read it" in shown
+    assert "access to the model is gated" in shown
+    assert "request access on the model's page, then set HF_TOKEN to a token with read access" in shown
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_offline_it_is_said(pair: Path, hub: Hub, trtspec: Run) -> None:
     with pytest.MonkeyPatch.context() as patch:  # undone before the hub's own
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         shown = " ".join(trtspec("check", pair).out.split())
-    assert "it is not in the hub cache, and HF_HUB_OFFLINE is set" in shown
+    assert "not in the hub cache, and HF_HUB_OFFLINE is set" in shown
     assert hub.asked == []
 
 
@@ -176,7 +176,7 @@ def test_a_model_is_inspected_by_its_id(hub: Hub, trtspec: Run) -> None:
     assert {key: told[key] for key in whole} == whole
     assert trtspec("inspect", f"org/target@{COMMIT}", "--json").document == told
     assert "a commit has 40 hexadecimal digits" in trtspec("inspect", "org/target@main").err
-    assert "write ./org/nosuch where a directory is meant" in trtspec("inspect", "org/nosuch").err
+    assert "write ./org/nosuch for a directory" in trtspec("inspect", "org/nosuch").err
 
 
 @pytest.mark.slow

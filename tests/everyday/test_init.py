@@ -344,6 +344,6 @@ class TestWhatIsRefused:
         refused = trtspec("init", "org/model")
         assert (refused.code, said(refused)) == (
             1,
-            "error: org/model: it is not in the hub cache, and HF_HUB_OFFLINE is set "
-            "hint: unset HF_HUB_OFFLINE and try again; write ./org/model where a directory is meant",
+            "error: org/model: not in the hub cache, and HF_HUB_OFFLINE is set "
+            "hint: unset HF_HUB_OFFLINE and try again; write ./org/model for a directory",
         )

@@ -135,17 +135,20 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 def test_what_cannot_be_had(command: Command, hub: Hub) -> None:
-    elsewhere = "write ./org/nosuch where a directory is meant"
-    no_model = "error: org/nosuch: the hub has no such model, or it is private hint: check the name, or set HF_TOKEN"
+    elsewhere = "write ./org/nosuch for a directory"
+    no_model = (
+        "error: org/nosuch: the model does not exist on the hub, or it is private hint: check the name, or set HF_TOKEN"
+    )
     refused(command("init", "org/nosuch"), no_model, elsewhere)
     refused(
-        command("init", "org/target", HF_TOKEN=""), "error: org/target: the hub has no such model, or it is private"
+        command("init", "org/target", HF_TOKEN=""),
+        "error: org/target: the model does not exist on the hub, or it is private",
     )
     refused(
         command("init", "org/target", HF_ENDPOINT="http://127.0.0.1:9"),
         "error: org/target: the download from 127.0.0.1 failed: ConnectError hint: check the network, the proxy and",
     )
-    offline = "error: org/target: it is not in the hub cache, and HF_HUB_OFFLINE is set hint: unset HF_HUB_OFFLINE and"
+    offline = "error: org/target: not in the hub cache, and HF_HUB_OFFLINE is set hint: unset HF_HUB_OFFLINE and"
     refused(command("init", "org/target", HF_HUB_OFFLINE="1"), offline)
     (hub.root / "org" / "draft" / "config.json").unlink()
     refused(command("init", "org/target", "org/draft"), "error: org/draft: no config.json hint: a checkpoint is")
@@ -153,7 +156,7 @@ def test_what_cannot_be_had(command: Command, hub: Hub) -> None:
     os.rename(pickled / "medusa_lm_head.safetensors", pickled / "medusa_lm_head.pt")
     refused(
         command("init", "org/target", "org/medusa"),
-        "org/medusa: has no *.safetensors; medusa_lm_head.pt is a pickle, which is not opened",
+        "org/medusa: lacks *.safetensors; medusa_lm_head.pt is a pickle, and pickles are not opened",
     )
     assert sorted(path.name for path in (hub.root.parent / "place").iterdir()) == []
 
@@ -177,4 +180,4 @@ def test_a_hub_that_says_no_more_is_not_waited_for(name: str, command: Command, 
 
 def test_a_header_that_is_none(command: Command, hub: Hub) -> None:
     (hub.root / "org" / "draft" / "model.safetensors").write_bytes((20).to_bytes(8, "little") + b"not a header at all!")
-    refused(command("init", "org/target", "org/draft"), "not a safetensors file: its header is not valid JSON")
+    refused(command("init", "org/target", "org/draft"), "not a safetensors file: invalid header: not valid JSON")

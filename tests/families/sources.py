@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change a saved source and see what is said of it."""
+"""Helpers that modify a saved source and check the resulting error."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from trtspec.core.errors import CheckpointError
 
 
 def edit(root: Path, **values: Any) -> None:
-    """Set keys of config.json; None removes one."""
+    """Set keys of config.json; a key with the value None is removed."""
     config = json.loads((root / "config.json").read_text()) | values
     (root / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
 def rewrite(root: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    """Save the tensors again after `change` had them."""
+    """Save the tensors after `change` has modified them."""
     tensors = load_file(root / "model.safetensors")
     change(tensors)
     save_file(tensors, root / "model.safetensors")
 
 
 def refused(root: Path, message: str) -> None:
-    """Demand that a conversion fails with `message` in the error's text."""
+    """Assert that a conversion fails with `message` in the error."""
     with pytest.raises(CheckpointError) as caught:
         convert(root, root.parent / "c")
     assert message in str(caught.value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the other families differ from Llama: each tensor of a converted checkpoint, and what its config says."""
+"""The differences of the other families from Llama: each tensor of a converted checkpoint, and its config."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def converted(root: Path, family: str, **shape: Any) -> tuple[Tensors, Tensors, 
 
 
 def layer_of(theirs: Tensors) -> Tensors:
-    """Return what every family's layer has: norms and attention without biases."""
+    """Return the layer tensors common to all families: norms and attention without biases."""
     there, here = "model.layers.0", "transformer.layers.0"
     return {
         "transformer.vocab_embedding.weight": theirs["model.embed_tokens.weight"],
@@ -61,7 +61,7 @@ def assert_equal(ours: Tensors, expected: Tensors) -> None:
 
 
 def inner_norms(theirs: Tensors) -> Tensors:
-    """Return the two norms more of Gemma's layers."""
+    """Return the two additional norms of Gemma's layers."""
     return {
         f"transformer.layers.0.{name}_feedforward_layernorm.weight": theirs[
             f"model.layers.0.{name}_feedforward_layernorm.weight"
@@ -110,7 +110,7 @@ def test_gemma3_norms_queries_and_keys_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [5, 6, 13])
 def test_configs_of_gemma_3_before_transformers_5(layers: int, tmp_path: Path) -> None:
-    """Rotary positions and layers are told by keys of their own, as in the published ones."""
+    """Rotary positions and layers have separate keys, as in the published configs."""
     root = make_model(tmp_path / "hf", "gemma3", num_hidden_layers=layers)
     new = load_checkpoint(convert(root, tmp_path / "new")).config
     keys = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every family proves from headers that a source is what config.json says, and reads config.json or says why not."""
+"""Every family checks by headers that a source matches config.json, and reads config.json or raises an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAMILIES: dict[str, Family] = discover("trtspec.families", "FAMILY")
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]:
-    """A function that returns the source of a family, which no test may change."""
+    """A function that returns the source of a family; tests must not change it."""
     roots: dict[str, Path] = {}
 
     def load(family: str) -> Source:
@@ -40,14 +40,14 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]
 
 
 def cover(source: Source) -> Matched:
-    """Hold the rules of a source's own family against it."""
+    """Compare the rules of a source's family with it."""
     _, family = family_of(source)
     config = family.read(source.reader, "auto")
     return match(family.rules(config), family.skips(config), source)
 
 
 def said_of(source: Source) -> list[str]:
-    """Return what does not add up, line by line."""
+    """Return the problems of a source, line by line."""
     with pytest.raises(CheckpointError) as caught:
         cover(source)
     first, *problems = f"{caught.value.where}: {caught.value.message}".splitlines()
@@ -81,7 +81,7 @@ class TestCoverage:
         source = sources(family)
         for name, tensor in source.tensors.items():
             wrong = replace(tensor, shape=(tensor.shape[0] + 1, *tensor.shape[1:]))
-            shapes = f"{list(wrong.shape)} in model.safetensors, but config.json makes it {list(tensor.shape)}"
+            shapes = f"{list(wrong.shape)} in model.safetensors, but {list(tensor.shape)} according to config.json"
             assert said_of(replace(source, tensors=source.tensors | {name: wrong})) == [f"{name}: {shapes}"]
 
     def test_a_surplus_tensor_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
@@ -95,7 +95,7 @@ class TestCoverage:
         source = sources(family)
         name = "model.layers.1.self_attn.o_proj.weight"
         wrong = source.tensors | {name: replace(source.tensors[name], dtype="I8")}
-        expected = f"{name}: dtype I8 in model.safetensors, only BF16, F16, F32 can be converted"
+        expected = f"{name}: dtype I8 in model.safetensors; supported: BF16, F16, F32"
         assert said_of(replace(source, tensors=wrong)) == [expected]
 
     def test_rotary_frequencies_of_old_exports_are_skipped(self, family: str, sources: Callable[[str], Source]) -> None:
@@ -142,7 +142,7 @@ WRONG = {
     "gemma3": [
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
-            "rotary positions under a window are scaled, which the conversion does not support",
+            "scaled rotary positions in layers with a window are not supported by the conversion",
         ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 0.0}}}, "rope_theta is 0.0, expected a number above 1"),
     ],
@@ -161,7 +161,7 @@ WRONG = {
         ),
         (
             {"rope_parameters": FACTORS | {"long_factor": [1.0] * 5}},
-            "short_factor and long_factor are not 4 numbers each, one for each rotary pair",
+            "short_factor and long_factor must have 4 numbers each, one for each rotary pair",
         ),
         ({"rope_parameters": FACTORS | {"short_factor": [0.0] * 4}}, "short_factor is [0.0, 0.0, 0.0, 0.0], expected"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
@@ -186,7 +186,7 @@ WRONG = {
     "qwen3": [
         (
             {"head_dim": None},
-            "model.layers.0.self_attn.k_norm.weight: [8] in model.safetensors, but config.json makes it",
+            "model.layers.0.self_attn.k_norm.weight: [8] in model.safetensors, but ",
         ),
         ({"head_dim": 7}, "head size 7 is odd; rotary positions need pairs"),
         ({"attention_bias": 1}, "config.json: attention_bias is 1, expected bool"),

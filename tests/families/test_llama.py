@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converted Llama checkpoints, tensor by tensor, and every way a source may not add up."""
+"""Converted Llama checkpoints, tensor by tensor, and all inconsistencies of a source."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_config_says_what_tensorrt_llm_reads(tmp_path: Path) -> None:
 def test_what_is_written_is_read_back(shape: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = load_checkpoint(convert(make_llama(tmp_path / "hf", **shape), tmp_path / "c"))
     tied = "tie_word_embeddings" in shape
-    # a tied head is there as a copy, which is no parameter of its own
+    # a tied head is stored as a copy, which is not a separate parameter
     weights = [tensor for tensor in checkpoint.tensors if not (tied and tensor.name == "lm_head.weight")]
     assert checkpoint.config.num_parameters == sum(tensor.nbytes // 2 for tensor in weights)
     assert checkpoint.config.tied_embeddings == tied
@@ -115,16 +115,16 @@ CONFIGS = {
     "unknown": ({"architectures": ["LlamaForCasualLM"]}, "architecture 'LlamaForCasualLM' is not supported; "),
     "near miss": ({"architectures": ["LlamaForCasualLM"]}, "architecture 'LlamaForCasualLM' is not supported"),
     "two": ({"architectures": ["A", "B"]}, 'architectures is ["A", "B"], expected a list with one name'),
-    "no size": ({"hidden_size": None}, "config.json has no hidden_size, and the default of transformers' class was"),
+    "no size": ({"hidden_size": None}, "config.json lacks hidden_size, so the defaults of transformers' class were"),
     "text": ({"hidden_size": "32"}, "config.json: hidden_size is '32', expected int"),
     "negative": ({"vocab_size": -4}, "config.json: vocab_size is -4, expected a positive number"),
     "groups": ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
     "act": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
     "rope": ({"rope_parameters": {"rope_type": "magic"}}, "rope type 'magic' is not supported"),
-    "shape": ({"intermediate_size": 40}, "mlp.down_proj.weight: [32, 48] in model.safetensors, but config.json "),
+    "shape": ({"intermediate_size": 40}, "mlp.down_proj.weight: [32, 48] in model.safetensors, but [32, 40] "),
     "layers": ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight: missing"),
     "fewer layers": ({"num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight: no rule uses it"),
-    "dtype": ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' cannot be served"),
+    "dtype": ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported"),
 }  # fmt: skip
 
 
@@ -144,4 +144,4 @@ def test_an_extra_tensor_is_refused_and_a_known_one_skipped(source: Path) -> Non
 
 def test_an_integer_weight_is_refused(source: Path) -> None:
     rewrite(source, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int32)}))
-    refused(source, "model.norm.weight: dtype I32 in model.safetensors, only BF16, F16, F32 can be converted")
+    refused(source, "model.norm.weight: dtype I32 in model.safetensors; supported: BF16, F16, F32")

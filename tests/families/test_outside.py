@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A family from outside the package: the one that docs/extending.md writes down, installed as its author would."""
+"""A family from another package: the example of docs/extending.md, installed as its author would install it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source_model import load_model
 from trtspec.core.errors import UnknownArchitecture
 
-pytestmark = pytest.mark.slow  # an interpreter that finds another package
+pytestmark = pytest.mark.slow  # starts an interpreter that finds another package
 
 EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
 NAMES = {
@@ -56,7 +56,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def toy(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model in Toy's words, with a tensor that Toy skips."""
+    """The same model with Toy's tensor names, and a tensor that Toy skips."""
     root = tmp_path_factory.mktemp("toy")
     config = json.loads((llama / "config.json").read_text())
     (root / "config.json").write_text(json.dumps(config | {"architectures": ["ToyForCausalLM"]}))
@@ -71,7 +71,7 @@ def toy(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process that finds Toy among the installed packages."""
+    """The environment of a process in which Toy is installed."""
     site = tmp_path_factory.mktemp("site")
     (site / "toy.py").write_text(code_block("python"))
     group, entry = code_block("toml").splitlines()
@@ -84,7 +84,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def run(environment: dict[str, str], *argv: object) -> str:
-    """Run Python and return what it printed; it must succeed."""
+    """Run Python and return its output; it must succeed."""
     done = forked.run([sys.executable, *argv], 300, env=environment, kind=forked.Computing)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary keys wherever transformers reads them, in targets and in draft heads; two different values are an error."""
+"""Rotary keys in all locations that transformers reads, in targets and draft heads; conflicting values are errors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_different_values_are_refused_with_both_places(config: dict[str, Any], w
         rotary(**config)
     assert all(word in caught.value.message for word in words), caught.value.message
     assert caught.value.hint
-    assert "transformers takes the value" in caught.value.hint
+    assert "transformers uses the value" in caught.value.hint
 
 
 def test_kind_that_is_no_text_is_refused() -> None:
@@ -137,8 +137,8 @@ def test_gemma3_completes_its_nested_sections() -> None:
     keys = {"rope_theta": 500.0, "rope_local_base_freq": 50.0}
     found = read(GEMMA3, "Gemma3ForCausalLM", rope_parameters=nested, rope_scaling=linear, **keys)
     assert (found.rotary_base, found.local_rotary_base, found.rope_scaling.kind) == (500.0, 50.0, "linear")
-    assert found.stretched_positions == POSITIONS  # its number is stretched already
-    with pytest.raises(CheckpointError, match="'rope_type' beside the sections"):
+    assert found.stretched_positions == POSITIONS  # its number includes the scaling
+    with pytest.raises(CheckpointError, match="'rope_type' in addition to the sections"):
         read(GEMMA3, "Gemma3ForCausalLM", rope_parameters=PLAIN)
     with pytest.raises(CheckpointError, match="which ignores the key type"):
         read(GEMMA3, "Gemma3ForCausalLM", rope_scaling={"type": "linear", "factor": 8.0})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in many forms against transformers: the same greedy text, or a refusal that tells the reason.
+"""Checkpoints in many forms, compared with transformers: the same greedy text, or an error with the reason.
 
-TRTSPEC_VARIANTS=400 runs so many instead of 40; TRTSPEC_VARIANTS_END_IDS=1 varies the end ids too.
+TRTSPEC_VARIANTS=400 runs 400 instead of 40; TRTSPEC_VARIANTS_END_IDS=1 varies the end ids too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from trtspec.engine.settings import EngineSettings
 COUNT = int(os.environ.get("TRTSPEC_VARIANTS", "40"))
 WITH_ENDS = os.environ.get("TRTSPEC_VARIANTS_END_IDS", "") == "1"
 VARIANTS = list(variants(COUNT, WITH_ENDS))
-NEW_TOKENS, TIE = 14, 1e-4  # of the largest logit
-# Prompts, and the longest text of their engine: one below and one above the length of LongRoPE's short factors.
+NEW_TOKENS, TIE = 14, 1e-4  # tie: relative to the largest logit
+# Prompts and maximum text lengths: one below and one above the length of LongRoPE's short factors.
 ROUNDS = [
     ([(7,), (3, 11, 60, 2, 33), tuple(range(2, 18))], 32),
     ([tuple(7 * number % 64 for number in range(40))], POSITIONS),
@@ -44,7 +44,7 @@ def text_of(target: Path, prompts: list[tuple[int, ...]], end_ids: tuple[int, ..
 
 @torch.inference_mode()
 def difference(source: Path, prompts: list[tuple[int, ...]], texts: list[list[int]], end_ids: tuple[int, ...]) -> str:
-    """Return where texts are not those of transformers' generate, "" where they are; ties may go either way."""
+    """Return where texts differ from transformers' generate, or ""; ties may go either way."""
     model = reference_model(source)
     for prompt, text in zip(prompts, texts, strict=True):
         ids = torch.tensor([prompt])
@@ -64,7 +64,7 @@ def difference(source: Path, prompts: list[tuple[int, ...]], texts: list[list[in
 
 
 def end_ids_of(source: Path) -> tuple[int, ...]:
-    """Return the ids that end a text by the source's files, as an artifact has them."""
+    """Return the end ids according to the source's files."""
     if not WITH_ENDS:
         return ()
     from tests._support.tiny import make_tokenizer

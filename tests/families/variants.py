@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny checkpoints in the many forms that real ones have, each a choice of every dimension.
+"""Tiny checkpoints in many forms, each a choice for every dimension.
 
-A form changes config.json, the tensors or the files of a random model. It `refuses` where the conversion has to refuse
-the checkpoint, because two of its statements differ; every other form has to give the text of transformers.
+A form changes config.json, the tensors or the files of a random model. With `refuses`, the conversion must reject the
+checkpoint, because two of its values conflict; all other forms must generate the text of transformers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BASE_DEFAULT = {"gemma3": 1e6, "mixtral": 1e6}
 
 @dataclass
 class Files:
-    """A checkpoint before it is written; `generation` is generation_config.json, `beside` are further weight files."""
+    """A checkpoint before it is written; `generation` is generation_config.json, `beside` additional weights."""
 
     family: str
     config: Config
@@ -40,7 +40,7 @@ class Files:
     shards: int = 1
 
     def rope(self, **values: Any) -> None:
-        """Replace every rotary key; None removes one."""
+        """Replace every rotary key; a key with the value None is removed."""
         keys = (
             "rope_parameters",
             "rope_scaling",
@@ -50,7 +50,7 @@ class Files:
         )
         for key in keys:
             self.config.pop(key, None)
-        if self.family == "phi3":  # whose class has an original length of 4096 otherwise
+        if self.family == "phi3":  # its class has a default original length of 4096
             values.setdefault("original_max_position_embeddings", 32)
         self.config |= {key: value for key, value in values.items() if value is not None}
 
@@ -63,17 +63,17 @@ class Files:
 
 @dataclass(frozen=True)
 class Form:
-    """One choice of a dimension; `families` are those that have it."""
+    """One choice for a dimension; `families` are the families that support it."""
 
     change: Callable[[Files], None]
     refuses: bool = False
     families: tuple[str, ...] = tuple(FAMILY_SHAPES)
 
 
-DEPENDS = ("dynamic", "longrope", "without a length")  # on the positions: parts of names of forms
+DEPENDS = ("dynamic", "longrope", "without a length")  # parts of the names of forms that depend on the positions
 ROPE = tuple(name for name in FAMILY_SHAPES if name not in ("phi3",))
 FLAT = tuple(name for name in FAMILY_SHAPES if name not in ("phi3", "gemma3"))
-# transformers itself fails at mixtral's head_dim of None where a scaling reads it
+# transformers itself fails if a scaling reads mixtral's head_dim of None
 SCALED = tuple(name for name in ROPE if name != "mixtral")
 SCALED_FLAT = tuple(name for name in FLAT if name != "mixtral")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -107,7 +107,7 @@ def beside_section(scaling: Config, **values: Any) -> Callable[[Files], None]:
 
 
 def nothing(files: Files) -> None:
-    """Leave the model as it is."""
+    """Do not change the model."""
 
 
 ROPES = {
@@ -115,7 +115,7 @@ ROPES = {
     "null": Form(lambda files: (files.rope(), files.config.update(rope_parameters=None))[0]),
     "base at the top": Form(set_rope(lambda files: {"rope_theta": 500.0})),
     "base in the section": Form(in_section(rope_type="default", rope_theta=500.0)),
-    "base beside the section": Form(
+    "base outside the section": Form(
         set_rope(lambda files: {"rope_parameters": files.section(rope_type="default"), "rope_theta": 500.0})
     ),
     "base in both": Form(
@@ -136,12 +136,12 @@ ROPES = {
     "types differ": Form(old(rope_type="linear", type="dynamic", factor=2.0), refuses=True, families=ROPE),
     "llama3": Form(old(**LLAMA3), families=ROPE),
     "llama3 in the section": Form(in_section(**LLAMA3, rope_theta=500.0), families=ROPE),
-    "llama3 beside the section": Form(beside_section(LLAMA3, rope_theta=500.0), families=ROPE),
+    "llama3 outside the section": Form(beside_section(LLAMA3, rope_theta=500.0), families=ROPE),
     "llama3 without a base": Form(beside_section(LLAMA3), families=ROPE),
     "yarn": Form(old(**YARN), families=SCALED),
     "yarn by type": Form(old(type="yarn", **without(YARN, "rope_type")), families=SCALED_FLAT),
-    "yarn beside the section": Form(beside_section(YARN, rope_theta=500.0), families=SCALED),
-    "yarn beside a base in the section": Form(
+    "yarn outside the section": Form(beside_section(YARN, rope_theta=500.0), families=SCALED),
+    "yarn with a base in the section": Form(
         set_rope(
             lambda files: {
                 "rope_parameters": files.section(rope_type="default", rope_theta=500.0), "rope_scaling": dict(YARN),
@@ -192,7 +192,7 @@ ROPES = {
     "longrope by an old name": Form(
         set_rope(lambda files: {"rope_scaling": {"type": "yarn", **LONG}, "rope_theta": 500.0}), families=("phi3",)
     ),
-    "longrope beside the section": Form(
+    "longrope outside the section": Form(
         set_rope(
             lambda files: {
                 "rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "longrope", **LONG},
@@ -231,7 +231,7 @@ ROPES = {
 
 
 def tie(files: Files, head: str) -> None:
-    """Tie by config.json; `head` is "absent", "equal", "other", or "alone" for one without an embedding."""
+    """Tie by config.json; `head` is "absent", "equal", "other", or "alone" if the embedding is absent."""
     files.config["tie_word_embeddings"] = True
     if head == "equal":
         files.tensors[HEAD] = files.tensors[EMBEDDING].clone()
@@ -268,7 +268,7 @@ def cast(dtype: torch.dtype, name: str) -> Callable[[Files], None]:
 
 
 def wide_head(files: Files) -> None:
-    """Store the LM head as float32, which config.json does not tell."""
+    """Store the LM head as float32, which config.json does not mention."""
     if HEAD in files.tensors:
         files.tensors[HEAD] = files.tensors[HEAD].float()
 
@@ -277,7 +277,7 @@ def old_dtype(files: Files) -> None:
     files.config["torch_dtype"] = files.config.pop("dtype")
 
 
-# values are those of float16, rounded so that float32 and float16 have the same ones
+# values are rounded to float16, so that float32 and float16 have the same ones
 DTYPES = {
     "float16": Form(nothing),
     "float32": Form(cast(torch.float32, "float32")),
@@ -351,7 +351,7 @@ ENDS = {
         lambda files: (files.config.update(eos_token_id=3), setattr(files, "generation", {"eos_token_id": 5}))[0]
     ),
 }
-# In the order in which forms are applied: names and files change last.
+# Forms in the order of their application: names and files change last.
 DIMENSIONS: dict[str, dict[str, Form]] = {
     "bias": BIASES, "rope": ROPES, "keys": KEYS, "tie": TIES, "dtype": DTYPES, "names": NAMES, "layout": LAYOUTS,
     "ends": ENDS,
@@ -360,7 +360,7 @@ DIMENSIONS: dict[str, dict[str, Form]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A choice of every dimension for a family."""
+    """A family and a choice for every dimension."""
 
     family: str
     chosen: tuple[tuple[str, str], ...]
@@ -368,12 +368,11 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Return the family and the choices that are not the first ones."""
+        """Return the family and the choices that are not the first of their dimension."""
         parts = [f"{key}: {form}" for key, form in self.chosen if form != next(iter(DIMENSIONS[key]))]
         return ", ".join([self.family, *parts])
 
     def write(self, root: Path) -> Path:
-        """Write the checkpoint."""
         bias = dict(self.chosen)["bias"]
         config, tensors = random_model(self.family, bias)
         files = Files(self.family, dict(config), dict(tensors))
@@ -384,7 +383,7 @@ class Variant:
 
 @cache
 def random_model(family: str, bias: str) -> tuple[Config, Tensors]:
-    """Return config and tensors of a random model, with values that bfloat16 and float16 both have."""
+    """Return config and tensors of a random model, with values that both bfloat16 and float16 can represent."""
     from tempfile import TemporaryDirectory
 
     biases = {
@@ -423,7 +422,7 @@ def write(files: Files, root: Path) -> Path:
 
 
 def variants(count: int, with_ends: bool, seed: int = 41) -> Iterator[Variant]:
-    """Yield variants of which each adds the most pairs of forms, of some at random, that none before had."""
+    """Yield variants, each of which adds the most new pairs of forms among some random candidates."""
     rng, seen = random.Random(seed), set()
     for number in range(count):
         tried = [_draw(rng, number, with_ends) for _ in range(40)]
@@ -437,7 +436,7 @@ def _pairs(variant: Variant) -> Iterator[tuple[Any, Any]]:
 
 
 def _draw(rng: random.Random, number: int, with_ends: bool) -> Variant:
-    """Return a random variant; of those that are refused each has one reason."""
+    """Return a random variant; one that is rejected has a single reason."""
     families = list(FAMILY_SHAPES)
     family = families[number % len(families)]
     chosen, refuses = [], False

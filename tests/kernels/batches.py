@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of one request for checks that are told by hand, and what implementations say of batches as plain tuples."""
+"""Batches of one request for checks by hand, and the results of implementations as plain tuples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ChainRule = Callable[[ChainBatch], ExactChainResult]
 TreeRule = Callable[[TreeBatch], ExactTreeResult]
 
 LOG2_E = 1.44269504
-"""At this temperature a logit is the log2 of its weight, so that edges can be told to the last bit."""
+"""At this temperature a logit is the log2 of its weight, so edges can be computed to the last bit."""
 
 LAST, HALF, QUARTER = 2**32 - 1, 2**31, 2**30
 NAN, INF = np.nan, np.inf
@@ -49,7 +49,7 @@ def one_tree(
 ) -> TreeBatch:
     """Return a batch of one request: logits [nodes, vocab], tokens and parents [nodes], 32-bit uniforms [nodes].
 
-    Where drawn tokens are asked for without a draft, its rows are zeros.
+    For sampled tokens without a draft, the draft's rows are zeros.
     """
     if fields.get("mode") == Mode.SAMPLED and "draft" not in fields:
         fields |= {"draft": np.zeros_like(rows), "draft_kind": DraftKind.PROBABILITIES}
@@ -64,7 +64,7 @@ def one_tree(
 
 
 def of_one(fields: dict[str, object]) -> dict[str, object]:
-    """Return fields of a batch of one from those of a request."""
+    """Return the fields of a batch with one request."""
     integers = {"top_k", "lengths", "limits"}
     return {
         name: value
@@ -75,15 +75,15 @@ def of_one(fields: dict[str, object]) -> dict[str, object]:
 
 
 def pick(batch: AnyBatch, requests: object) -> AnyBatch:
-    """Return some requests of a batch, in the order given."""
+    """Return some requests of a batch, in the given order."""
     arrays = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "draft_column"}
     return replace(batch, **{name: value[requests] for name, value in arrays.items() if isinstance(value, np.ndarray)})
 
 
-def said(verify: ChainRule | TreeRule, batch: Batch) -> list[tuple[list[int], int, int]]:
+def outcomes(verify: ChainRule | TreeRule, batch: Batch) -> list[tuple[list[int], int, int]]:
     """Return for each request its accepted tokens (a chain) or nodes (a tree), the next token, and the status.
 
-    What is said twice must agree, and what nothing is said in must be -1.
+    Redundant outputs must agree, and unused entries must be -1.
     """
     results = verify(batch)
     if isinstance(batch, ChainBatch):
@@ -100,5 +100,5 @@ def said(verify: ChainRule | TreeRule, batch: Batch) -> list[tuple[list[int], in
 
 
 def sampled_at(verify: ChainRule, row: object, uniforms: list[int], **how: object) -> list[int]:
-    """Return the tokens that are drawn from one row without a draft at some uniforms."""
-    return [said(verify, one_chain([row], [], [uniform], **how))[0][1] for uniform in uniforms]
+    """Return the tokens drawn from one row without a draft at some uniforms."""
+    return [outcomes(verify, one_chain([row], [], [uniform], **how))[0][1] for uniform in uniforms]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exact distribution of what an implementation returns: every draft and every 32-bit uniform, by enumeration.
+"""The exact distribution of an implementation's results: every draft and every 32-bit uniform, by enumeration.
 
-For one draft the uniforms' cube falls into cells on which the result is one and the same. Their edges are found to the
-last bit by bisection, for all drafts and cells at once, so that an implementation is asked in large batches.
+For one draft the cube of uniforms consists of cells with a constant result. Their edges are found to the last bit by
+bisection, for all drafts and cells in parallel, so that an implementation is called with large batches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SEEDS = 2
 
 @dataclass(frozen=True)
 class LogitCase(Case):
-    """A draft with the rows that an implementation is given: logits, and what the draft is told of."""
+    """A draft with the inputs of an implementation: logits, and the rows of the draft."""
 
     logits: np.ndarray
     draft_rows: np.ndarray | None
@@ -45,18 +45,18 @@ class LogitCase(Case):
 
 @dataclass(frozen=True)
 class Cell:
-    """Uniforms from `lows` up to before `highs` [columns]."""
+    """Uniforms from `lows` up to, but not including, `highs` [columns]."""
 
     case: LogitCase
     lows: tuple[int, ...]
     highs: tuple[int, ...]
 
     def at(self, column: int, uniform: int) -> Cell:
-        """Return the cell that begins at a uniform."""
+        """Return the part of the cell from a uniform on."""
         return replace(self, lows=_with(self.lows, column, uniform))
 
     def until(self, column: int, uniform: int) -> Cell:
-        """Return the cell that ends before a uniform."""
+        """Return the part of the cell before a uniform."""
         return replace(self, highs=_with(self.highs, column, uniform))
 
 
@@ -66,15 +66,15 @@ def _with(values: tuple[int, ...], column: int, value: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Setting:
-    """Drafts of the shape `parents`, their tokens by `options`, and how the request samples.
+    """Drafts with the shape `parents` and tokens from `options`, and the sampling parameters of the request.
 
-    `told` is what an implementation is told of the draft: nothing where it is None, zeros of tokens that were chosen.
-    `mode` None is a chain, accepted as a whole where `as_block`.
+    `draft_kind` is the kind of draft passed to the implementation, or None; deterministic tokens have rows of zeros.
+    `mode` None is a chain, which is accepted as a whole with `as_block`.
     """
 
     parents: tuple[int, ...]
     options: Options
-    told: DraftKind | None = None
+    draft_kind: DraftKind | None = None
     mode: Mode | None = None
     temperature: float = 1.0
     top_k: int = 0
@@ -83,7 +83,7 @@ class Setting:
     as_block: bool = False
 
     def distribution_of(self, logits: np.ndarray) -> np.ndarray:
-        """Return what the request samples from, by the reference."""
+        """Return the distribution that the request samples from, by the reference."""
         return reference.probs_of(logits.astype(np.float64), self.temperature, self.top_k, self.top_p)
 
     def logits(self, seed: int) -> Table:
@@ -97,23 +97,27 @@ class Setting:
         return table
 
     def cases(self, target: Table, draft: Table) -> list[LogitCase]:
-        """Return every draft that can come about by logits for every prefix."""
+        """Return every possible draft, given logits for every prefix."""
         distribution = {prefix: self.distribution_of(row) for prefix, row in draft.items()}
-        told = distribution if self.told == DraftKind.PROBABILITIES else draft
+        rows_by_prefix = distribution if self.draft_kind == DraftKind.PROBABILITIES else draft
         if self.options is deterministic:
-            told = {prefix: np.zeros(self.vocab) for prefix in draft}
+            rows_by_prefix = {prefix: np.zeros(self.vocab) for prefix in draft}
         found = []
         for tokens, weight in drafts(self.parents, distribution, self.options):
             prefixes = [prefix_of(node, tokens, self.parents) for node in range(len(tokens))]
             logits = np.array([target[prefix] for prefix in prefixes])
-            rows = None if self.told is None else np.array([told[prefix] for prefix in prefixes], dtype=np.float32)
+            rows = (
+                None
+                if self.draft_kind is None
+                else np.array([rows_by_prefix[prefix] for prefix in prefixes], dtype=np.float32)
+            )
             shape = (np.array(self.parents), np.array(tokens), logits, None, weight, len(tokens))
             found.append(LogitCase(*shape, logits, rows))
         return found
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """The uniforms in the order in which the rule asks for them."""
+        """The uniforms in the order in which the rule reads them."""
         nodes = tuple(range(len(self.parents)))
         if self.as_block:  # the last token's uniform decides first
             return (*nodes[-2::-1], nodes[-1])
@@ -129,8 +133,8 @@ def target_prefixes(vocab: int) -> list[tuple[int, ...]]:
 CHAIN, SIBLINGS, THREE_SIBLINGS = (-1, 0, 1), (-1, 0, 0, 1), (-1, 0, 0, 0)
 PROBABILITIES, LOGITS = DraftKind.PROBABILITIES, DraftKind.LOGITS
 CHAIN_SETTINGS = {
-    "sampled, told by probabilities": Setting(CHAIN, sampled, PROBABILITIES),
-    "sampled, told by logits": Setting(CHAIN, sampled, LOGITS, temperature=0.7),
+    "sampled, with probabilities": Setting(CHAIN, sampled, PROBABILITIES),
+    "sampled, with logits": Setting(CHAIN, sampled, LOGITS, temperature=0.7),
     "sampled, truncated": Setting(CHAIN, sampled, LOGITS, temperature=1.3, top_k=3, top_p=0.8),
     "deterministic": Setting(CHAIN, deterministic, temperature=0.7),
     "deterministic, truncated": Setting(CHAIN, deterministic, top_k=3, top_p=0.7),
@@ -139,8 +143,8 @@ BLOCK_SETTINGS = {name: replace(setting, as_block=True) for name, setting in CHA
 TREE_SETTINGS = {
     "deterministic": Setting(SIBLINGS, deterministic, mode=Mode.DETERMINISTIC, temperature=0.7),
     "deterministic, truncated": Setting(SIBLINGS, deterministic, mode=Mode.DETERMINISTIC, top_k=3, top_p=0.7),
-    "sampled, told by probabilities": Setting(SIBLINGS, sampled, PROBABILITIES, Mode.SAMPLED, vocab=3),
-    "sampled, told by logits": Setting(SIBLINGS, sampled, LOGITS, Mode.SAMPLED, temperature=0.7, vocab=3),
+    "sampled, with probabilities": Setting(SIBLINGS, sampled, PROBABILITIES, Mode.SAMPLED, vocab=3),
+    "sampled, with logits": Setting(SIBLINGS, sampled, LOGITS, Mode.SAMPLED, temperature=0.7, vocab=3),
     "sampled, truncated": Setting(THREE_SIBLINGS, sampled, LOGITS, Mode.SAMPLED, top_k=3, top_p=0.9),
     "sampled, more than the draft has": Setting(THREE_SIBLINGS, sampled, PROBABILITIES, Mode.SAMPLED, top_k=2),
     "deterministic, tested one by one": Setting(THREE_SIBLINGS, deterministic, PROBABILITIES, Mode.SAMPLED),
@@ -148,11 +152,11 @@ TREE_SETTINGS = {
 
 
 def check_chain_distribution(setting: Setting, verify: ChainRule) -> None:
-    """The distribution of the text is the target's, whatever was drafted."""
+    """The distribution of the text is the target's, for every draft."""
 
     def ask(cells: list[Cell]) -> list[VerifyResult]:
         drafted = stack("tokens", cells)[:, 1:]
-        draft = None if setting.told is None else stack("draft_rows", cells)[:, :-1]
+        draft = None if setting.draft_kind is None else stack("draft_rows", cells)[:, :-1]
         batch = ChainBatch(**sampling(setting, cells), tokens=drafted, draft=draft)
         results = verify(batch)
         assert not results.status.any()
@@ -165,10 +169,10 @@ def check_chain_distribution(setting: Setting, verify: ChainRule) -> None:
 
 
 def check_tree_distribution(setting: Setting, verify: TreeRule) -> None:
-    """The distribution of the text is the target's, whatever was drafted."""
+    """The distribution of the text is the target's, for every draft."""
 
     def ask(cells: list[Cell]) -> list[VerifyResult]:
-        draft = None if setting.told is None else stack("draft_rows", cells)
+        draft = None if setting.draft_kind is None else stack("draft_rows", cells)
         tree = {"tokens": stack("tokens", cells), "parents": stack("parents", cells), "draft": draft}
         results = verify(TreeBatch(**sampling(setting, cells), **tree, mode=setting.mode))
         assert not results.status.any()
@@ -179,7 +183,7 @@ def check_tree_distribution(setting: Setting, verify: TreeRule) -> None:
 
 
 def stack(name: str, cells: list[Cell]) -> np.ndarray:
-    """Return a field of the cells' cases, as implementations take it."""
+    """Return a field of the cells' cases as an array for implementations."""
     values = np.stack([getattr(cell.case, name) for cell in cells])
     return values.astype(np.float32 if values.dtype.kind == "f" else np.int32)
 
@@ -188,7 +192,7 @@ def sampling(setting: Setting, cells: list[Cell]) -> dict[str, object]:
     """Return the fields that chains and trees share."""
     return {
         "target": stack("logits", cells),
-        "draft_kind": setting.told or DraftKind.LOGITS,
+        "draft_kind": setting.draft_kind or DraftKind.LOGITS,
         "temperature": np.full(len(cells), setting.temperature, dtype=np.float32),
         "top_k": np.full(len(cells), setting.top_k, dtype=np.int32),
         "top_p": np.full(len(cells), setting.top_p, dtype=np.float32),
@@ -199,7 +203,7 @@ def sampling(setting: Setting, cells: list[Cell]) -> dict[str, object]:
 def check_distribution(setting: Setting, ask: Ask) -> None:
     """Compare an implementation's distribution with the target's: to 1e-6, and exactly where it is zero.
 
-    A rule that accepts nothing would pass, so something must be accepted.
+    Some tokens must be accepted, because a rule that accepts none would pass.
     """
     accepted = 0
     for seed in range(SEEDS):
@@ -216,7 +220,7 @@ def check_distribution(setting: Setting, ask: Ask) -> None:
 
 
 def boxes_of(setting: Setting, target: Table, draft: Table, ask: Ask) -> list[Box]:
-    """Return what is said, everywhere, for logits of every prefix."""
+    """Return the cells and their results for logits of every prefix."""
     zeros, beyond = (0,) * len(setting.parents), (LAST + 1,) * len(setting.parents)
     cells = [Cell(case, zeros, beyond) for case in setting.cases(target, draft)]
     for column in setting.columns:
@@ -231,7 +235,7 @@ def _units(uniforms: tuple[int, ...]) -> tuple[float, ...]:
 
 
 def _cut(cells: list[Cell], column: int, ask: Ask) -> list[Cell]:
-    """Cut cells along a column where the result changes, the columns after it at their lows."""
+    """Split cells along a column where the result changes, with later columns at their lows."""
     cut = []
     while cells:
         firsts, lasts = ask(cells), ask([cell.at(column, LAST) for cell in cells])
@@ -245,7 +249,7 @@ def _cut(cells: list[Cell], column: int, ask: Ask) -> list[Cell]:
 
 
 def _edges(changing: list[tuple[Cell, VerifyResult]], column: int, ask: Ask) -> list[int]:
-    """Return for each cell the first uniform at which its result is no longer that at its low."""
+    """Return for each cell the first uniform at which its result differs from the result at its low."""
     inside = np.array([cell.lows[column] for cell, _ in changing], dtype=np.int64)
     beyond = np.full(len(changing), LAST, dtype=np.int64)
     while changing and (beyond - inside > 1).any():

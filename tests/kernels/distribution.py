@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exact distribution of the text that an acceptance rule makes, found by enumeration over a small vocabulary.
+"""The exact distribution of the text under an acceptance rule, by enumeration over a small vocabulary.
 
-Every draft is enumerated with its probability, and the unit cube of the uniforms is cut into the boxes on which the
-rule says one thing. Nothing is assumed about where the cuts are: they are found by bisection, so a rule that accepts
-at the wrong place is seen to do so.
+Every draft is enumerated with its probability, and the unit cube of the uniforms is divided into boxes with a constant
+result. The positions of the cuts are not assumed but found by bisection, so a rule that accepts at a wrong position is
+detected.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CUT_WIDTH = 2.0**-47
 
 @dataclass(frozen=True)
 class Case:
-    """A drafted tree [nodes] that comes about with probability `weight`; rows are [nodes, vocab].
+    """A drafted tree [nodes] that occurs with probability `weight`; rows are [nodes, vocab].
 
-    `draft_probs` is what a rule is told about where the tokens are from; None for tokens that were chosen.
+    `draft_probs` are the distributions of the tokens as passed to the rule, or None for deterministic tokens.
     """
 
     parents: Array
@@ -39,7 +39,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Box:
-    """Where every uniform is between `lows` and `highs` [columns], the rule gives `result`."""
+    """For uniforms between `lows` and `highs` [columns], the rule returns `result`."""
 
     case: Case
     result: VerifyResult
@@ -69,7 +69,7 @@ def random_table(seed: int, vocab: int, length: int, zeros: bool) -> Table:
 
 
 def sampled(row: Array, elders: list[int]) -> list[tuple[int, float]]:
-    """Return what a child can be and how probably when it is drawn without the tokens of its elder siblings."""
+    """Return a child's possible tokens and probabilities when it is drawn without its elder siblings' tokens."""
     rest = row.copy()
     rest[elders] = 0.0
     if rest.sum() == 0.0:
@@ -78,17 +78,17 @@ def sampled(row: Array, elders: list[int]) -> list[tuple[int, float]]:
 
 
 def deterministic(row: Array, elders: list[int]) -> list[tuple[int, float]]:
-    """Return the best token that no elder sibling has."""
+    """Return the best token that is not an elder sibling's."""
     return [(max(set(range(len(row))) - set(elders), key=lambda token: row[token]), 1.0)]
 
 
 def prefix_of(node: int, tokens: tuple[int, ...], parents: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the tokens from below the root down to a node; none for an unused node."""
+    """Return the tokens from below the root down to a node; empty for an unused node."""
     return (*prefix_of(parents[node], tokens, parents), tokens[node]) if parents[node] >= 0 else ()
 
 
 def drafts(parents: tuple[int, ...], draft: Table, options: Options) -> list[tuple[tuple[int, ...], float]]:
-    """Return the tokens [nodes] that a tree can be drafted with, and how probably; an unused node has token 0."""
+    """Return the possible tokens [nodes] of a tree with their probabilities; an unused node has token 0."""
     grown: list[tuple[tuple[int, ...], float]] = [((0,), 1.0)]
     for node, parent in enumerate(parents[1:], 1):
         elders = [elder for elder in range(1, node) if parents[elder] == parent]
@@ -102,7 +102,7 @@ def drafts(parents: tuple[int, ...], draft: Table, options: Options) -> list[tup
 
 
 def boxes(rule: Rule, case: Case, columns: tuple[int, ...]) -> Iterator[Box]:
-    """Cut the cube of the uniforms; `columns`: in which order the rule comes to ask for them."""
+    """Divide the cube of the uniforms; `columns` is the order in which the rule reads them."""
     yield from _cut(rule, case, columns, [0.0] * len(columns), [1.0] * len(columns))
 
 
@@ -122,7 +122,7 @@ def _cut(rule: Rule, case: Case, columns: tuple[int, ...], lows: list[float], hi
 
 
 def _pieces(at: Callable[[float], VerifyResult]) -> Iterator[tuple[float, float]]:
-    """Yield the intervals on which a step function of [0, 1) is constant; its value there is the one at their start."""
+    """Yield the intervals on which a step function of [0, 1) is constant, with its value at their start."""
     low, end = 0.0, float(np.nextafter(1.0, 0.0))
     last = at(end)
     while (value := at(low)) != last:
@@ -136,7 +136,7 @@ def _pieces(at: Callable[[float], VerifyResult]) -> Iterator[tuple[float, float]
 
 
 def text_distribution(found: list[Box], target: Table) -> Array:
-    """Return the distribution [vocab, vocab, ...] of the text, shorter outputs completed by the target itself."""
+    """Return the distribution [vocab, vocab, ...] of the text; the target completes shorter outputs."""
     length = max(len(prefix) for prefix in target) + 1
     distribution = np.zeros((len(target[()]),) * length)
     for box in found:
@@ -146,7 +146,7 @@ def text_distribution(found: list[Box], target: Table) -> Array:
 
 
 def target_distribution(target: Table) -> Array:
-    """Return the distribution of the text that the target makes alone."""
+    """Return the distribution of the text that the target generates alone."""
     distribution = text_distribution([], target)
     _add(distribution, (), 1.0, target)
     return distribution
@@ -161,6 +161,6 @@ def _add(distribution: Array, text: tuple[int, ...], weight: float, target: Tabl
 
 
 def is_lossless(distribution: Array, target: Table) -> bool:
-    """Return whether a distribution is the target's: everywhere to 1e-12, and exactly zero where the target's is."""
+    """Return whether a distribution equals the target's: everywhere to 1e-12, and exactly where that is zero."""
     wanted = target_distribution(target)
     return bool(np.abs(distribution - wanted).max() < 1e-12 and not distribution[wanted == 0.0].any())

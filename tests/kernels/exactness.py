@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every implementation of plugins/README.md is held to: numpy, C++ and CUDA run the same checks.
+"""The checks of every implementation of plugins/README.md: numpy, C++ and CUDA.
 
-A check takes the implementation and raises AssertionError. Those that say what the ids are do so by hand, or by the
-reference and torch, which know nothing of `trtspec.kernels.bit_exact`.
+A check takes the implementation and raises AssertionError. Expected ids are computed by hand, or by the reference and
+torch, which are independent of `trtspec.kernels.bit_exact`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CHAIN_CHECKS: dict[str, Callable[[ChainRule], None]] = {
     },
 }
 
-# of these a chain that is accepted as a whole is no other: at most one token is drafted, or none is left of a share
+# for these, block verification equals chain verification: at most one token is drafted, or no share is left
 ALIKE = (
     "draws at every edge",
     "sampled tokens at every edge",

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from tests.kernels.batches import NAN, ChainRule, TreeRule, pick, said
+from tests.kernels.batches import NAN, ChainRule, TreeRule, outcomes, pick
 from trtspec.kernels import chain, reference, tree
 from trtspec.kernels.bit_exact import ChainBatch, DraftKind, Mode, TreeBatch, uniform_bits
 from trtspec.kernels.bit_exact.batch import Batch
@@ -19,7 +19,7 @@ from trtspec.kernels.verify_result import VerifyResult
 
 
 def random_chains(seed: int, sampled: bool, rows: int = 24, draft_len: int = 4) -> ChainBatch:
-    """Return chains of ragged lengths; some requests are greedy, others sample in different ways."""
+    """Return chains of different lengths; some requests are greedy, others use different sampling parameters."""
     rng = np.random.default_rng(seed)
     vocab = int(rng.integers(3, 40))
     target = (rng.normal(size=(rows, draft_len + 1, vocab)) * 2).astype(np.float32)
@@ -52,7 +52,7 @@ def sampling(rows: int) -> dict[str, np.ndarray]:
 
 
 def params_of(batch: Batch) -> SamplingParams:
-    """Return how torch samples from a batch's logits."""
+    """Return the torch sampling parameters of a batch."""
     return SamplingParams(
         *(torch.from_numpy(values) for values in (batch.temperature, batch.top_k, batch.top_p)), truncates=True
     )
@@ -62,7 +62,7 @@ TorchRule = Callable[..., list[VerifyResult]]
 
 
 def chains_by_torch(rule: TorchRule, batch: ChainBatch, uniforms: torch.Tensor) -> list[VerifyResult]:
-    """Return what a rule of the engine's own implementation says of chains."""
+    """Return the results of the engine's torch rules for chains."""
     params, lens = params_of(batch), batch.lengths.tolist()
     draft = None if batch.draft is None else params.probs(torch.from_numpy(batch.draft))
     tokens = torch.from_numpy(batch.tokens).long()
@@ -70,9 +70,9 @@ def chains_by_torch(rule: TorchRule, batch: ChainBatch, uniforms: torch.Tensor) 
 
 
 def away_from_edges(results: Callable[[torch.Tensor], list[VerifyResult]], batch: Batch) -> list[VerifyResult | None]:
-    """Return results of a rule at a batch's uniforms, None where they hang on the last places of a float32.
+    """Return the results of a rule at a batch's uniforms, or None for those that depend on float32 rounding.
 
-    All decisions are monotone in their uniform, so what is said on both sides is said between.
+    All decisions are monotone in their uniform, so equal results on both sides imply the same result between.
     """
     uniforms = torch.from_numpy(batch.uniforms * 2.0**-32)
     below, above = (results((uniforms + step).clamp(0.0, 1.0 - 2.0**-32)) for step in (-2e-5, 2e-5))
@@ -80,12 +80,12 @@ def away_from_edges(results: Callable[[torch.Tensor], list[VerifyResult]], batch
 
 
 def check_torch_says_the_same_of_chains(sampled: bool, verify: ChainRule, rule: TorchRule = chain.verify_chain) -> None:
-    """Random chains, but for those that torch decides by rounding."""
+    """Random chains, except those that torch decides by rounding."""
     compared, lengths = 0, set()
     for seed in range(20):
         batch = random_chains(seed, sampled)
         expected = away_from_edges(partial(chains_by_torch, rule, batch), batch)
-        for (accepted, token, status), result in zip(said(verify, batch), expected, strict=True):
+        for (accepted, token, status), result in zip(outcomes(verify, batch), expected, strict=True):
             assert result is None or (len(accepted), token, status) == (len(result.path), result.token, 0)
             compared += result is not None
             lengths.add(len(accepted))
@@ -94,20 +94,21 @@ def check_torch_says_the_same_of_chains(sampled: bool, verify: ChainRule, rule: 
 
 
 def check_a_request_says_the_same_in_every_batch(random: Callable[[int], Batch], verify: ChainRule | TreeRule) -> None:
-    """Alone, in another order, and beside others."""
+    """A request alone, in another order, and with other requests."""
     batch = random(11)
-    together, rows = said(verify, batch), len(batch.tokens)
-    assert [said(verify, pick(batch, [row]))[0] for row in range(rows)] == together
+    together, rows = outcomes(verify, batch), len(batch.tokens)
+    assert [outcomes(verify, pick(batch, [row]))[0] for row in range(rows)] == together
     order = np.random.default_rng(0).permutation(rows)
-    assert said(verify, pick(batch, order)) == [together[row] for row in order]
-    assert said(verify, pick(batch, np.repeat(order[:3], 9))) == [together[row] for row in np.repeat(order[:3], 9)]
+    assert outcomes(verify, pick(batch, order)) == [together[row] for row in order]
+    assert outcomes(verify, pick(batch, np.repeat(order[:3], 9))) == [together[row] for row in np.repeat(order[:3], 9)]
 
 
 def check_whole_vocabularies(vocab: int, verify: ChainRule, samples: int = 64) -> None:
-    """The distribution of the first token at a model's own vocabulary, by the cumulated distribution and by chi-square.
+    """Compare the first token's distribution for a model's whole vocabulary by the cumulative distribution and
+    chi-square.
 
     Drafts are sampled from another distribution than the target's, so that about half of the tokens are replaced. Bins
-    are consecutive ids of equal mass. The statistic is 6 deviations at most.
+    are consecutive ids of equal mass. The statistic is within 6 deviations.
     """
     rng = np.random.default_rng(vocab)
     target = (rng.normal(size=vocab) * 2).astype(np.float32)
@@ -127,11 +128,11 @@ def check_whole_vocabularies(vocab: int, verify: ChainRule, samples: int = 64) -
 
 
 def check_inverse_distribution(verify: ChainRule, logits: np.ndarray, upto: np.ndarray, uniforms: np.ndarray) -> None:
-    """What is drawn at a uniform is where the cumulated distribution passes it, to 1e-6."""
+    """The token drawn at a uniform is where the cumulative distribution passes it, to 1e-6."""
     points = uniforms * 2.0**-32
     for uniform, point in zip(uniforms, points, strict=True):
         batch = ChainBatch(target=logits[None, None], tokens=np.zeros((1, 0), np.int32), uniforms=uniform[None, None])
-        (_, token, _) = said(verify, batch)[0]
+        (_, token, _) = outcomes(verify, batch)[0]
         assert (upto[token - 1] if token else 0.0) - 1e-6 <= point <= upto[token] + 1e-6
 
 
@@ -149,7 +150,7 @@ def first_tokens(
             draft=np.broadcast_to(draft, (rows, 1, len(draft))),
             uniforms=uniforms[part],
         )
-        for path, token, status in said(verify, batch):
+        for path, token, status in outcomes(verify, batch):
             assert status == 0
             first.append(path[0] if path else token)
             accepted += len(path)
@@ -157,7 +158,7 @@ def first_tokens(
 
 
 def check_a_tree_of_one_branch_is_a_chain(verify_tree: TreeRule, verify_chain: ChainRule) -> None:
-    """With the same uniforms, those of the root for the next token."""
+    """With the same uniforms; the root's is used for the next token."""
     lengths = set()
     for seed in range(5):
         batch = random_chains(seed, sampled=True)
@@ -172,7 +173,7 @@ def check_a_tree_of_one_branch_is_a_chain(verify_tree: TreeRule, verify_chain: C
             mode=Mode.SAMPLED,
             **{name: getattr(batch, name) for name in ("temperature", "top_k", "top_p")},
         )
-        trees, chains = said(verify_tree, as_tree), said(verify_chain, batch)
+        trees, chains = outcomes(verify_tree, as_tree), outcomes(verify_chain, batch)
         assert [(len(path), token) for path, token, _ in trees] == [(len(path), token) for path, token, _ in chains]
         lengths |= {len(path) for path, _, _ in trees}
     assert lengths == {0, 1, 2, 3, 4}
@@ -205,12 +206,12 @@ def random_trees(seed: int, mode: Mode, rows: int = 16, nodes: int = 12) -> Tree
 
 
 def random_parent(rng: np.random.Generator, node: int) -> int:
-    """Return a node before this one, low ones more often than not; now and then none."""
+    """Return a preceding node, preferably a low one, or sometimes none."""
     return -1 if node == 0 or rng.random() < 0.1 else int(rng.integers(0, node) * rng.random())
 
 
 def trees_by_torch(batch: TreeBatch, uniforms: torch.Tensor) -> list[VerifyResult]:
-    """Return what the engine's own implementation says of trees."""
+    """Return the results of the engine's torch rules for trees."""
     shape = tree.Tree(batch.parents.astype(np.int64))
     tokens, sampled = torch.from_numpy(batch.tokens).long(), batch.mode == Mode.SAMPLED
     draft = torch.from_numpy(batch.draft.astype(np.float64)) if sampled else None
@@ -220,12 +221,12 @@ def trees_by_torch(batch: TreeBatch, uniforms: torch.Tensor) -> list[VerifyResul
 
 
 def check_torch_says_the_same_of_trees(mode: Mode, verify: TreeRule) -> None:
-    """Random trees, but for those that torch decides by rounding."""
+    """Random trees, except those that torch decides by rounding."""
     compared, lengths = 0, set()
     for seed in range(20):
         batch = random_trees(seed, mode)
         expected = away_from_edges(partial(trees_by_torch, batch), batch)
-        for (path, token, status), result in zip(said(verify, batch), expected, strict=True):
+        for (path, token, status), result in zip(outcomes(verify, batch), expected, strict=True):
             assert result is None or (path, token, status) == (result.path, result.token, 0)
             compared += result is not None
             lengths.add(len(path))
@@ -234,11 +235,13 @@ def check_torch_says_the_same_of_trees(mode: Mode, verify: TreeRule) -> None:
 
 
 def check_padding_and_half_precision(verify: ChainRule) -> None:
-    """What stands behind the vocabulary is not read, and float16 logits are the numbers they are."""
+    """Padding after the vocabulary is not read, and float16 logits have their exact values."""
     batch = random_chains(5, sampled=False)
     padded = np.full((*batch.target.shape[:2], batch.target.shape[2] + 11), NAN, dtype=np.float32)
     view = padded[..., : batch.target.shape[2]]
     view[...] = batch.target
-    assert said(verify, replace(batch, target=view)) == said(verify, batch)
+    assert outcomes(verify, replace(batch, target=view)) == outcomes(verify, batch)
     half = batch.target.astype(np.float16)
-    assert said(verify, replace(batch, target=half)) == said(verify, replace(batch, target=half.astype(np.float32)))
+    assert outcomes(verify, replace(batch, target=half)) == outcomes(
+        verify, replace(batch, target=half.astype(np.float32))
+    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules are held to: shapes of drafts, how their tokens come about, and the rule of the reference for them."""
+"""Scenarios for the acceptance rules: shapes of drafts, origins of their tokens, and the matching reference rule."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ UNUSED = (-1, -1, 0, 0, -1, 2, -1)
 
 
 def verify_chain(case: Case, uniforms: Array) -> VerifyResult:
-    """The rule of chains, told of one."""
+    """The rule of chains for a tree with one branch."""
     draft_probs = None if case.draft_probs is None else case.draft_probs[:-1]
     return reference.verify_chain(case.target_probs, draft_probs, case.tokens[1:], uniforms)
 
 
 def verify_block(case: Case, uniforms: Array) -> VerifyResult:
-    """The rule of blocks, told of one chain."""
+    """The rule of blocks for a tree with one branch."""
     draft_probs = None if case.draft_probs is None else case.draft_probs[:-1]
     return reference_block.verify_block(case.target_probs, draft_probs, case.tokens[1:], uniforms)
 
 
 def verify_tree(case: Case, uniforms: Array) -> VerifyResult:
-    """The rule of trees for tokens that were chosen or drawn."""
+    """The rule of trees for deterministic or sampled tokens."""
     tree = (case.tokens, case.parents, case.limit, uniforms)
     if case.draft_probs is None:
         return reference.verify_deterministic(case.target_probs, *tree)
@@ -56,9 +56,10 @@ def verify_tree(case: Case, uniforms: Array) -> VerifyResult:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Drafts of the shape `parents`, their tokens by `options`, verified by `rule`.
+    """Drafts with the shape `parents` and tokens from `options`, verified by `rule`.
 
-    A rule is told what drawn tokens were drawn from, and nothing or (`zero_rows`) rows of zeros for chosen ones.
+    A rule receives the distributions of sampled tokens; for deterministic tokens it receives None, or rows of zeros
+    with `zero_rows`.
     """
 
     rule: Rule
@@ -71,7 +72,7 @@ class Scenario:
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """The uniforms in the order in which the rule asks for them."""
+        """The uniforms in the order in which the rule reads them."""
         nodes = tuple(range(len(self.parents)))
         if self.rule is verify_block:  # the last token's uniform decides first
             return (*nodes[-2::-1], nodes[-1])
@@ -79,7 +80,7 @@ class Scenario:
         return (*nodes[1:], 0) if recursive else nodes
 
     def target(self, seed: int, zeros: bool) -> Table:
-        """Return what the target makes of every prefix."""
+        """Return the target's distribution after every prefix."""
         return random_table(seed, self.vocab, self.depth, zeros)
 
     def cases(self, seed: int, zeros: bool) -> list[Case]:
@@ -89,8 +90,8 @@ class Scenario:
         found = []
         for tokens, weight in drafts(self.parents, draft, self.options):
             prefixes = [prefix_of(node, tokens, self.parents) for node in range(len(tokens))]
-            told = np.array([draft[prefix] for prefix in prefixes])
-            draft_probs = told if self.options is sampled else np.zeros_like(told) if self.zero_rows else None
+            rows = np.array([draft[prefix] for prefix in prefixes])
+            draft_probs = rows if self.options is sampled else np.zeros_like(rows) if self.zero_rows else None
             target_probs = np.array([target[prefix] for prefix in prefixes])
             found.append(Case(parents, np.array(tokens), target_probs, draft_probs, weight, self.limit))
         return found
@@ -98,7 +99,7 @@ class Scenario:
 
 @lru_cache
 def boxes_of(scenario: Scenario, seed: int, zeros: bool) -> list[Box]:
-    """Return what the scenario's own rule says, everywhere."""
+    """Return the boxes of uniforms and results of the scenario's rule."""
     return [box for case in scenario.cases(seed, zeros) for box in boxes(scenario.rule, case, scenario.columns)]
 
 
@@ -121,12 +122,12 @@ TREES = {
     "deterministic, limited": Scenario(verify_tree, TWO_LEVELS, deterministic, limit=1),
     "deterministic, unused nodes": Scenario(verify_tree, UNUSED, deterministic),
     "deterministic, a chain": Scenario(verify_tree, CHAIN, deterministic, vocab=4),
-    "deterministic, told by zero rows": Scenario(verify_tree, TWO_LEVELS, deterministic, zero_rows=True),
+    "deterministic, with zero rows": Scenario(verify_tree, TWO_LEVELS, deterministic, zero_rows=True),
 }
 
 
 class Identity:
-    """Takes the target's probabilities for its logits: a SamplingParams that rounds nothing."""
+    """A SamplingParams that uses the target's probabilities as logits, without rounding."""
 
     @staticmethod
     def probs(logits: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Corners:
-    """A batch [rows] of uniforms just within two opposite corners of each box, and what the reference says there."""
+    """A batch [rows] of uniforms just inside two opposite corners of each box, with the reference's results."""
 
     cases: list[Case]
     uniforms: Tensor
@@ -143,7 +144,7 @@ class Corners:
 
     @classmethod
     def of(cls, boxes: list[Box]) -> Corners:
-        """Leave out boxes too narrow for it, where rounding decides."""
+        """Omit boxes that are so narrow that rounding decides."""
         wide = [box for box in boxes if min(np.subtract(box.highs, box.lows)) > 3 * MARGIN]
         lows, highs = np.array([box.lows for box in wide]), np.array([box.highs for box in wide])
         uniforms = torch.from_numpy(np.concatenate([lows + MARGIN, highs - MARGIN]))
@@ -155,5 +156,5 @@ class Corners:
 
     @property
     def draft_probs(self) -> Tensor | None:
-        """What the rule is told: rows [rows, nodes, vocab], or nothing."""
+        """The draft's rows for the rule [rows, nodes, vocab], or None."""
         return None if self.cases[0].draft_probs is None else self.stack("draft_probs")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block verification and drafts that end by their confidence: exact by enumeration, and wrong rules are seen."""
+"""Block verification and drafts that end by confidence: exact by enumeration, and wrong rules are detected."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ Stop = Callable[[list[Array], tuple[int, ...]], bool]
 
 
 def by_confidence(rows: list[Array], tokens: tuple[int, ...]) -> bool:
-    """Stop before the token that the last row would be drawn from."""
+    """Stop before the most probable token of the last row."""
     return bool(np.prod([row.max() for row in rows]) < 0.4)
 
 
@@ -129,7 +129,7 @@ def by_the_best_token_alone(rows: list[Array], tokens: tuple[int, ...]) -> bool:
 
 
 def stopped(case: Case, stop: Stop) -> Case:
-    """Return the case whose draft ends where `stop` says so, of the rows up to a token and the tokens up to it."""
+    """Return the case whose draft ends where `stop` decides, given the rows and tokens up to a position."""
     assert case.draft_probs is not None
     tokens = tuple(case.tokens[1:])
     ends = (end for end in range(len(tokens)) if stop(list(case.draft_probs[: end + 1]), tokens[: end + 1]))
@@ -165,11 +165,11 @@ def test_a_draft_that_ends_by_what_it_drew_is_caught(rule: Rule, stop: Stop) -> 
     assert not is_lossless(text_distribution(list(stopped_boxes(scenario, 0, stop)), target), target)
 
 
-# --- wrong rules, each made of the right one by changing a line of it
+# --- wrong rules, each with one line changed
 
 
 def changed(module: ModuleType, old: str, new: str) -> Callable[..., Any]:
-    """Return a module's `verify_block` with a piece of the module's source in another way."""
+    """Return a module's `verify_block` with a part of the module's source replaced."""
     source = inspect.getsource(module)
     assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
     names: dict[str, Any] = {"__name__": "wrong"}
@@ -188,8 +188,8 @@ WRONG = {
     "a surplus of the whole target": ("np.maximum(kept * target", "np.maximum(target"),
     "a surplus without the draft": ("kept * target - proposal, 0.0)", "kept * target, 0.0)"),
     "the draft's surplus": ("kept * target - proposal", "proposal - kept * target"),
-    "no share of what is lost": ("surplus_mass + (1.0 - kept)", "surplus_mass + 1.0"),
-    "all of what is lost": ("surplus_mass + (1.0 - kept)", "surplus_mass"),
+    "the lost share is ignored": ("surplus_mass + (1.0 - kept)", "surplus_mass + 1.0"),
+    "the lost share counts in full": ("surplus_mass + (1.0 - kept)", "surplus_mass"),
     "the last token's chance is 1": ("rest, chance = after, kept", "rest, chance = after, 1.0"),
     "the chance of a token before": ("chance = chance_of(rest.sum(), kept)", "chance = kept"),
     "the first prefix that is taken": ("uniforms[position] < chance:", "uniforms[position] < chance and not best:"),
@@ -224,9 +224,9 @@ def test_a_wrong_rule_is_caught(name: str) -> None:
 def test_a_token_without_probability_is_not_accepted_at_uniform_0() -> None:
     wrong = changed(reference_block, "uniforms[position] < chance", "uniforms[position] <= chance")
     target, draft = np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.5, 0.5]])
-    told = (target, draft, np.array([1]), np.zeros(2))
-    assert reference_block.verify_block(*told).path == []
-    assert wrong(*told).path == [1]
+    arguments = (target, draft, np.array([1]), np.zeros(2))
+    assert reference_block.verify_block(*arguments).path == []
+    assert wrong(*arguments).path == [1]
 
 
 WRONG_IN_TORCH = {
@@ -235,7 +235,7 @@ WRONG_IN_TORCH = {
     "coverage of the last token alone": ("kept[-1] * target[:, place]", "target[:, place]"),
     "a surplus of the whole target": ("kept.unsqueeze(-1) * target_probs - drafted", "target_probs - drafted"),
     "a negative surplus": (".clamp_min(0.0)", ".abs()"),
-    "no share of what is lost": ("surplus + (1.0 - kept)", "surplus + 1.0"),
+    "the lost share is ignored": ("surplus + (1.0 - kept)", "surplus + 1.0"),
     "the share for a chance": ("_chance(surplus.sum(-1), kept)", "kept"),
     "the first prefix": ("(taken * places[1:]).amax(1)", "taken.long().cumprod(1).sum(1)"),
     "the next token from the target": ("torch.where(left.sum(-1, keepdim=True) > 0, left, after)", "after"),

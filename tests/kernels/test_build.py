@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries are compiled once for equal inputs, published whole or not at all, and compilers' errors can be read."""
+"""Libraries are compiled once for equal inputs and published atomically, and compiler errors are readable."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on t
 
 @pytest.fixture
 def sources(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two plugins that are compiled in no time."""
+    """A folder with two plugins that compile quickly."""
     folder = workplace / "plugins"
     for name in ("one", "two"):
         (folder / name).mkdir(parents=True)
@@ -60,7 +60,7 @@ def sources(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the compiler is run on, as it runs."""
+    """The compiler's source files, recorded as it runs."""
     runs: list[str] = []
 
     def run(command: tuple[str, ...], timeout_s: float, go_on=build._run) -> None:
@@ -136,7 +136,7 @@ def test_a_compiler_that_takes_too_long_is_ended_and_leaves_nothing(
     slow.chmod(0o755)
     spec = plan_library()
     spec = replace(spec, toolchain=replace(spec.toolchain, cxx=str(slow)))
-    with pytest.raises(StepTimeout, match="did not end within 0 s"):
+    with pytest.raises(StepTimeout, match="did not finish within 0 s"):
         build_library(spec, timeout_s=0.1)
     assert list_libraries() == []
     assert [path.suffix for path in build._libraries().iterdir()] == [".lock"]
@@ -147,7 +147,7 @@ def test_another_process_is_not_waited_for_without_end(sources: Path) -> None:
     build._libraries().mkdir(parents=True)
     with (
         FileLock(build._libraries() / f"{spec.key}.lock"),
-        pytest.raises(StepTimeout, match="another process has been building it for 0 s"),
+        pytest.raises(StepTimeout, match="another process has been building this library for 0 s"),
     ):
         build_library(spec, timeout_s=0.1)
 
@@ -159,14 +159,14 @@ def test_an_error_is_told_with_its_line_and_leaves_nothing(sources: Path) -> Non
         build_library(plan_library())
     assert raised.value.where == f"{source}:2"
     assert raised.value.message == "'missing' was not declared in this scope\n  2 | int wrong = missing;"
-    assert str(raised.value.hint).startswith("to see all of it, run: ")
+    assert str(raised.value.hint).startswith("for the full output, run: ")
     assert f"-c {source}" in str(raised.value.hint)
     assert list_libraries() == []
     assert [path.suffix for path in build._libraries().iterdir()] == [".lock"]
 
 
 def test_a_warning_stops_nobody(sources: Path) -> None:
-    """Other compilers warn of other things; our own tests compile with -Werror."""
+    """Other compilers have other warnings; our own tests compile with -Werror."""
     (sources / "one" / "cpu.cpp").write_text("static int unused;\n")
     assert build_library(plan_library()).exists()
 
@@ -178,10 +178,10 @@ def test_what_nvcc_says(tmp_path: Path) -> None:
         f'{source}(3): error: identifier "x" is undefined',
         f'{source}(3): error #20-D: identifier "x" is un',
     ):
-        error = build._error_of(("nvcc",), f"warning before\n{output}\nand more\n")
+        error = build._first_error(("nvcc",), f"warning before\n{output}\nand more\n")
         assert error.where == f"{source}:3"
         assert error.message.endswith("\n  3 | wrong")
-    fatal = build._error_of(("nvcc",), "nvcc fatal   : Unsupported gpu architecture 'compute_1'\n")
+    fatal = build._first_error(("nvcc",), "nvcc fatal   : Unsupported gpu architecture 'compute_1'\n")
     assert fatal.message == "nvcc failed:\nnvcc fatal   : Unsupported gpu architecture 'compute_1'"
 
 
@@ -226,27 +226,27 @@ def test_a_damaged_description_is_none(sources: Path) -> None:
 
 
 def test_unknown_plugins(sources: Path) -> None:
-    with pytest.raises(TrtspecError, match="there is no plugin 'tow'; known: one, two") as raised:
+    with pytest.raises(TrtspecError, match="unknown plugin 'tow'; available: one, two") as raised:
         plan_library(("tow",))
     assert raised.value.hint == "did you mean 'two'?"
 
 
 def test_a_plugin_is_named_as_its_folder(sources: Path) -> None:
     (sources / "one" / "plugin.yaml").write_text(MANIFEST.format(name="other"))
-    with pytest.raises(TrtspecError, match="is named 'other', unlike its folder"):
+    with pytest.raises(TrtspecError, match="the name 'other' differs from its folder's"):
         discover_plugins()
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(TrtspecError, match=r"no C\+\+ compiler is on the PATH \(g\+\+ or clang\+\+\)"):
+    with pytest.raises(TrtspecError, match=r"no C\+\+ compiler on the PATH \(g\+\+ or clang\+\+\)"):
         probe_toolchain()
 
 
 def test_without_nvcc(monkeypatch: pytest.MonkeyPatch, sources: Path) -> None:
     monkeypatch.setattr(toolchain, "NVCC", ())
     assert plan_library().toolchain.nvcc_version == ""
-    with pytest.raises(TrtspecError, match="nvcc is not here, so nothing can be compiled for a GPU"):
+    with pytest.raises(TrtspecError, match="nvcc, which compiles for GPUs, was not found"):
         plan_library(architectures=("sm_90a",))
 
 
@@ -256,7 +256,7 @@ def test_unknown_architectures(tmp_path: Path) -> None:
     nvcc.chmod(0o755)
     compilers = Toolchain("x86_64", "g++ 12", "13.0", "g++", str(nvcc))
     compilers.check_architectures(("sm_80", "sm_90a"))
-    with pytest.raises(TrtspecError, match="nvcc does not know 'sm_91'; it knows sm_80, sm_90"):
+    with pytest.raises(TrtspecError, match="nvcc does not support 'sm_91'; supported: sm_80, sm_90"):
         compilers.check_architectures(("sm_91",))
 
 
@@ -292,7 +292,7 @@ def test_the_plugins_that_there_are() -> None:
 
 
 def test_cmake_compiles_the_same() -> None:
-    """CMakeLists.txt names the same sources, and the flags that decide about results."""
+    """CMakeLists.txt has the same sources, and the same flags that affect results."""
     text = (plugins_dir() / "CMakeLists.txt").read_text()
     named = set(re.findall(r"\b[\w/]+/(?:abi\.cpp|no_cuda\.cpp|cpu\.cpp|avx512\.cpp|kernel\.cu)", text))
     paths = [path for plugin in discover_plugins().values() for path in plugin.paths(("sm_80",), "x86_64")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chains in torch: the reference's tokens, for every kind of row."""
+"""Chains in torch have the reference's tokens for every kind of row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, 
 
 
 class Batch:
-    """Random chains of ragged lengths; every third row is greedy, others sample in different ways."""
+    """Random chains of different lengths; every third row is greedy, others use different sampling parameters."""
 
     def __init__(self, seed: int, dtype: torch.dtype, sampled: bool, rows: int = 12, draft_len: int = 4) -> None:
         rng = np.random.default_rng(seed)
@@ -122,7 +122,7 @@ class TestEdges:
         assert rule(p, None, [0], [0.0, 0.0]) == VerifyResult([], 1)
 
     def test_without_residual_mass_the_target_is_sampled(self, rule: Rule) -> None:
-        # as by rounding: a draft that is nowhere below the target
+        # a draft that is nowhere below the target, as can happen by rounding
         p, q = np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]), np.array([[1.0, 1.0, 0.0]])
         assert rule(p, q, [1], [0.5, 0.9]) == VerifyResult([], 1)
 

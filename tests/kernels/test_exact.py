@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numpy oracle passes every check of `exactness`, and what is wrong in an instructive way fails them."""
+"""The numpy reference passes every check of `exactness`, and instructive errors fail them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADER = Path(__file__).parents[2] / "plugins/common/exp2_coefficients.h"
 
 @pytest.fixture(autouse=True)
 def remembered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read equal rows once: the distributions ask for a few of them ten thousand times."""
+    """Cache equal rows: the distributions read a few of them ten thousand times."""
     known: dict[tuple[bytes, np.dtype, RowSampling], Row] = {}
 
     def read(logits: np.ndarray, sampling: RowSampling) -> Row:
@@ -59,7 +59,7 @@ def test_a_tree_of_one_branch_is_a_chain() -> None:
     random_checks.check_a_tree_of_one_branch_is_a_chain(bit_exact.verify_tree, bit_exact.verify_chain)
 
 
-# -- what the checks are worth -----------------------------------------------------------------------------------------
+# -- wrong implementations fail the checks -----------------------------------------------------------------------------
 
 
 def without_residual(row: Row, draft: DraftRow, token: int, uniform: int) -> tuple[np.ndarray | None, int]:
@@ -75,11 +75,11 @@ def without_a_look_at_the_draft_row(row: Row, draft: DraftRow, token: int, unifo
     return RIGHT_TEST(row, replace(draft, usable=True, probs=np.nan_to_num(draft.probs)), token, uniform)
 
 
-def against_the_first_target(left: tree._Left, token: int) -> None:
+def against_the_first_target(left: tree._Residual, token: int) -> None:
     left.open[token] = False
 
 
-def with_replacement(left: tree._Left, token: int) -> None:
+def with_replacement(left: tree._Residual, token: int) -> None:
     RIGHT_REJECT(left, token)
     left.d = 1.0
 
@@ -108,9 +108,9 @@ def by_place_in_the_batch(batch: ChainBatch) -> ExactChainResult:
     return bit_exact.verify_chain(replace(batch, uniforms=batch.uniforms ^ places << np.uint32(29)))
 
 
-RIGHT_TEST, RIGHT_REJECT, RIGHT_TRUNCATE = chain._test, tree._Left.reject, fixed_point.truncate
+RIGHT_TEST, RIGHT_REJECT, RIGHT_TRUNCATE = chain._test, tree._Residual.reject, fixed_point.truncate
 WRONG_PARTS = [
-    (chain, "_test", without_residual, CHAIN_CHECKS, "distribution, sampled, told by probabilities"),
+    (chain, "_test", without_residual, CHAIN_CHECKS, "distribution, sampled, with probabilities"),
     (chain, "_test", without_residual, CHAIN_CHECKS, "distribution, deterministic"),
     (chain, "_test", accepting_on_equality, CHAIN_CHECKS, "deterministic tokens at every edge"),
     (chain, "_test", accepting_on_equality, CHAIN_CHECKS, "weight zero"),
@@ -120,9 +120,9 @@ WRONG_PARTS = [
     (chain, "draw", in_half_precision, CHAIN_CHECKS, "vocabulary of 32000"),
     (fixed_point, "truncate", keeping_equals, CHAIN_CHECKS, "ties"),
     ("trtspec.kernels.bit_exact.batch", "read_row", laundering, CHAIN_CHECKS, "ill rows"),
-    (tree._Left, "reject", against_the_first_target, TREE_CHECKS, "distribution, sampled, told by probabilities"),
-    (tree._Left, "reject", with_replacement, TREE_CHECKS, "distribution, sampled, told by logits"),
-    (tree._Left, "reject", with_replacement, TREE_CHECKS, "siblings at every edge"),
+    (tree._Residual, "reject", against_the_first_target, TREE_CHECKS, "distribution, sampled, with probabilities"),
+    (tree._Residual, "reject", with_replacement, TREE_CHECKS, "distribution, sampled, with logits"),
+    (tree._Residual, "reject", with_replacement, TREE_CHECKS, "siblings at every edge"),
     ("trtspec.kernels.bit_exact.batch", "read_row", laundering, TREE_CHECKS, "ill rows"),
 ]
 
@@ -163,7 +163,7 @@ def test_weights_are_powers_of_two_to_the_last_places_of_a_float() -> None:
 def test_whole_exponents_are_exact_down_to_the_last_weight() -> None:
     t = np.arange(0, -50, -1, dtype=np.float32)
     assert weights_of(t).tolist() == [ONE >> place for place in range(45)] + [0] * 5
-    # so close to a whole number that the fraction rounds to 1
+    # so close to an integer that the fraction rounds to 1
     assert weights_of(np.array([-1e-30, -0.0], dtype=np.float32)).tolist() == [ONE - 2**20, ONE]
     assert weights_of(np.array([-45.00001, -np.inf, np.nan], dtype=np.float32)).tolist() == [0, 0, 0]
 
@@ -172,7 +172,7 @@ def test_whole_exponents_are_exact_down_to_the_last_weight() -> None:
 def test_a_fused_multiply_add_rounds_once() -> None:
     rng = np.random.default_rng(1)
     a, b = ((rng.random(4000) * 2.0 ** rng.integers(-20, 2, 4000)).astype(np.float32) for _ in range(2))
-    # the last ones lie a float64's last place beside the middle of two float32, where rounding twice goes wrong
+    # the last ones differ by one float64 ulp from the middle of two float32, where double rounding fails
     a, b = np.append(a, [2.0**-30, 1 + 2.0**-12]).astype(np.float32), np.append(b, [2.0**-30, 1 + 2.0**-12])
     b = b.astype(np.float32)
     for addend in (np.float32(1.0), np.float32(1 + 2.0**-23), np.float32(-0.25), np.float32(2.0**-24)):
@@ -182,7 +182,7 @@ def test_a_fused_multiply_add_rounds_once() -> None:
 
 
 def nearest_float32(value: Fraction) -> float:
-    """Round an exact number to float32, ties to even, by looking at its neighbours."""
+    """Round an exact number to float32, ties to even, by comparing its neighbours."""
     guess = np.float32(float(value))
     near = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
     return float(min(near, key=lambda x: (abs(Fraction(float(x)) - value), int(x.view(np.uint32)) & 1)))

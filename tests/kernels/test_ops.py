@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators of torch: what the library says, in eager code and in graphs."""
+"""The torch operators return the library's results, in eager code and in graphs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_operator_says_what_the_library_says(library: KernelLibrary, name: st
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("name", CALLS)
 def test_torch_can_trace_an_operator(name: str) -> None:
-    """Its schema, and the shapes that it is said to give, hold."""
+    """The operator's schema and declared output shapes are correct."""
     arrays, how = CALLS[name]()
     torch.library.opcheck(getattr(torch.ops.trtspec, name).default, arrays, how)
 
@@ -82,5 +82,5 @@ def test_a_graph_goes_through_an_operator_in_one_piece() -> None:
 def test_an_operator_without_a_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "_library", None)
     arrays, how = chains()
-    with pytest.raises(TrtspecError, match=r"torch.ops.trtspec has no library yet\nhint: call .*load_ops\(path\)"):
+    with pytest.raises(TrtspecError, match=r"torch.ops.trtspec lacks a library\nhint: call .*load_ops\(path\)"):
         torch.ops.trtspec.verify_chain(*arrays, **how)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of the reference give exactly the target's distribution: every draft and every result is enumerated."""
+"""The reference rules give exactly the target's distribution: every draft and every result is enumerated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCENARIOS = {f"{kind}, {name}": s for kind, of in KINDS.items() for name, s in o
 
 
 def distribution_by(rule: Rule, scenario: Scenario, zeros: bool = False) -> tuple[Array, Table]:
-    """Return the distribution of the text by a rule in place of the scenario's own, and the target."""
+    """Return the distribution of the text with a rule instead of the scenario's own, and the target's."""
     found = [box for case in scenario.cases(0, zeros) for box in boxes(rule, case, scenario.columns)]
     target = scenario.target(0, zeros)
     return text_distribution(found, target), target
@@ -55,7 +55,7 @@ def by_best_match(case: Case, uniforms: Array) -> VerifyResult:
 
 
 def against_the_first_target(case: Case, uniforms: Array) -> VerifyResult:
-    """Test every sibling against the target, not against what the ones before it have left of it."""
+    """Test every sibling against the target instead of the residual after its earlier siblings."""
     node, path, left = 0, [], case.target_probs[0]
     draft, untested = case.draft_probs[0], reference.children(case.parents, 0)
     while untested:
@@ -71,7 +71,7 @@ def against_the_first_target(case: Case, uniforms: Array) -> VerifyResult:
 
 
 def as_if_sampled(case: Case, uniforms: Array) -> VerifyResult:
-    """Test tokens that were chosen as though they had been drawn from the target's own distribution."""
+    """Test deterministic tokens as if they had been sampled from the target's distribution."""
     tree = (case.tokens, case.parents, case.limit, uniforms)
     return reference.verify_sampled(case.target_probs, case.target_probs, *tree)
 
@@ -80,7 +80,7 @@ WRONG = [
     (accepting_all, "chain, sampled"),
     (by_best_match, "chain, sampled"),
     (against_the_first_target, "tree, sampled"),
-    (as_if_sampled, "tree, deterministic, told by zero rows"),
+    (as_if_sampled, "tree, deterministic, with zero rows"),
 ]
 
 
@@ -117,13 +117,13 @@ WRONG_PARTS = [
 def test_a_wrong_part_is_caught(part: str, wrong: Callable, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, part, wrong)
     scenario = SCENARIOS[name]
-    # only where the target has zeros can a token be accepted that it never gives
+    # a token of probability zero can be accepted only if the target has zeros
     assert not is_lossless(*distribution_by(scenario.rule, scenario, zeros=part == "accepts"))
 
 
 @pytest.mark.slow
 def test_drawn_siblings_may_be_verified_as_chosen_ones_at_a_loss_of_acceptance_only() -> None:
-    """The target's token is drawn without a look at the siblings, so where they are from does not matter."""
+    """The target's token is drawn independently of the siblings, so their origin does not matter."""
     scenario = TREES["sampled"]
 
     def as_if_deterministic(case: Case, uniforms: Array) -> VerifyResult:
@@ -138,7 +138,7 @@ def test_drawn_siblings_may_be_verified_as_chosen_ones_at_a_loss_of_acceptance_o
 
 
 def test_a_chain_is_a_tree() -> None:
-    """Not only the distribution: with the same uniforms the recursive rule says what the chain's says."""
+    """Not only the distributions, but also the results for the same uniforms are equal."""
     rng = np.random.default_rng(5)
     for case in CHAINS["sampled"].cases(0, True):
         for uniforms in rng.random((20, 3)):

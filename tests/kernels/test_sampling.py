@@ -59,7 +59,7 @@ def test_rows_that_are_not_cut_are_not_sorted_and_the_others_are_what_they_are_a
 
 
 class TestTheFewMostProbable:
-    """Rows are cut by a look at their FEW largest; where that does not tell, they are sorted, with the same bits."""
+    """Rows are truncated by their FEW largest values; undecided rows are sorted, with the same bits."""
 
     KINDS = ("peaked", "flat", "equal", "coarse")
 

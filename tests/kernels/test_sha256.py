@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled SHA-256 says what hashlib says, of any streams in any pieces."""
+"""The compiled SHA-256 agrees with hashlib, for any streams in any pieces."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_any_pieces_of_any_number_of_streams(code: CompiledSha256, lengths: list
 
 
 def test_every_length_around_blocks(code: CompiledSha256) -> None:
-    """Padding fits behind up to 55 bytes of the last block; lengths are of 64 bits."""
+    """Padding fits after up to 55 bytes of the last block; lengths have 64 bits."""
     data = random_bytes(200)
     for count in range(200):
         digest = code.begin()

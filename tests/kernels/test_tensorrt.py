@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of one layer: what the network is made of, on a machine without TensorRT; a real plan needs a GPU."""
+"""Plans with one layer: the structure of the network, without TensorRT; building a real plan needs a GPU."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_greedy_tree_asks_for_nothing_that_sampling_needs() -> None:
 
 
 class Recorder(ModuleType):
-    """As much of `tensorrt` as a plan is made with; it keeps what it was told, and its tensors are their names."""
+    """The parts of `tensorrt` that a plan uses; it records its calls, and tensors are represented by their names."""
 
     __version__ = "11.1"
     ILogger = type("ILogger", (), {"INTERNAL_ERROR": 0, "ERROR": 1})
@@ -125,8 +125,8 @@ class Recorder(ModuleType):
 
 @pytest.fixture
 def tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Recorder]]:
-    def install(**said: Any) -> Recorder:
-        recorder = Recorder(**said)
+    def install(**options: Any) -> Recorder:
+        recorder = Recorder(**options)
         monkeypatch.setitem(sys.modules, "tensorrt", recorder)
         return recorder
 
@@ -149,13 +149,13 @@ def test_a_plan_s_layer_gets_its_tensors_in_the_plugin_s_order(tensorrt: Callabl
 
 def test_the_library_of_another_major_version_is_told(tensorrt: Callable[..., Recorder]) -> None:
     tensorrt(loads=False)
-    with pytest.raises(TrtspecError, match=r"lib\.so: TensorRT 11\.1 cannot load it\nhint: it is made for one major"):
+    with pytest.raises(TrtspecError, match=r"lib\.so: TensorRT 11\.1 cannot load the library\nhint: build it for this"):
         build_plan(CHAIN, Path("lib.so"), max_batch_size=1)
 
 
 def test_what_the_plugin_refuses_is_told(tensorrt: Callable[..., Recorder]) -> None:
     tensorrt(refusal="field vocab is 0")
-    with pytest.raises(TrtspecError, match="TrtspecVerifyChain: TensorRT builds no plan of it: field vocab is 0"):
+    with pytest.raises(TrtspecError, match="TrtspecVerifyChain: TensorRT cannot build the plan: field vocab is 0"):
         build_plan(CHAIN, Path("lib.so"), max_batch_size=1)
 
 
@@ -166,7 +166,7 @@ def test_without_tensorrt_there_are_no_plans(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def chains(rng: np.random.Generator, batch: int) -> dict[str, np.ndarray]:
-    """What CHAIN's inputs may be; tokens are ids that its draft has."""
+    """Random inputs of CHAIN; tokens are ids of its draft."""
     return {
         "target": rng.normal(0, 1, (batch, 3, 8)).astype(np.float16),
         "tokens": rng.choice([0, 2, 3], (batch, 2)).astype(np.int32),
@@ -201,7 +201,7 @@ def execute(context: Any, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 @pytest.mark.gpu
 def test_a_plan_s_results_are_the_oracle_s() -> None:
-    """Built, serialized, loaded again and run, with batches of other sizes than the largest."""
+    """The plan is built, serialized, loaded and run with batches other than the largest."""
     if importlib.util.find_spec("tensorrt") is None:
         pytest.skip("tensorrt is not installed")
     if not LIBRARY.is_file():

@@ -33,7 +33,7 @@ class TestTree:
         ("choices", "message"),
         [
             ([(0,), (1, 0)], r"choice \(1, 0\) needs \(1,\), which is missing"),
-            ([(0,), (1,), (0,)], r"choice \(0,\) stands twice"),
+            ([(0,), (1,), (0,)], r"duplicate choice \(0,\)"),
             ([(0,), ()], "a choice is empty"),
         ],
     )
@@ -81,7 +81,7 @@ def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, 
 
 
 def test_a_chain_is_a_tree() -> None:
-    """Not only the distribution: with the same uniforms the recursive rule says what the chain's says."""
+    """Not only the distributions, but also the results for the same uniforms are equal."""
     corners = Corners.of(boxes_of(CHAINS["sampled"], 0, True))
     logits, tokens, limits = corners.stack("target_probs"), corners.stack("tokens"), [2] * len(corners.cases)
     as_tree = verify_tree(
@@ -99,7 +99,7 @@ def test_a_chain_is_a_tree() -> None:
 
 
 def random_parents(rng: np.random.Generator, nodes: int) -> np.ndarray:
-    """Return a tree of which about every sixth node is unused."""
+    """Return a tree in which about every sixth node is unused."""
     parents = [-1]
     for node in range(1, nodes):
         used = [other for other in range(node) if other == 0 or parents[other] >= 0]
@@ -108,9 +108,10 @@ def random_parents(rng: np.random.Generator, nodes: int) -> np.ndarray:
 
 
 class Batch:
-    """Random trees, one a row, with ragged limits; every third row is greedy, others sample in different ways.
+    """Random trees, one per row, with different limits; every third row is greedy, others use different parameters.
 
-    Tokens are drawn from about what the target says, without replacement; a greedy row's are told as chosen.
+    Tokens are drawn approximately from the target's distribution, without replacement; a greedy row's are
+    deterministic.
     """
 
     def __init__(self, seed: int, dtype: torch.dtype, sampled: bool, rows: int = 9, nodes: int = 12) -> None:

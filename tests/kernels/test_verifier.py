@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled rules in the place of torch's: the same results, and which of the two an engine gets."""
+"""Compiled rules as a replacement for torch's: equal results, and the choice between them for an engine."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TestChoice:
             chosen = choose_verifier([kernel_library, Path("not looked at")], CPU, torch.float32)
         assert isinstance(chosen, CompiledVerifier)
         assert chosen.library.path == kernel_library
-        assert caplog.messages == [f"drafts are verified by {kernel_library}"]
+        assert caplog.messages == [f"verifying drafts with {kernel_library}"]
 
     def test_a_library_that_cannot_be_loaded_is_passed_over(
         self, kernel_library: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -99,13 +99,13 @@ class TestChoice:
         other = tmp_path / "other.so"
         other.write_text("for another machine")
         assert isinstance(choose_verifier([other, kernel_library], CPU, torch.float32), CompiledVerifier)
-        assert f"drafts are not verified by a compiled library: {other}: cannot be loaded" in caplog.text
+        assert f"not verifying drafts with a compiled library: {other}: cannot be loaded" in caplog.text
 
     def test_a_library_without_a_kernel_is_passed_over(
         self, build_kernels: Callable[..., Path], caplog: pytest.LogCaptureFixture
     ) -> None:
         assert isinstance(choose_verifier([build_kernels("verify_chain")], CPU, torch.float32), TorchVerifier)
-        assert "this library has no trtspec_verify_tree_cpu" in caplog.text
+        assert "the library lacks trtspec_verify_tree_cpu" in caplog.text
 
     def test_who_accepts_blocks_needs_the_kernel_for_them(
         self, build_kernels: Callable[..., Path], caplog: pytest.LogCaptureFixture
@@ -113,17 +113,17 @@ class TestChoice:
         library = build_kernels("verify_chain", "verify_tree")
         assert isinstance(choose_verifier([library], CPU, torch.float32), CompiledVerifier)
         assert isinstance(choose_verifier([library], CPU, torch.float32, block=True), TorchVerifier)
-        assert "this library has no trtspec_verify_block_cpu" in caplog.text
+        assert "the library lacks trtspec_verify_block_cpu" in caplog.text
 
     def test_torch_without_any(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):
             assert isinstance(choose_verifier([], CPU, torch.float32), TorchVerifier)
-        assert caplog.messages == ["drafts are verified in torch"]
+        assert caplog.messages == ["verifying drafts with torch"]
 
     def test_torch_for_float64(self, kernel_library: Path, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):
             assert isinstance(choose_verifier([kernel_library], CPU, torch.float64), TorchVerifier)
-        assert "the model computes in float64" in caplog.text
+        assert "do not support float64" in caplog.text
 
     def test_an_artifacts_own_libraries_come_first(
         self, kernel_library: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch

@@ -174,7 +174,7 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
     "another shape": (
         lambda: without() | {"fc.weight": torch.zeros(4, 4)},
         {},
-        ": 1 tensor does not add up:\n  fc.weight: [4, 4] in model.safetensors, but config.json makes it [32, 64]",
+        ": 1 tensor does not add up:\n  fc.weight: [4, 4] in model.safetensors, but [32, 64] according to config.json",
     ),
     "several layers": (
         lambda: without() | {"layers.1.mlp.up_proj.weight": torch.zeros(4)},

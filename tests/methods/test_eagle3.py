@@ -289,12 +289,12 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     "another number of hidden states": (
         without(),
         {"eagle_config": {AUX: [0, 6]}},
-        ": 1 tensor does not add up:\n  fc.weight: [32, 96] in model.safetensors, but config.json makes it [32, 64]",
+        ": 1 tensor does not add up:\n  fc.weight: [32, 96] in model.safetensors, but [32, 64] according to config.",
     ),
     "ids that are no integers": (
         with_others(d2t=torch.zeros(40)),
         {},
-        ": 1 tensor does not add up:\n  d2t: dtype F32 in model.safetensors, only I64 can be converted",
+        ": 1 tensor does not add up:\n  d2t: dtype F32 in model.safetensors; supported: I64",
     ),
 }
 

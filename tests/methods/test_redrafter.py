@@ -162,7 +162,7 @@ BAD: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], dict[str, Any]
     "another exit_dim": (
         lambda tensors: None,
         {"exit_dim": 40},
-        ": 7 tensors do not add up:\n  input_proj.bias: [48] in model.safetensors, but config.json makes it [40]",
+        ": 7 tensors do not add up:\n  input_proj.bias: [48] in model.safetensors, but [40] according to config.json",
     ),
     "no first layer": (
         lambda tensors: [tensors.pop(f"input_proj.{kind}") for kind in ("weight", "bias")],

@@ -56,7 +56,7 @@ def test_what_computes_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/g++" if name == "g++" else None)
     assert found() == "numpy, until /bin/g++ compiles them, for the first large one"
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert found() == "numpy, which is slower: no C++ compiler is on the PATH (g++ or clang++)"
+    assert found() == "numpy, which is slower: no C++ compiler on the PATH (g++ or clang++)"
     monkeypatch.setattr(build, "find_libraries", lambda names=(): [Path("there.so")] if "quantize" in names else [])
     assert found() == "there.so"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random batches of any vocabulary and dtype, with all that a kernel may do differently from the oracle in them.
+"""Random batches of any vocabulary and dtype that cover the differences between a kernel and the reference.
 
-Rows have ties and masked ids, uniforms stand at their limits too, lengths are ragged, requests sample in all ways, and
-drafts have a smaller vocabulary where `reduced`.
+Rows have ties and masked ids, uniforms include their limits, lengths vary, requests use all kinds of sampling, and
+drafts have a smaller vocabulary with `reduced`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SAMPLING = [
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a batch is, of which dtype its logits are, and what drafted."""
+    """The size of a batch, the dtype of its logits, and the kind of draft."""
 
     vocab: int
     dtype: str = "float32"
@@ -51,7 +51,7 @@ class Shape:
 
 
 def random_chains(shape: Shape) -> ChainBatch:
-    """Return chains of which the target takes more or fewer tokens."""
+    """Return chains with different numbers of accepted tokens."""
     rng = np.random.default_rng(shape.seed)
     target = _logits(rng, shape, shape.draft_len + 1)
     likely = np.argsort(target[:, :-1], axis=-1)[..., ::-1]
@@ -67,7 +67,7 @@ def random_chains(shape: Shape) -> ChainBatch:
 
 
 def random_trees(shape: Shape, mode: Mode, nodes: int = 9) -> TreeBatch:
-    """Return trees of random forms; children have likely tokens after their parents, now and then the same."""
+    """Return trees of random shapes; children have probable tokens after their parents, sometimes equal ones."""
     rng = np.random.default_rng(shape.seed)
     target = _logits(rng, shape, nodes)
     parents = np.array([[-1, *(int(rng.integers(0, node) ** 0.7) for node in range(1, nodes))]] * shape.requests)
@@ -87,7 +87,7 @@ def random_trees(shape: Shape, mode: Mode, nodes: int = 9) -> TreeBatch:
 
 
 def assert_equal(got: ExactChainResult | ExactTreeResult, expected: ExactChainResult | ExactTreeResult) -> None:
-    """Compare all ids, to the last."""
+    """Compare all ids."""
     for field in fields(expected):
         ours, theirs = getattr(got, field.name), getattr(expected, field.name)
         assert ours.tolist() == theirs.tolist(), field.name
@@ -129,7 +129,7 @@ def _sampling(requests: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _draft(rng: np.random.Generator, shape: Shape, target: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return a draft that is near the target, for all ids or for about a third of them."""
+    """Return a draft close to the target, for all ids or for about a third of them."""
     if shape.draft == "deterministic":
         return {}
     logits = np.where(np.isinf(target), 0, target) + rng.normal(size=target.shape).astype(np.float32)

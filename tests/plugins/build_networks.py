@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds networks of one verification layer with real TensorRT-RTX, through ONNX; runs in TensorRT-RTX's environment.
+"""Build networks of one verification layer with real TensorRT-RTX, through ONNX; runs in TensorRT-RTX's environment.
 
     python build_networks.py LIBRARY < networks.json
 
@@ -62,7 +62,7 @@ def onnx_model(network: dict[str, Any]) -> bytes:
 
 
 def build(network: dict[str, Any], logger: Errors) -> dict[str, Any]:
-    """Return what TensorRT makes of a network."""
+    """Return TensorRT's result for a network."""
     logger.messages.clear()
     builder = trt.Builder(logger)
     definition = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

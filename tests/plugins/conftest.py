@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library that tests of compiled kernels share."""
+"""The library shared by tests of compiled kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATHS = Plugin.paths
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder: they compile."""
+    """Mark all tests of this folder as slow, because they compile."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker("slow")
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", params=["this processor", "any processor"])
 def cpu_library(request: pytest.FixtureRequest, build_kernels: Callable[..., Path]) -> KernelLibrary:
-    """All plugins, compiled for CPUs: with what is chosen for this processor, and without."""
+    """All plugins, compiled for CPUs, with and without code for this processor."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "any processor":
             patch.setattr(Plugin, "paths", lambda plugin, architectures, _: PATHS(plugin, architectures, ""))

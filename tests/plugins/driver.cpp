@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls the C interface on random batches, every array in memory of exactly its size, so that sanitizers see each step
-// beside it; says so where another number of threads gives another result, and prints a digest of all results, which is
-// that of every other build.
+// Calls the C interface on random batches, with every array in memory of exactly its size, so that sanitizers detect
+// out-of-bounds accesses. Reports results that depend on the number of threads, and prints a digest of all results, which
+// must be equal for all builds.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -21,12 +21,12 @@ std::mt19937_64 generator(1);
 
 int32_t below(int32_t end) { return static_cast<int32_t>(generator() % static_cast<uint64_t>(end)); }
 
-/// Within 8 on either side, exactly the same on all machines.
+/// Within [-8, 8], and exactly the same on all machines.
 float random_logit() { return static_cast<float>(below(1 << 20)) / 65536.0f - 8.0f; }
 
 uint64_t digest = 14695981039346656037u;
 
-/// FNV-1a, by 32 bits.
+/// FNV-1a over 32-bit words.
 template <class T>
 void add_to_digest(const std::vector<T>& results) {
     for (const T result : results) {
@@ -41,7 +41,7 @@ void require(bool holds, const char* what) {
     }
 }
 
-/// A vector's elements in memory of their own, of which not a byte more is there.
+/// A copy of a vector's elements in memory of exactly their size.
 template <class T>
 class Exact {
 public:
@@ -54,7 +54,7 @@ private:
     std::unique_ptr<T[]> data_;
 };
 
-/// Bits of any kind: in half precision NaN, infinities and subnormal numbers are among them.
+/// Random bits, including NaN, infinities and subnormal numbers in half precision.
 std::vector<uint16_t> random_bits(size_t count) {
     std::vector<uint16_t> bits(count);
     for (auto& each : bits) {
@@ -88,7 +88,7 @@ Ints random_ints(size_t count, int32_t from, int32_t end) {
     return ints;
 }
 
-/// A batch of `rows` rows a request, with all that chains and trees have in common.
+/// A batch of `rows` rows per request, with the common inputs of chains and trees.
 struct Batch {
     int32_t size = 1 + below(4);
     int32_t rows = 1 + below(9);
@@ -218,7 +218,7 @@ void compact_random_cache() {
     require(trtspec_compact_kv_cpu(&args, 2) == TRTSPEC_OK, "compact_kv refuses a cache");
 }
 
-/// Quantizes weights of any bits, of which some are NaN, infinite and subnormal; no address is aligned.
+/// Quantizes random bits, including NaN, infinities and subnormal numbers, at unaligned addresses.
 void quantize_random_matrix() {
     const size_t rows = static_cast<size_t>(below(4)), columns = static_cast<size_t>(below(200)), count = rows * columns;
     const int32_t dtype = TRTSPEC_FLOAT32 + below(3);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""driver.cpp as a program, made by different compilers for different processors."""
+"""driver.cpp compiled as a program by different compilers for different processors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRIVER = Path(__file__).with_name("driver.cpp")
 
 
 def compile_driver(compiler: str, folder: Path, *flags: str, more: Sequence[str] = ()) -> Path:
-    """Return the program, made of the sources for every processor, and `more` objects."""
+    """Return the program, compiled from the sources for every processor, and `more` objects."""
     plugins = discover_plugins().values()
     sources = [*COMMON_SOURCES, *WITHOUT_CUDA, *(path for plugin in plugins for path in plugin.paths((), ""))]
     run_compiler(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels as a GPU would run them, on emulated machines: the library's C interface with `*_cpu` in the place of
-// `*_cuda`. Launches are planned as for a real GPU, whose limits the test sets.
+// The GPU kernels on emulated machines, with the library's C interface, but `*_cpu` instead of `*_cuda`. Launches are
+// planned as for a real GPU, whose limits the test sets.
 
 #include <algorithm>
 #include <cstdint>
@@ -92,13 +92,13 @@ void compact_in_units(const trtspec_compact_args& args) {
 
 }  // namespace
 
-/// From now on the machine is one with these limits, and its threads run in the order of this seed.
+/// Sets the limits of the machine, and the seed of the order of its threads.
 extern "C" void emulate(int major, int shared_bytes, uint64_t order) {
     limits = DeviceLimits{major, shared_bytes};
     seed = order;
 }
 
-/// How the last verification was launched: blocks and threads of a team, and rows in shared memory.
+/// The last launch: blocks and threads of a team, and rows in shared memory.
 extern "C" void last_launch(int* blocks, int* threads, int* slots) {
     *blocks = last_plan.blocks;
     *threads = last_plan.threads;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of threads on the host: the machine under `ThreadTeam` (plugins/common/thread_team.h), without a GPU.
+// Blocks of threads on the host: the machine of `ThreadTeam` (plugins/common/thread_team.h), without a GPU.
 //
-// Each thread is a fiber that runs until it waits for others; which warp runs next, and as far as it comes, is drawn from
-// a seed, so what depends on an order that no barrier makes comes out differently with another seed. Asynchronous copies happen as late as they may.
-// Shared memory is filled with rubbish before a kernel starts. Where threads wait for each other for ever, `run` throws.
+// Each thread is a fiber that runs until it waits for others. The next warp, and how far it runs, are drawn with a seed,
+// so that code that depends on an order without a barrier has different results with another seed. Asynchronous copies
+// happen as late as possible. Shared memory is filled with garbage before a kernel starts. `run` throws on a deadlock.
 #pragma once
 
 #include <csetjmp>
@@ -33,7 +33,7 @@ struct Meeting {
     uint64_t generation = 0;
 };
 
-/// `context` starts it; between fibers that run, jumps do, which need no system call.
+/// `context` starts it; later switches between running fibers are jumps, which avoid system calls.
 struct Fiber {
     ucontext_t context;
     std::jmp_buf place;
@@ -130,7 +130,7 @@ private:
         return ready;
     }
 
-    /// Runs a warp as far as it comes without others: whoever is last at a barrier then finds the first far ahead.
+    /// Runs a warp as far as possible without others, so that the first warp at a barrier gets far ahead of the last.
     void run_warp(size_t begin) {
         std::vector<size_t> ready;
         while (!(ready = ready_among(begin, begin + trtspec::kWarp)).empty()) {
@@ -190,7 +190,7 @@ private:
     std::vector<unsigned char*> shared_;
 };
 
-/// One thread's view of the machine, with the operations that `CudaBlock` has.
+/// One thread's view of the machine, with the operations of `CudaBlock`.
 class EmulatedBlock {
 public:
     EmulatedBlock(Machine& machine, int rank, int thread) : machine_(machine), rank_(rank), thread_(thread) {}
@@ -250,7 +250,7 @@ public:
     void add(uint64_t* counter, uint64_t value) { *counter += value; }
 
 private:
-    /// Shows the warp a value, and returns those of its lanes.
+    /// Sends a value to the warp, and returns the values of all lanes.
     const uint64_t* post(uint64_t value) {
         parity_ ^= 1;
         const int index = rank_ * threads() + thread_;
@@ -262,7 +262,7 @@ private:
 
     static trtspec::Vector load(const void* from) {
         if (reinterpret_cast<uintptr_t>(from) % trtspec::kVectorBytes != 0) {
-            std::abort();  // as the GPU would
+            std::abort();  // like the GPU
         }
         trtspec::Vector vector;
         std::memcpy(&vector, from, sizeof(vector));

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles what the GPU's threads run for an emulated machine, so that it is tested where no GPU is."""
+"""Compile the code of the GPU's threads for an emulated machine, to test it without a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests._support.compiled import compile_once
 
 HERE = Path(__file__).parent
 PLUGINS = HERE.parents[1] / "plugins"
-# a fiber jumps between stacks, which fortified sources take for an error
+# a fiber switches stacks, which fortified sources report as an error
 FLAGS = (
     "-std=c++17",
     "-O2",
@@ -28,7 +28,7 @@ FLAGS = (
 
 
 def compile_emulated(out: Path, *sources: Path, first_includes: Sequence[Path] = ()) -> Path:
-    """Return the library made of some sources, with headers of some folders before ours; skips without a compiler."""
+    """Return the library of some sources, compiled with extra headers first; skip without a compiler."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ on the PATH")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches through TensorRT's plugins, compared with the numpy oracle, on the host or on a GPU."""
+"""Launches of TensorRT's plugins, compared with the numpy reference, on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def as_int32(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def bfloat16_bits(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values cut down to bfloat16: as float32, and as the bits alone."""
+    """Return values truncated to bfloat16, as float32 and as bits."""
     cut = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
     return cut.view(np.float32), (cut >> np.uint32(16)).astype(np.uint16)
 
@@ -75,7 +75,7 @@ def check_chain(driver: Driver, draft: DraftKind | None, dtype: str) -> None:
 
 
 def check_greedy_bfloat16_chain(driver: Driver) -> None:
-    """Compare a greedy chain of bfloat16 logits, which numpy has no type for."""
+    """Compare a greedy chain of bfloat16 logits, a type that numpy lacks."""
     rng = np.random.default_rng(5)
     values, bits = bfloat16_bits(rng.normal(0, 3, (3, 3, 11)))
     tokens = values.argmax(-1)[:, :2].astype(np.int32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled library as the implementations that `tests.kernels.exactness` checks, on the host or on a GPU."""
+"""A compiled library as an implementation for `tests.kernels.exactness`, on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trtspec.kernels.bit_exact.batch import Batch
 
 @dataclass(frozen=True)
 class Rules:
-    """What a library says of chains and trees.
+    """The results of a library for chains and trees.
 
     Args:
-        library: that is asked.
-        device: where arrays are brought.
-        dtype: of logits, which have to be exact in it; None for what they are.
-        padding: entries behind each row of logits, NaN, so that rows begin anywhere and reading further is seen.
+        library: the library.
+        device: the device of the arrays.
+        dtype: the dtype of logits, which must represent them exactly, or None to keep their dtype.
+        padding: NaN entries after each row of logits, so that rows have any alignment and overruns are detected.
     """
 
     library: KernelLibrary
@@ -40,7 +40,7 @@ class Rules:
         return ExactChainResult(*map(_to_numpy, found))
 
     def arguments_of(self, batch: ChainBatch) -> dict[str, Any]:
-        """Return what the library's own function is called with for chains."""
+        """Return the arguments of the library's function for chains."""
         return {**self._arrays(batch, "lengths"), "draft_kind": int(batch.draft_kind)}
 
     def tree(self, batch: TreeBatch) -> ExactTreeResult:
@@ -65,7 +65,7 @@ class Rules:
         return array if self.device == "cpu" else torch.from_numpy(array).to(self.device)
 
     def _place_logits(self, array: np.ndarray[Any, Any]) -> Any:
-        """Return logits where, and in the dtype, that the library is given them."""
+        """Return logits on the device, with the dtype and padding for the library."""
         if self.dtype is None and self.padding == 0:
             return array if self.device == "cpu" else self._place(np.ascontiguousarray(array))
         tensor = torch.from_numpy(np.ascontiguousarray(array))

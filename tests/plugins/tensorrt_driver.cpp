@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for TensorRT in front of its plugins: asks what TensorRT asks, on a machine that has only its headers.
-// Where a plugin would launch on a GPU, the C++ library computes in this process: tensors are plain host memory.
+// Replaces TensorRT for its plugins: makes TensorRT's calls on a machine that has only its headers. Instead of a launch
+// on a GPU, the C++ library computes in this process, with tensors in host memory.
 //
-// Tensors are handed over as text: "float32[2,4,7] int32[2,3] ..."; an extent that is a letter is one that the network
-// does not know. Answers are text too, which stays valid until the next call; null is a refusal, told by `message`.
+// Tensors are passed as text: "float32[2,4,7] int32[2,3] ..."; a letter stands for an extent unknown to the network.
+// Results are text too, which is valid until the next call; null is a rejection, with its reason in `message`.
 #include <NvInferRuntime.h>
 
 #include <cstdlib>
@@ -24,8 +24,8 @@ using namespace nvinfer1;
 EXPORT void setLoggerFinder(ILoggerFinder* finder);
 EXPORT IPluginCreatorInterface* const* getCreators(int32_t& count);
 
-#ifndef TRTSPEC_WITH_CUDA  // with it, the driver is linked with a library that has CUDA's kernels
-// Linked with --wrap: what the plugins call is this.
+#ifndef TRTSPEC_WITH_CUDA  // if defined, the driver is linked with a library with CUDA kernels
+// Linked with --wrap: the plugins call these functions.
 #define WRAPPED(name) EXPORT __typeof__(trtspec_##name) __wrap_trtspec_##name;
 
 WRAPPED(verify_chain_cuda)
@@ -40,7 +40,7 @@ int __wrap_trtspec_verify_tree_cuda(const trtspec_tree_args* args, void*) {
     return trtspec_verify_tree_cpu(args, 1);
 }
 
-// As much as the sizes ask for, so that a plugin that mixes them up is seen.
+// A function of the sizes, to detect a plugin that confuses them.
 uint64_t __wrap_trtspec_verify_chain_workspace(const trtspec_chain_args* args) {
     return 100 * args->batch + 10 * args->draft_len + args->target.dtype;
 }
@@ -201,7 +201,7 @@ std::string text_of(const PluginFieldCollection& fields) {
 
 EXPORT const char* message() { return said.c_str(); }
 
-/// A plugin with fields such as "vocab=7 alpha=0.5": int32 where the value has no point, else float32.
+/// A plugin with fields such as "vocab=7 alpha=0.5": int32 without a decimal point, else float32.
 EXPORT void* create(const char* name, const char* fields) {
     setLoggerFinder(&finder);
     std::deque<std::string> names;
@@ -229,7 +229,7 @@ EXPORT void destroy(void* plugin) { delete plugin_of(plugin); }
 
 EXPORT void* cloned(void* plugin) { return plugin_of(plugin)->clone(); }
 
-/// A plugin as an execution gets it from a plan: from the fields that another one leaves there.
+/// A plugin created from the serialized fields of another one, as in the execution of a plan.
 EXPORT void* from_plan(void* plugin) {
     const auto& core = *static_cast<IPluginV3OneCore*>(plugin_of(plugin)->getCapabilityInterface(
         PluginCapabilityType::kCORE));
@@ -239,7 +239,7 @@ EXPORT void* from_plan(void* plugin) {
     return runtime_of(loaded.get()).attachToContext(nullptr);
 }
 
-/// What the plugin leaves in a plan.
+/// The plugin's serialized fields in a plan.
 EXPORT const char* kept_fields(void* plugin) { return answered(text_of(*runtime_of(plugin).getFieldsToSerialize())); }
 
 EXPORT const char* known_fields(const char* name) { return answered(text_of(*creator_named(name)->getFieldNames())); }
@@ -258,8 +258,8 @@ EXPORT const char* tensor_names(void* plugin) {
     return answered(names);
 }
 
-/// Whether the tensor at `position` of `tensors`, of which the last `outputs` are outputs, will do; `linear` 0 asks for
-/// another format.
+/// Whether the plugin supports the tensor at `position` of `tensors`, the last `outputs` of which are outputs; `linear` 0
+/// queries another format.
 EXPORT int supported(void* plugin, int position, const char* tensors, int outputs, int linear) {
     std::vector<DynamicPluginTensorDesc> all = dynamic_of(tensors);
     all[position].desc.format = linear ? TensorFormat::kLINEAR : TensorFormat::kCHW32;
@@ -309,7 +309,7 @@ EXPORT uint64_t workspace(void* plugin, const char* inputs) {
     return build_of(plugin).getWorkspaceSize(all.data(), static_cast<int32_t>(all.size()), nullptr, 0);
 }
 
-/// Pointers are of the memory that the library computes in: the host's here, the device's with its CUDA kernels.
+/// Pointers refer to the memory of the computation: host memory here, device memory with CUDA kernels.
 EXPORT int launch(void* plugin, const char* inputs, const void* const* data, void* const* outputs, void* space) {
     const auto all = concrete_of(inputs);
     IPluginV3OneRuntime& runtime = runtime_of(plugin);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin library for tests: tensorrt_driver.cpp and plugins/tensorrt compiled for the host, and called from here.
+"""The test driver of the plugin library: tensorrt_driver.cpp and plugins/tensorrt compiled for the host, with bindings.
 
-NVIDIA's headers are used where TENSORRT_ROOT is set, the declarations in tests/plugins/declared elsewhere.
+Uses NVIDIA's headers if TENSORRT_ROOT is set, else the declarations in tests/plugins/declared.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ CUDA_SOURCES = ("tensorrt/*.cpp", "verify_*/tensorrt.cpp")
 STRICT = ("-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-Wl,--no-undefined")
 WRAPPED = ("verify_chain_cuda", "verify_tree_cuda", "verify_chain_workspace", "verify_tree_workspace")
 DECLARED = Path(__file__).with_name("declared")
-NEWEST = 11  # major version of TensorRT's interface that is declared
+NEWEST = 11  # major version of the declared interface
 
 
 def find_includes(major: int) -> list[str]:
-    """Return the compiler's options for TensorRT's and CUDA's headers; skips where NVIDIA's are of another major."""
+    """Return the compiler's options for TensorRT's and CUDA's headers; skip if NVIDIA's have another major version."""
     if "TENSORRT_ROOT" not in os.environ:
         return [f"-isystem{DECLARED}", f"-DNV_TENSORRT_MAJOR={major}"]
     root = Path(os.environ["TENSORRT_ROOT"]) / "include"
     version = (root / "NvInferVersion.h").read_text()
     found = re.search(r"define (?:NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) +(\d+)", version)
     if found is None or int(found[1]) != major:
-        pytest.skip(f"TENSORRT_ROOT has no headers of TensorRT {major}")
+        pytest.skip(f"TENSORRT_ROOT lacks the headers of TensorRT {major}")
     nvcc = shutil.which("nvcc")
     folders = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
     folders += [Path(nvcc).resolve().parents[1] / "include"] if nvcc else []
@@ -48,7 +48,7 @@ def find_includes(major: int) -> list[str]:
 
 
 def compile_driver(out: Path, major: int = NEWEST) -> Path:
-    """Return the driver as a shared library below `out`; skips where a compiler or headers are missing."""
+    """Return the driver as a shared library below `out`; skip if a compiler or headers are missing."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not on PATH")
@@ -62,7 +62,7 @@ def compile_driver(out: Path, major: int = NEWEST) -> Path:
 
 
 def compile_cuda_driver(out: Path, kernels: Path) -> Path:
-    """Return the driver below `out`, linked with a library of CUDA's kernels; skips where g++ is missing."""
+    """Return the driver below `out`, linked with a library of CUDA's kernels; skip if g++ is missing."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not on PATH")
@@ -76,10 +76,10 @@ def compile_cuda_driver(out: Path, kernels: Path) -> Path:
 
 
 class HostMemory:
-    """Arrays as the host has them."""
+    """Arrays in host memory."""
 
     def pointers(self, arrays: Sequence[np.ndarray]) -> Any:
-        """Return the arrays' addresses, to be read and written."""
+        """Return the arrays' addresses, for reading and writing."""
         return _addresses([array.ctypes.data for array in arrays])
 
     def allocate(self, size: int) -> int:
@@ -88,11 +88,11 @@ class HostMemory:
         return int(self._space.ctypes.data)
 
     def finish(self) -> None:
-        """Return when the arrays hold what was written."""
+        """Return when the arrays have the results."""
 
 
 class CudaMemory:
-    """Copies of arrays on a GPU, copied back by `finish`."""
+    """Copies of arrays on a GPU; `finish` copies them back."""
 
     def __init__(self) -> None:
         self._copies: list[tuple[np.ndarray, Any]] = []
@@ -122,7 +122,7 @@ class CudaMemory:
 
 
 class Driver:
-    """The compiled driver; `message` is the last message to TensorRT's logger, `memory` where launches compute."""
+    """The compiled driver; `message` is the last message to TensorRT's logger, `memory` the memory of launches."""
 
     def __init__(self, library: Path, memory: type[HostMemory] | type[CudaMemory] = HostMemory) -> None:
         self.memory = memory
@@ -134,15 +134,15 @@ class Driver:
         self._library.workspace.restype = ctypes.c_uint64
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the driver; texts go and come as str, handles come from `create`."""
+        """Call a function of the driver; texts are str, handles come from `create`."""
         answer = getattr(self._library, name)(*map(_passed, arguments))
         return answer.decode() if isinstance(answer, bytes) else answer
 
     @property
     def message(self) -> str:
-        said = self.call("message")
-        assert isinstance(said, str)
-        return said
+        text = self.call("message")
+        assert isinstance(text, str)
+        return text
 
     def create(self, plugin: str, fields: str) -> Plugin | None:
         handle = self.call("create", plugin, fields)
@@ -150,7 +150,7 @@ class Driver:
 
 
 class Plugin:
-    """One plugin of the driver's."""
+    """One plugin of the driver."""
 
     def __init__(self, driver: Driver, handle: int) -> None:
         self._driver = driver
@@ -163,11 +163,11 @@ class Plugin:
         return self._driver.call(name, self._handle, *arguments)
 
     def again(self, name: str) -> Plugin:
-        """Return what `cloned` or `from_plan` makes of it."""
+        """Return the plugin after `cloned` or `from_plan`."""
         return Plugin(self._driver, self.call(name))
 
     def launch(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], types: str | None = None) -> int:
-        """Let it compute; inputs are described by their own types, or by `types` where numpy lacks one."""
+        """Run the plugin; inputs are described by their own types, or by `types` if numpy lacks one."""
         described = types or " ".join(f"{array.dtype}[{','.join(map(str, array.shape))}]" for array in inputs)
         memory = self._driver.memory()
         space = ctypes.c_void_p(memory.allocate(self.call("workspace", described)))

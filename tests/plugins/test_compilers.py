@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every compiler and every processor that is at hand gives the same results, bit for bit."""
+"""All available compilers and processors give the same results, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def tool(name: str) -> str:
-    """Return a program's path; where it is not installed the test is skipped."""
+    """Return a program's path; skip the test if it is not installed."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"no {name} on the PATH")
@@ -26,24 +26,24 @@ def tool(name: str) -> str:
 
 
 def needs(flag: str) -> None:
-    """Skip the test on a processor that lacks something."""
+    """Skip the test on a processor that lacks a feature."""
     if flag not in CPU_INFO.read_text().split():
-        pytest.skip(f"this processor has no {flag}")
+        pytest.skip(f"this processor lacks {flag}")
 
 
-def said(driver: Path, *runner: str) -> str:
+def driver_output(driver: Path, *runner: str) -> str:
     return subprocess.run([*runner, driver], capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return what the driver says without any of the processor's own instructions."""
-    return said(compile_driver(tool("g++"), tmp_path_factory.mktemp("plain")))
+    """Return the driver's results without processor-specific instructions."""
+    return driver_output(compile_driver(tool("g++"), tmp_path_factory.mktemp("plain")))
 
 
 def test_avx2(tmp_path: Path, expected: str) -> None:
     needs("avx2")
-    assert said(compile_driver(tool("g++"), tmp_path, *X86_FLAGS)) == expected
+    assert driver_output(compile_driver(tool("g++"), tmp_path, *X86_FLAGS)) == expected
 
 
 def test_avx512(tmp_path: Path, expected: str) -> None:
@@ -53,16 +53,16 @@ def test_avx512(tmp_path: Path, expected: str) -> None:
         objects.append(f"{kernel}.o")
         source = plugins_dir() / kernel / "avx512.cpp"
         run_compiler(tool("g++"), tmp_path, *AVX512_FLAGS, "-c", source, "-o", objects[-1])
-    assert said(compile_driver(tool("g++"), tmp_path, *X86_FLAGS, more=objects)) == expected
+    assert driver_output(compile_driver(tool("g++"), tmp_path, *X86_FLAGS, more=objects)) == expected
 
 
 @pytest.mark.parametrize("flags", [(), X86_FLAGS], ids=["any processor", "AVX2"])
 def test_clang(tmp_path: Path, expected: str, flags: Sequence[str]) -> None:
     needs("avx2")
-    assert said(compile_driver(tool("clang++"), tmp_path, *flags)) == expected
+    assert driver_output(compile_driver(tool("clang++"), tmp_path, *flags)) == expected
 
 
 def test_arm(tmp_path: Path, expected: str) -> None:
-    """In an emulator: a cross compiler and its libraries are asked for, and no such machine."""
+    """In an emulator: requires only a cross compiler and its libraries."""
     emulator, compiler = tool("qemu-aarch64"), tool("aarch64-linux-gnu-g++")
-    assert said(compile_driver(compiler, tmp_path, "-static"), emulator) == expected
+    assert driver_output(compile_driver(compiler, tmp_path, "-static"), emulator) == expected

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library on a CPU: held to the rules, equal to the oracle in all ids, whatever the threads and the layout."""
+"""The library on a CPU passes the checks, and its ids equal the reference's for all thread counts and layouts."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def compact(library: KernelLibrary, cache: Any, **more: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint8])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_compact_rows(cpu_library: KernelLibrary, dtype: type, threads: int) -> None:
-    """[layers, keys and values, heads, rows, slots, values], as they lie, and with heads within slots."""
+    """[layers, keys and values, heads, rows, slots, values], in this order, and with heads within slots."""
     rng = np.random.default_rng(0)
     for order in ((0, 1, 2, 3, 4, 5), (0, 3, 1, 4, 2, 5)):
         shape = np.array((2, 2, 3, 4, 16, 5))[list(order)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library on a GPU: held to the rules that the host's is, equal to the oracle in all ids, and clean."""
+"""The library on a GPU passes the host's checks, returns the reference's ids, without memory errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPES = [
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    """All plugins, compiled for this GPU, or the library that is named as such."""
+    """All plugins, compiled for this GPU, or the library in TRTSPEC_TEST_LIBRARY."""
     given = Path(os.environ.get("TRTSPEC_TEST_LIBRARY", ""))
     if given.is_file():
         return load_library(given)
@@ -85,7 +85,7 @@ def test_trees_say_what_numpy_says(library: KernelLibrary, vocab: int, dtype: st
 
 
 def test_a_thousand_runs_are_one(library: KernelLibrary) -> None:
-    """Blocks and warps come in another order each time."""
+    """Blocks and warps run in a different order each time."""
     batch = random_chains(Shape(128256, "float16", "logits", requests=33))
     rules = Rules(library, "cuda", torch.float16)
     arguments = rules.arguments_of(batch)
@@ -142,9 +142,9 @@ def test_the_sanitizer_finds_nothing(library: KernelLibrary, tmp_path: Path, too
         pytest.skip("no compute-sanitizer on the PATH")
     script = tmp_path / "run.py"
     script.write_text(SANITIZED)
-    # only accesses are looked for: torch asks CUDA things that may well be refused
+    # only memory accesses are checked: torch makes CUDA calls that may fail legitimately
     options = ["--tool", tool, "--error-exitcode", "9", "--report-api-errors", "no"]
-    # what other kernels wrote, initcheck has to see
+    # initcheck must also observe the writes of other kernels
     chosen = [] if tool == "initcheck" else ["--kernel-name", "kernel_substring=verify_kernel"]
     command = [sanitizer, *options, *chosen, sys.executable, str(script), str(library.path)]
     root = Path(__file__).parents[2]
@@ -156,6 +156,6 @@ def test_the_sanitizer_finds_nothing(library: KernelLibrary, tmp_path: Path, too
 
 
 def _environment(root: Path) -> dict[str, str]:
-    """Return an environment in which the tests can be imported, and torch gives each tensor memory of its own."""
+    """Return an environment that can import the tests and in which torch allocates each tensor separately."""
     paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": paths, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}

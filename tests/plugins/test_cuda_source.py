@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvcc compiles the kernels without a warning, and nothing of them rounds otherwise than the host."""
+"""nvcc compiles the kernels without warnings and without instructions that round differently from the host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trtspec.kernels.toolchain import probe_toolchain
 
 ARCHITECTURE = "sm_90a"
 STRICT = ("-Werror=all-warnings", "-Xcompiler=-Werror")
-# instructions that are not IEEE's, and what only a contraction makes: no source of ours fuses doubles
+# non-IEEE instructions, and instructions from contraction only: the sources do not fuse doubles
 INEXACT = re.compile(r"\.approx|\.ftz|\bex2\.|\blg2\.|\bfma\.rn\.f64|\bmad\.[a-z.]*f(32|64)")
 
 
 @pytest.fixture(scope="module")
 def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the front end makes of each kernel, by its folder; with the flags of a build."""
+    """The PTX of each kernel, by its folder, with the flags of a build."""
     try:
         toolchain = probe_toolchain()
         toolchain.check_architectures((ARCHITECTURE,))
@@ -39,7 +39,7 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_all_kernels_are_compiled(ptx: dict[str, str]) -> None:
-    """One for each dtype of logits and each way of drafting, and one for each width of a move."""
+    """One kernel per dtype of logits and kind of draft, and one per width of a move."""
     entries = {name: len(re.findall(r"\.entry", text)) for name, text in ptx.items()}
     assert entries == {"verify_chain": 9, "verify_block": 9, "verify_tree": 9, "compact_kv": 5}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU's threads run, on emulated machines, held to the checks of all implementations (`emulated.cpp`)."""
+"""The code of a GPU's threads, on emulated machines, with the checks of all implementations (`emulated.cpp`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trtspec.kernels.bit_exact import Mode, compact_kv, kv_moves, verify_block, 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a launch is planned for: its major architecture, and shared memory of a block in bytes."""
+    """The properties that a launch plan depends on: major architecture, and shared memory per block in bytes."""
 
     major: int
     shared_bytes: int
@@ -34,24 +34,24 @@ GPUS = {"h200": H200, "rtx5090": RTX_5090, "a100": A100, "l40": L40}
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    """The emulated kernels behind the library's own interface."""
+    """The emulated kernels as a library with the usual interface."""
     sources = (HERE / "emulated.cpp", PLUGINS / "common" / "abi.cpp")
     return load_library(compile_emulated(tmp_path_factory.mktemp("emulated"), *sources))
 
 
 def emulate(library: KernelLibrary, gpu: Gpu, order: int = 0) -> None:
-    """Make it a GPU, the threads of which run in this order."""
+    """Emulate a GPU whose threads run in this order."""
     library.handle.emulate(gpu.major, gpu.shared_bytes, ctypes.c_uint64(order))
 
 
 def last_launch(library: KernelLibrary) -> tuple[int, int, int]:
-    """Return blocks, threads of a block and slots of the last launch."""
+    """Return blocks, threads per block and slots of the last launch."""
     blocks, threads, slots = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     library.handle.last_launch(ctypes.byref(blocks), ctypes.byref(threads), ctypes.byref(slots))
     return blocks.value, threads.value, slots.value
 
 
-# a model's whole vocabulary takes an emulated machine long; what is special to it are launches, which are tested below
+# whole vocabularies are slow on an emulated machine; they differ only in launches, which are tested below
 QUICK_CHAIN_CHECKS = [name for name in CHAIN_CHECKS if not name.startswith("vocabulary of")]
 
 
@@ -78,13 +78,13 @@ def test_trees(emulated: KernelLibrary, check: str) -> None:
 @pytest.mark.parametrize(
     ("gpu", "vocab", "dtype", "draft", "launch"),
     [
-        # a row of one warp, of some warps, of a block; then of clusters
+        # rows of one warp, of several warps, of a block; then of clusters
         ("h200", 97, "float32", "logits", (1, 32, 4)),
         ("h200", 1003, "float16", "logits", (1, 128, 4)),
         ("h200", 3001, "bfloat16", "deterministic", (1, 512, 2)),
         ("h200", 8191, "float32", "probabilities", (4, 512, 2)),
         ("h200", 33001, "float32", "logits", (8, 512, 4)),
-        # the next rows fit beside the present ones, or do not; or no row does
+        # the next rows fit in addition to the current ones, or do not, or no row fits
         ("rtx5090", 128256, "float16", "logits", (8, 512, 2)),
         ("a100", 33001, "bfloat16", "reduced", (1, 512, 2)),
         ("a100", 33001, "float32", "logits", (1, 512, 0)),
@@ -103,7 +103,7 @@ def test_every_launch_says_what_numpy_says(
 @pytest.mark.parametrize(("order", "draft"), list(enumerate(DRAFTS, 1)))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_chains_in_any_order_of_threads(emulated: KernelLibrary, dtype: str, draft: str, order: int) -> None:
-    """Rows begin at different places within a vector, and are of four blocks."""
+    """Rows have different alignments and consist of four blocks."""
     vocab = 4099 if dtype == "float32" else 8209
     batch = random_chains(Shape(vocab, dtype, draft, seed=order))
     emulate(emulated, H200, order)
@@ -132,7 +132,7 @@ def random_paths(rng: np.random.Generator, rows: int, nodes: int) -> tuple[np.nd
     return path, path_len
 
 
-# the values of a slot, and the widest loads that fit: by the vector's size, and where odd, by where it begins
+# values per slot, and the widest possible loads: by the vector's size or, if it is odd, by its alignment
 VECTORS = [
     ("float16", 64, 0),
     ("uint8", 24, 0),
@@ -159,7 +159,7 @@ def test_compact_kv(emulated: KernelLibrary, dtype: str, values: int, lead: int)
 
 
 def test_compact_kv_in_pages(emulated: KernelLibrary) -> None:
-    """Blocks of four slots, those of a row anywhere in the cache."""
+    """Blocks of four slots, in random positions in the cache."""
     rng = np.random.default_rng(0)
     path, path_len = random_paths(rng, rows=3, nodes=12)
     starts = np.array([1, 6, 3], dtype=np.int32)
@@ -176,7 +176,7 @@ def test_compact_kv_in_pages(emulated: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_batches_reach_every_length(seed: int) -> None:
-    """Without different results, equal ones would prove little."""
+    """Equal results prove little unless the results vary."""
     results = [verify_chain(random_chains(Shape(1000, draft=draft, seed=seed, requests=14))) for draft in DRAFTS]
     assert {int(n) for result in results for n in result.accepted} == {0, 1, 2, 3}
     trees = [verify_tree(random_trees(Shape(1000, draft="logits", seed=seed, requests=14), mode)) for mode in Mode]

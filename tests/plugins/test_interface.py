@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong calls: in C a code comes back and nothing is written, in Python a TrtspecError says what is wrong."""
+"""Wrong calls: C functions return a code and write nothing; Python functions raise a TrtspecError with the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNTOUCHED = -77
 
 
 class Memory:
-    """A chain of one request and its tree, over a vocabulary of 8, as C sees it."""
+    """A chain and a tree of one request, with a vocabulary of 8, as C structs."""
 
     def __init__(self) -> None:
         self.logits = np.zeros((1, 3, 8), dtype=np.float32)
@@ -56,7 +56,7 @@ class Memory:
 
 
 def change(path: str, value: object) -> Callable[[Any], None]:
-    """Return what sets a field of a struct, or of one within it."""
+    """Return a function that sets a field of a struct, or of a nested one."""
 
     def apply(args: Any) -> None:
         *outer, last = path.split(".")
@@ -134,7 +134,7 @@ def test_every_code_has_its_words(cpu_library: KernelLibrary) -> None:
 
 
 def test_structs_are_those_of_the_header(cpu_library: KernelLibrary, tmp_path: Path) -> None:
-    """A C compiler says how large each struct is and where its last field stands."""
+    """A C compiler prints the size of each struct and the offset of its last field."""
     import subprocess
 
     lasts = {
@@ -154,11 +154,11 @@ def test_structs_are_those_of_the_header(cpu_library: KernelLibrary, tmp_path: P
     (tmp_path / "sizes.c").write_text(source)
     command = ["gcc", "-std=c11", "-Wall", "-Werror", f"-I{plugins_dir() / 'include'}", "sizes.c", "-o", "sizes"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
-    said = subprocess.run(
+    printed = subprocess.run(
         [tmp_path / "sizes"], capture_output=True, text=True, check=True, timeout=300
     ).stdout.splitlines()
     ours = [f"{sizeof(struct)} {getattr(struct, last).offset}" for last, struct in lasts.values()]
-    assert said == ours
+    assert printed == ours
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_structs_are_those_of_the_header(cpu_library: KernelLibrary, tmp_path: P
         ({"tokens": np.zeros((7, 2), dtype=np.int32)}, "tokens is int32 [7, 2]; it must be int32 [7, 3]"),
         ({"tokens": np.zeros((3, 7), dtype=np.int32).T}, "tokens is not dense"),
         ({"tokens": [[0] * 3] * 7}, "tokens is a list, not a numpy array or a tensor"),
-        ({"target": np.zeros((7, 4, 40))}, "target is float64; known: float32, float16, bfloat16"),
+        ({"target": np.zeros((7, 4, 40))}, "target is float64; supported: float32, float16, bfloat16"),
         ({"target": np.zeros((7, 4, 80), dtype=np.float32)[..., ::2]}, "target is not dense along its last axis"),
         (
             {"target": np.zeros((7, 4), dtype=np.float32)},
@@ -208,7 +208,7 @@ def test_a_library_for_cpus_has_no_gpu_part(cpu_library: KernelLibrary) -> None:
 def test_what_is_no_library(tmp_path: Path, cpu_library: KernelLibrary) -> None:
     with pytest.raises(TrtspecError, match="cannot be loaded"):
         load_library(tmp_path / "nosuch.so")
-    with pytest.raises(TrtspecError, match="is not a library of interface 1"):
+    with pytest.raises(TrtspecError, match="does not implement interface version 1"):
         load_library(Path(ctypes.util.find_library("c") or "libc.so.6"))
 
 

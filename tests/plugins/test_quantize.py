@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled arithmetic of conversions, by all instructions of this machine: bit for bit numpy's, and so torch's."""
+"""The compiled conversion arithmetic, with every instruction set of this machine: bit-identical to numpy and torch."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def library(build_kernels: Callable[..., Path]) -> KernelLibrary:
 @pytest.fixture(scope="module", params=[Instructions.PORTABLE, Instructions.AVX512], ids=lambda each: each.name)
 def compiled(request: pytest.FixtureRequest, library: KernelLibrary) -> CompiledArithmetic:
     if request.param > fastest_of(library):
-        pytest.skip(f"this processor has no {request.param.name}")
+        pytest.skip(f"this processor lacks {request.param.name}")
     return CompiledArithmetic(library, request.param)
 
 
 def random_weights(dtype: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
-    """Return patterns of normal weights, rows of which differ in magnitude down to subnormal numbers and zero."""
+    """Return patterns of normal weights, in rows of different magnitudes down to subnormal numbers and zero."""
     rng = np.random.default_rng([seed, rows, columns])
     values = rng.standard_normal((rows, columns)) * 10.0 ** rng.integers(-42, 3, (rows, 1))
     return from_floats(values.astype(np.float32), dtype)
@@ -133,7 +133,7 @@ def test_all_patterns_are_counted(compiled: CompiledArithmetic, dtype: str) -> N
 
 
 def test_a_scale_is_never_zero(compiled: CompiledArithmetic) -> None:
-    """The least magnitudes divided by 448 are zero in float32, by which nothing can be divided."""
+    """The smallest magnitudes divided by 448 are zero in float32 and cannot be used as divisors."""
     for arithmetic in (compiled, ORACLE):
         encoded, scales, _ = arithmetic.quantize_rows(np.array([[1, 0, 2]], np.uint32), "F32")
         assert (encoded.tolist(), scales.tolist()) == ([[0, 0, 0]], [[1.0]])
@@ -153,7 +153,7 @@ def test_rows_lie_at_any_address_and_distance(compiled: CompiledArithmetic, dtyp
 
 
 def call(library: KernelLibrary, **changes: object) -> int:
-    """Quantize [2, 70] weights into the middle of a larger matrix, which nothing else may change; return the code."""
+    """Quantize [2, 70] weights into the middle of a larger matrix whose rest must not change; return the code."""
     weights, target = random_weights("BF16", 2, 70), np.full((4, 100), 0xEE, np.uint8)
     scales, census = np.full(3, 7.0, np.float32), CensusStruct(largest=77)
     args = QuantizeArgs(sizeof(QuantizeArgs), QUANTIZE_ROWS, 0, FORMATS["BF16"], FORMATS["F8_E4M3"], 0, 2, 70)
@@ -209,7 +209,7 @@ def test_no_struct_at_all(library: KernelLibrary) -> None:
     "bits", [np.zeros((2, 6), np.uint32), np.zeros((2, 6), np.uint16)[:, ::2], np.zeros((6, 2), np.uint16).T]
 )
 def test_what_are_no_rows_of_a_format_is_refused(library: KernelLibrary, bits: np.ndarray) -> None:
-    with pytest.raises(TrtspecError, match="is not rows of BF16"):
+    with pytest.raises(TrtspecError, match="is not an array of BF16 rows"):
         CompiledArithmetic(library).count(bits, "BF16")
 
 

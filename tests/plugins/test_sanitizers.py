@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU's part under the address and undefined-behaviour sanitizers: no byte beside its arrays, nothing undefined."""
+"""The CPU code under the address and undefined-behaviour sanitizers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_driver_is_clean(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("no g++ on the PATH")
     driver = compile_driver(compiler, tmp_path, *SANITIZERS)
-    # OpenMP's threads are there to the end of the process, with what they hold
+    # OpenMP's threads, and their memory, exist until the process ends
     environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
     ran = subprocess.run([driver], capture_output=True, text=True, check=False, env=environment, timeout=300)
     assert (ran.returncode, ran.stderr) == (0, "")

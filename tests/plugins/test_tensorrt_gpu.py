@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a TensorRT plugin on a GPU, without TensorRT: create, serialize, onShapeChange, enqueue."""
+"""The life cycle of a TensorRT plugin on a GPU, without TensorRT: create, serialize, onShapeChange, enqueue."""
 
 from __future__ import annotations
 

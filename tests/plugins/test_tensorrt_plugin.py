@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's plugins: what they answer to the builder's questions, and that a launch gets to the right numbers."""
+"""TensorRT's plugins: their answers to the builder, and the results of their launches."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def made_from(driver: Driver, layer: VerifyLayer) -> Plugin:
 
 
 def described(layer: VerifyLayer) -> str:
-    """The layer's inputs as the network has them, with what the plan holds itself."""
+    """The layer's inputs as in the network, including the constants of the plan."""
     texts = []
     for tensor in layer.inputs():
         texts.append(f"{tensor.dtype}[{','.join(['B', *map(str, tensor.dims)])}]")
@@ -96,9 +96,9 @@ def test_a_layer_says_the_tensors_its_plugin_has(driver: Driver, name: str) -> N
 
     shapes = plugin.call("output_shapes", described(layer))
     assert shapes is not None, driver.message
-    said = [f"int32[{','.join(['B', *map(str, tensor.dims)])}]" for tensor in layer.outputs()]
+    expected = [f"int32[{','.join(['B', *map(str, tensor.dims)])}]" for tensor in layer.outputs()]
     draft_len = getattr(layer, "draft_len", 0)
-    assert shapes.replace(f"{draft_len}+1", str(draft_len + 1)).split() == said
+    assert shapes.replace(f"{draft_len}+1", str(draft_len + 1)).split() == expected
 
 
 def test_a_length_that_the_network_leaves_open_is_open_in_the_outputs(driver: Driver) -> None:
@@ -214,7 +214,7 @@ def test_probabilities_are_float32(driver: Driver) -> None:
 
 
 def test_the_workspace_is_asked_for_with_the_call_s_sizes(driver: Driver) -> None:
-    """The driver says 100 a request, 10 a token and the number of the logits' type."""
+    """The driver returns 100 per request, 10 per token, plus the number of the logits' type."""
     chain = created(driver, CHAIN, "vocab=7 sampled=0")
     assert chain.call("workspace", "float16[5,4,8] int32[5,3] int32[5]") == 532
     tree = created(driver, TREE, "vocab=7 sampled=0")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin library in the registries of real TensorRT runtimes, which need no GPU.
+"""The plugin library in the registries of real TensorRT runtimes, which do not need a GPU.
 
-Each runtime is in an environment of its own (tests/engines), and each test in a process of its own, as a process keeps
-what it has loaded.
+Each runtime has a separate environment (tests/engines), and each test a separate process, because a process cannot
+unload libraries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from tests.engines import engine_python
 from tests.plugins.tensorrt_driver import compile_driver
 
-# The environment of each runtime, its Python package, and the major version of the interface that it has.
+# The environment of each runtime, its Python package, and the major version of its interface.
 RUNTIMES = {
     "tensorrt_lean_10": ("tensorrt_lean_bindings", 10),
     "tensorrt_lean_11": ("tensorrt_lean_bindings", 11),
@@ -57,7 +57,7 @@ class Runtime:
     library: Path
 
     def run(self, script: str) -> subprocess.CompletedProcess[str]:
-        """Run a script behind PRELUDE, in a process of this runtime's."""
+        """Run a script after PRELUDE, in a process with this runtime."""
         done = subprocess.run(
             [self.python, "-c", PRELUDE.format(runtime=self.package) + script, self.library],
             capture_output=True,
@@ -78,7 +78,7 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_program_that_opens_the_library_has_its_plugins(runtime: Runtime) -> None:
-    """As tritonserver does, for itself alone."""
+    """Open it with RTLD_LOCAL, as tritonserver does."""
     assert runtime.run("print(names()); open_library(); print(names())").stdout == "[]\n" + BOTH
 
 
@@ -111,7 +111,7 @@ def test_a_refusal_is_said_where_nobody_gave_a_logger(runtime: Runtime) -> None:
 
 
 def test_fields_are_alive_until_the_plugin_has_read_them(runtime: Runtime) -> None:
-    """Arrays that are made meanwhile would take the place of released values in numpy's cache of small blocks."""
+    """Arrays created in between would reuse the memory of released values in numpy's cache of small blocks."""
     script = """
 import gc
 import numpy as np

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin library in real TensorRT-RTX, on a CPU: which networks are built with it, and which are refused why.
+"""The plugin library in real TensorRT-RTX, on a CPU: the networks it builds, and the reasons for rejections.
 
-TensorRT-RTX takes plugins through ONNX alone. Building calls everything of a plugin but its launch, which needs a GPU.
+TensorRT-RTX supports plugins only through ONNX. Building calls all functions of a plugin except its launch, which needs
+a GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ BUILT: dict[str, VerifyLayer] = {
 
 
 def network_of(layer: VerifyLayer) -> dict[str, Any]:
-    """Return a layer as build_networks.py reads it."""
+    """Return a layer in the input format of build_networks.py."""
     return {
         "plugin": layer.plugin,
         "fields": layer.fields(),
@@ -54,7 +55,7 @@ def network_of(layer: VerifyLayer) -> dict[str, Any]:
 
 
 def changed(layer: VerifyLayer, inputs: dict[str, Any] | None = None, **fields: float) -> dict[str, Any]:
-    """Return a layer's network with other inputs (None: without it) or other fields."""
+    """Return a layer's network with changed fields or inputs (None: without the input)."""
     network = network_of(layer)
     network["fields"] |= fields
     network["inputs"] |= inputs or {}
@@ -85,11 +86,11 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What TensorRT-RTX made of all networks, by name."""
+    """TensorRT-RTX's results for all networks, by name."""
     python, folder = engine_python("tensorrt_rtx"), tmp_path_factory.mktemp("rtx")
     networks = {name: network_of(layer) for name, layer in BUILT.items()} | REFUSED
     (libraries,) = python.parents[1].glob("lib/python3*/site-packages/tensorrt_rtx_libs")
-    # The parser opens libtensorrt_rtx.so for a plugin node; the package has this file under the name with .1 alone.
+    # The parser opens libtensorrt_rtx.so for a plugin node, but the package only has libtensorrt_rtx.so.1.
     (folder / "libtensorrt_rtx.so").symlink_to(libraries / "libtensorrt_rtx.so.1")
     done = subprocess.run(
         [python, Path(__file__).with_name("build_networks.py"), compile_driver(folder)],

@@ -18,7 +18,7 @@ ENTRY_BYTES = [2, 4]
 
 
 def compiled(out: Path, *first_includes: Path) -> Compare:
-    """Return what compares all threads' answers on three rows, and says what is wrong, or nothing."""
+    """Return a function that compares all threads' results on three rows, and returns the error or ""."""
     library = ctypes.CDLL(str(compile_emulated(out, HERE / "thread_team.cpp", first_includes=first_includes)))
     room = 200
 
@@ -33,7 +33,7 @@ def compiled(out: Path, *first_includes: Path) -> Compare:
 
 @pytest.fixture(scope="module")
 def compare(tmp_path_factory: pytest.TempPathFactory) -> Compare:
-    """The team as it is."""
+    """The unmodified team."""
     return compiled(tmp_path_factory.mktemp("thread_team"))
 
 
@@ -43,7 +43,7 @@ def compare(tmp_path_factory: pytest.TempPathFactory) -> Compare:
 def test_the_operations_say_what_plain_loops_say(
     compare: Compare, team: tuple[int, int], slots: int, entry_bytes: int
 ) -> None:
-    """Rows begin and end anywhere within a vector; what is next to them is another row, or may not be touched."""
+    """Rows have any alignment; adjacent memory belongs to other rows or must not be accessed."""
     for size in (1, 31, 2003):
         for lead, at_end in ((0, False), (1, True), (3, False)):
             assert compare(team, slots, entry_bytes, size, lead, at_end, seed=size) == "", (size, lead, at_end)
@@ -54,7 +54,7 @@ def test_more_slots_than_two_hold_rows_that_were_fetched_ahead(compare: Compare)
         assert compare((2, 64), slots, 2, 1009, 1, True, 3) == ""
 
 
-# what goes wrong on a GPU now and then, and here in some order of the threads
+# errors that are intermittent on a GPU, and occur here in some order of the threads
 MISTAKES = {
     "partials are read before all are there": (
         "        block_.team_barrier();\n        return partials;",

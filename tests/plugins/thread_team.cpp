@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of `ThreadTeam` on an emulated machine, held against plain loops.
+// The operations of `ThreadTeam` on an emulated machine, compared with plain loops.
 
 #include "common/thread_team.h"
 
@@ -24,7 +24,7 @@ using trtspec::Largest;
 using trtspec::Row;
 using trtspec::ThreadTeam;
 
-/// Memory that ends, or begins, at a page that may not be touched.
+/// Memory that ends, or begins, at an inaccessible page.
 class Fenced {
 public:
     Fenced(size_t bytes, bool at_end) {
@@ -64,12 +64,12 @@ trtspec::Bfloat16 entry_of_integer<trtspec::Bfloat16>(uint32_t value) {
     return trtspec::Bfloat16{static_cast<uint16_t>(trtspec::bit_cast<uint32_t>(number) >> 16)};
 }
 
-/// A weight that tells ids and values apart, and is often zero.
+/// A weight that distinguishes ids and values, and is often zero.
 uint64_t weight(int32_t id, float logit) {
     return id % 5 == 0 ? 0 : static_cast<uint64_t>(logit * 64.0f) * 0x100000001ull + static_cast<uint64_t>(id);
 }
 
-/// Often the same, so that the id decides.
+/// Often equal, so that the id decides.
 uint32_t key(float logit) { return static_cast<uint32_t>(logit) / 4; }
 
 int digit(int32_t id, float logit) { return id % 7 == 0 ? -1 : static_cast<int>(logit); }
@@ -79,7 +79,7 @@ uint64_t one(int32_t, float) { return 1; }
 
 constexpr uint32_t kUniforms[] = {0, 0x40000000u, 0xffffffffu};
 
-/// What the operations say of a row.
+/// The results of the operations for a row.
 struct Answers {
     uint64_t largest;  // with its id, as the team packs them
     uint64_t sum;
@@ -95,7 +95,7 @@ struct Answers {
     }
 };
 
-/// Each row begins with another, so that what is left over from the row before is not the answer.
+/// Rows begin with different values, so that leftovers of the previous row are not the correct result.
 uint64_t threshold_of(const std::vector<uint64_t>& thresholds, size_t row, size_t turn) {
     return thresholds[(row + turn) % thresholds.size()];
 }
@@ -123,7 +123,7 @@ Answers plainly(const std::vector<Row<T>>& rows, const std::vector<uint64_t>& th
             answers.drawn.push_back(above == sums.end() ? -1 : static_cast<int32_t>(above - sums.begin()));
             answers.drawn.push_back(static_cast<int32_t>(trtspec::share(uniform, static_cast<uint64_t>(row.size))));
         }
-        answers.drawn.push_back(-1);  // of nothing
+        answers.drawn.push_back(-1);  // of zero weights
         for (size_t turn = 0; turn < thresholds.size(); ++turn) {
             const uint64_t threshold = threshold_of(thresholds, i, turn);
             const auto above = std::upper_bound(sums.begin(), sums.end(), threshold);
@@ -197,7 +197,7 @@ std::string compare(int blocks, int threads, int slots, int size, int lead, bool
 
 }  // namespace
 
-/// Writes what is wrong, or nothing, into `message`.
+/// Writes the error, or "", into `message`.
 extern "C" void compare_team(int blocks, int threads, int slots, int entry_bytes, int size, int lead, int at_end,
                              uint64_t seed, char* message, int room) {
     std::string wrong;

@@ -249,7 +249,7 @@ def test_what_a_trainer_cannot_be_given(asked: Callable[..., Any], models: Path)
     assert not Path("drafts").exists()
     Path("there").mkdir()
     place = asked("--trainer", "speculators", "--out", "there")
-    assert (place.code, "something lies here already" in place.err) == (1, True)
+    assert (place.code, "already exists" in place.err) == (1, True)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

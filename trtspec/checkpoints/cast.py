@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point formats as bit patterns, because numpy has neither bfloat16 nor float8.
+"""Conversions between floating-point formats as bit patterns, because numpy has neither bfloat16 nor float8.
 
 A 16-bit value has 65,536 patterns, so any function of it is one lookup table and `np.take`. Rounding is to nearest,
-ties to even, as torch does: the tests hold every pattern against torch.
+ties to even, as in torch; the tests compare every pattern with torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Bits = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 E4M3_MAX = 448.0
-# Pattern of infinity without its sign; what is above it is not a number.
+# Pattern of infinity without its sign; larger patterns are NaN.
 INFINITY = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
 LARGEST_E4M3 = 0x43E00000  # 448 as float32
 SIGNLESS = {"BF16": 0x7FFF, "F16": 0x7FFF, "F32": 0x7FFFFFFF}
 
 
 def to_floats(bits: Bits, dtype: str) -> Floats:
-    """Return the float32 values of BF16, F16, F32 or F8_E4M3 patterns; all are exact."""
+    """Return the float32 values of BF16, F16, F32 or F8_E4M3 patterns; the conversion is exact."""
     if dtype == "BF16":
         return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
     if dtype == "F16":
@@ -41,16 +41,16 @@ def from_floats(values: Floats, dtype: str) -> Bits:
     if dtype == "F16":
         with np.errstate(over="ignore"):
             halves = values.astype(np.float16).view(np.uint16)
-        return np.where(np.isnan(values), np.uint16(0x7E00), halves)  # of whose bits numpy's versions keep others
+        return np.where(np.isnan(values), np.uint16(0x7E00), halves)  # numpy versions differ in the NaN bits they keep
     return values.view(np.uint32) if dtype == "F32" else to_e4m3(values)
 
 
 def to_e4m3(values: Floats) -> npt.NDArray[np.uint8]:
-    """Round float32 to float8_e4m3fn: 4 exponent bits with bias 7, 3 of mantissa, no infinity, the largest value 448.
+    """Round float32 to float8_e4m3fn: 4 exponent bits with bias 7, 3 mantissa bits, no infinity, largest value 448.
 
-    What is larger becomes 448 and what is no number stays none (0x7f), as in torch's cast; below 2^-6 the steps are
-    2^-9. The upper 16 bits are enough to look the pattern up, once their last bit says whether anything was cut off:
-    rounding to odd loses nothing that a later rounding to fewer bits would need.
+    Larger values become 448 and NaN stays NaN (0x7f), as in torch's cast; below 2^-6 the step is 2^-9. The upper 16
+    bits index the table, with their last bit set if any lower bit is set: rounding to odd keeps everything that a later
+    rounding to fewer bits needs.
     """
     halves = np.ascontiguousarray(values).view(np.uint16).reshape(*values.shape, 2)
     rounded: npt.NDArray[np.uint8] = np.take(_e4m3_table(), halves[..., 1] | (halves[..., 0] != 0), mode="clip")
@@ -59,10 +59,10 @@ def to_e4m3(values: Floats) -> npt.NDArray[np.uint8]:
 
 @cache
 def _e4m3_table() -> npt.NDArray[np.uint8]:
-    """Return the e4m3 pattern of each value that float32's upper 16 bits can be, which are those of bfloat16."""
+    """Return the e4m3 pattern for each value of the upper 16 bits of a float32, which are a bfloat16."""
     bits = np.arange(1 << 16, dtype=np.uint32) << 16
     magnitude = np.minimum(bits & 0x7FFFFFFF, np.uint32(LARGEST_E4M3))
-    # adding 2^14, whose last bit is worth 2^-9, makes the addition round to e4m3's subnormals
+    # the last bit of 2^14 is worth 2^-9, so adding 2^14 rounds to e4m3's subnormals
     small = (magnitude.view(np.float32) + np.float32(2**14)).view(np.uint32)
     normal = (magnitude + np.uint32(0x7FFFF) + ((magnitude >> 20) & 1)) >> 20
     rounded = np.where(magnitude < 121 << 23, small, normal - np.uint32(120 << 3)) & 0x7F
@@ -93,7 +93,7 @@ def cast_table(source: str, target: str) -> Bits:
 
 
 def cast(bits: Bits, source: str, target: str) -> Bits:
-    """Return patterns of `source` in `target`; equal dtypes pass through untouched."""
+    """Return patterns converted from `source` to `target`; equal dtypes are returned as is."""
     if source == target:
         return bits
     return from_floats(bits.view(np.float32), target) if source == "F32" else np.take(cast_table(source, target), bits)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the bytes of a conversion get into its files: through the page cache, or past it in whole blocks.
+"""Output of a conversion: through the page cache, or past it with O_DIRECT in aligned blocks.
 
-Small outputs go through the page cache, so that the next reader finds them there. Large outputs are gathered in blocks,
-hashed in memory and written with O_DIRECT: the page cache costs 1.5 s of processor time per GB, O_DIRECT 0.1 s
+Small outputs go through the page cache, where the next reader finds them. Large outputs are gathered in blocks, hashed
+in memory and written with O_DIRECT: the page cache costs 1.5 s of processor time per GB, O_DIRECT 0.1 s
 (benchmarks/experiments/log.md, 2026-11-25).
 
-A file is hashed from its beginning, and there are few blocks: so one task writes at a time, in the order of what they
-write, while others read ahead to their first write. What cannot be hashed in its turn is read back once it is final.
+A file is hashed from its beginning and the number of blocks is small. Therefore one task writes at a time, in file
+order, while other tasks read ahead until their first write. Bytes that cannot be hashed in order are read back once
+they are final.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from trtspec.core.files import write_all
 
 CORES = os.cpu_count() or 1
 PAGE_BYTES = mmap.PAGESIZE
-BLOCKS_BYTES = 24 << 20  # all of them
+BLOCKS_BYTES = 24 << 20  # of all blocks together
 MOST_BLOCK_BYTES, LEAST_BLOCK_BYTES = 1 << 20, max(PAGE_BYTES, 16 << 10)
 BLOCKS_A_FILE = 4  # at least
-SMALL_BYTES = 32 << 10  # a write that continues no block and is smaller begins none
-LEAST_BYTES = 256 << 20  # of all files, to be written past the page cache
-WRITERS = 4  # threads that wait for the disk
-LOOK_S = 0.1  # at most between two looks whether there is a free block
+SMALL_BYTES = 32 << 10  # a smaller write that does not continue a block is written directly
+LEAST_BYTES = 256 << 20  # total output size from which O_DIRECT is used
+WRITERS = 4  # threads that write blocks to the disk
+LOOK_S = 0.1  # polling interval while no block is free
 
 
 @dataclass
 class Writing:
-    """A task that writes; `left` counts what has to be done until its bytes are in the file."""
+    """A task that writes output; `left` is the number of pending steps until its bytes are in the file."""
 
     number: int
     name: str
@@ -52,28 +53,28 @@ Done = Callable[[Writing], None]
 
 
 class Output(Protocol):
-    """Where tasks put their bytes; tasks are numbered in the order of what they write. Threads share it."""
+    """Destination of the tasks' bytes. Tasks are numbered in the order of their output. Thread-safe."""
 
     tasks_at_once: int
 
     def put(self, task: Writing, file: int, offset: int, data: memoryview) -> None:
-        """Write bytes at `offset` of a file; they may be changed afterwards."""
+        """Write bytes at `offset` of a file; the caller may reuse `data` afterwards."""
 
     def end(self, task: Writing) -> None:
-        """Take note that a task puts nothing more."""
+        """Mark the task's output as complete."""
 
     def fail(self, error: BaseException) -> None:
-        """Let all that wait raise `error`."""
+        """Make all waiting calls raise `error`."""
 
     def flush(self) -> None:
-        """Return once all bytes are in the files; raises what went wrong."""
+        """Return once all bytes are in the files; raise the first error."""
 
 
 @contextmanager
 def open_output(
     paths: Sequence[Path], files: Sequence[int], nbytes: int, growing: GrowingDigests, done: Done
 ) -> Iterator[Output]:
-    """Yield how to write `nbytes` to files; `done` is called for each task whose bytes are in them."""
+    """Yield an output for `nbytes` to files; it calls `done` for each task whose bytes are in the files."""
     with ExitStack() as stack:
         direct = _open_direct(stack, paths) if nbytes >= LEAST_BYTES else None
         if direct is None:
@@ -83,19 +84,19 @@ def open_output(
 
 
 def _open_direct(stack: ExitStack, paths: Sequence[Path]) -> list[int] | None:
-    """Return descriptors that write past the page cache; None where a file system has no such thing."""
+    """Return O_DIRECT descriptors, or None if the file system does not support them."""
     try:
         direct = []
         for path in paths:
             direct.append(os.open(path, os.O_WRONLY | os.O_DIRECT))
             stack.callback(os.close, direct[-1])
-    except (AttributeError, OSError):  # there is no O_DIRECT on other systems
+    except (AttributeError, OSError):  # other systems lack O_DIRECT
         return None
     return direct
 
 
 class ThroughCache:
-    """Writes at once, from as many threads as there are."""
+    """Writes immediately through the page cache, from any number of threads."""
 
     tasks_at_once = 2 * CORES + 1  # more than cores, because most of them wait for the disk
 
@@ -103,7 +104,7 @@ class ThroughCache:
         self._files, self._growing, self._done = files, growing, done
 
     def put(self, task: Writing, file: int, offset: int, data: memoryview) -> None:
-        """Write bytes."""
+        """Write the bytes."""
         self._growing.written(file, offset)
         write_all(self._files[file], data, offset)
 
@@ -112,15 +113,15 @@ class ThroughCache:
         self._done(task)
 
     def fail(self, error: BaseException) -> None:
-        """Nobody waits."""
+        """Do nothing: no call waits."""
 
     def flush(self) -> None:
-        """All is written."""
+        """Do nothing: all bytes are written."""
 
 
 @dataclass(eq=False)
 class _Block:
-    """Bytes `begin` to `end` of a file, in memory that begins where `base` would; `uses` are the disk and the hash."""
+    """Bytes `begin` to `end` of a file, in memory whose first byte is at `base`. `uses` counts disk and hash."""
 
     file: int
     base: int
@@ -138,18 +139,18 @@ class _Block:
         return self.memory[begin - self.base : end - self.base]
 
     def take(self, data: memoryview) -> int:
-        """Copy as many bytes as there is room for; returns how many."""
+        """Copy as many bytes as fit; return their number."""
         count = min(data.nbytes, self.base + len(self.memory) - self.end)
         into = np.frombuffer(self.part(self.end, self.end + count), np.uint8)
-        into[:] = np.frombuffer(data[:count], np.uint8)  # leaves Python's lock to others
+        into[:] = np.frombuffer(data[:count], np.uint8)  # releases the GIL
         self.end += count
         return count
 
 
 class InBlocks:
-    """Gathers what one task after the other puts; `_open` are blocks by the place where they go on, oldest first."""
+    """Gathers the output of one task after the other in blocks. `_open` maps (file, end) to blocks, oldest first."""
 
-    tasks_at_once = CORES  # one writes, the others look for the largest values of what they will write
+    tasks_at_once = CORES  # one writes while the others search their maxima
 
     def __init__(self, files: Sequence[int], direct: Sequence[int], growing: GrowingDigests, done: Done) -> None:
         self._files, self._direct, self._growing, self._done = files, direct, growing, done
@@ -171,7 +172,7 @@ class InBlocks:
         self._writers.shutdown()
 
     def put(self, task: Writing, file: int, offset: int, data: memoryview) -> None:
-        """Add to the block that goes on at `offset`, or begin one there, once it is the task's turn."""
+        """Append to the block that ends at `offset`, or open one there, once it is the task's turn."""
         self._await_turn(task)
         self._growing.written(file, offset)
         while data.nbytes:
@@ -193,7 +194,7 @@ class InBlocks:
                 self._open[file, offset] = block
 
     def end(self, task: Writing) -> None:
-        """Let the next task write; blocks stay open, as it may go on with them."""
+        """Let the next task write; blocks stay open because it may continue them."""
         with self._changed:
             self._ended.add(task.number)
             while self._turn in self._ended:
@@ -203,21 +204,21 @@ class InBlocks:
         self._count(task, -1)
 
     def fail(self, error: BaseException) -> None:
-        """Let all that wait raise `error`, unless there was one before."""
+        """Make all waiting calls raise `error`, unless an earlier error is set."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Write what is open, and wait for the disk."""
+        """Write the open blocks and wait for the disk."""
         for place in list(self._open):
             self._hand_on(self._open.pop(place))
-        with self._changed:  # unbounded: the disk
+        with self._changed:  # no time-out: waits for the disk
             self._changed.wait_for(lambda: not self._in_flight)
             self._raise_failure()
 
     def _await_turn(self, task: Writing) -> None:
-        with self._changed:  # unbounded: tasks before it end, or one fails
+        with self._changed:  # no time-out: earlier tasks end, or one fails
             self._changed.wait_for(lambda: self._turn == task.number or self._failure)
             self._raise_failure()
 
@@ -230,28 +231,29 @@ class InBlocks:
         self._growing.offer(file, offset, memoryview(bytearray(data)), None)
 
     def _free_memory(self) -> memoryview:
-        """Return a block's memory, once there is some."""
+        """Return the memory of a free block; wait until there is one."""
         while True:
             with self._changed:
                 self._raise_failure()
                 if self._free:
                     return self._free.pop()
                 was_idle = not self._in_flight
-            if not (was_idle and self._make_room()):
+            if not (was_idle and self._resolve_stall()):
                 self._growing.raise_error()
                 self._wait_for_memory(was_idle)
 
     def _wait_for_memory(self, was_idle: bool) -> None:
-        """Return when a block may be free, and when the disk has nothing more to do."""
+        """Return when a block may be free or the disk is idle."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._free or self._failure or not (was_idle or self._in_flight), timeout=LOOK_S
             )
 
-    def _make_room(self) -> bool:
-        """Go on where all is written and no block is free: hashes wait for bytes that are in none, or in an open one.
+    def _resolve_stall(self) -> bool:
+        """Resolve a stall in which all writes are done and no block is free: the hashes wait for missing bytes or for
+        an open block.
 
-        Returns whether it was so; otherwise hashes are only behind, and free what they have hashed.
+        Return whether there was a stall; if not, the hashes are only behind and will free their blocks.
         """
         for file, hashed in self._growing.waiting_in_vain():
             for place, block in self._open.items():
@@ -285,7 +287,7 @@ class InBlocks:
             self._release(block)
 
     def _write_block(self, block: _Block) -> None:
-        """Write whole pages past the page cache, and what begins or ends within a page through it."""
+        """Write whole pages with O_DIRECT, and partial pages at both ends through the page cache."""
         first, last = -(-block.begin // PAGE_BYTES) * PAGE_BYTES, block.end // PAGE_BYTES * PAGE_BYTES
         first, last = (first, last) if first < last else (block.end, block.end)
         cached, direct = self._files[block.file], self._direct[block.file]
@@ -314,6 +316,6 @@ class InBlocks:
 
 
 def block_bytes(files: int) -> int:
-    """Return how large a block is, so that each of some files has a few."""
+    """Return the block size, so that each of `files` files has a few blocks."""
     fair = BLOCKS_BYTES // (BLOCKS_A_FILE * files)
     return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, 1 << fair.bit_length() - 1))

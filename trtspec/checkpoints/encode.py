@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain encodings: weights as they are or cast, with every value looked at, and integers."""
+"""The encodings without quantization: floating-point weights cast with all values checked, and integers copied."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trtspec.checkpoints.cast import Bits, from_floats, to_floats
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.stream import Flaws, Transfer, Worker
 
-DAMAGED = "the checkpoint is damaged; allow_nonfinite: true in the recipe converts it as it is"
+DAMAGED = "the checkpoint is damaged; set allow_nonfinite: true in the recipe to convert it anyway"
 
 
 @dataclass(frozen=True)
 class Cast:
-    """Tensors become `dtype` (BF16, F16 or F32), each value, with `plus` added, rounded to nearest even."""
+    """Converts tensors to `dtype` (BF16, F16 or F32): adds `plus` to each value and rounds to nearest even."""
 
     transfers: tuple[Transfer, ...]
     dtype: str
@@ -25,7 +25,7 @@ class Cast:
     plus: float = 0.0
 
     def run(self, worker: Worker) -> None:
-        """Encode; values that are not finite, or no longer in `dtype`, are flaws."""
+        """Encode the tensors; report values that are not finite or that overflow `dtype` as flaws."""
         for transfer in self.transfers:
             source, census = transfer.source, Census(transfer.source, self.arithmetic)
             for first, bits in worker.chunks(source, parts=transfer.parts):
@@ -44,42 +44,41 @@ class Cast:
 
 @dataclass(frozen=True)
 class Copy:
-    """Tensors of integers stay as they are."""
+    """Copies integer tensors unchanged."""
 
     transfers: tuple[Transfer, ...]
 
     def run(self, worker: Worker) -> None:
-        """Copy."""
         for transfer in self.transfers:
             for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
                 worker.write(transfer.destinations, first, bits)
 
 
 class Census:
-    """Counts what is wrong with a tensor's values; `largest_bits` is the pattern of the largest finite magnitude."""
+    """Counts invalid values of a tensor; `largest_bits` is the pattern of the largest finite magnitude."""
 
     def __init__(self, source: TensorInfo, arithmetic: Arithmetic) -> None:
         self.source, self._arithmetic = source, arithmetic
         self.largest_bits = self._nans = self._infinities = self._overflows = 0
 
     def add(self, bits: Bits) -> None:
-        """Take in a chunk."""
+        """Count the values of a chunk."""
         self.take(self._arithmetic.count(bits, self.source.dtype))
 
     def take(self, counts: Counts) -> None:
-        """Take in what was counted of a chunk."""
+        """Add the counts of a chunk."""
         largest, nans, infinities = counts
         self.largest_bits = max(self.largest_bits, largest)
         self._nans += nans
         self._infinities += infinities
 
     def add_encoded(self, bits: Bits, dtype: str) -> None:
-        """Take in what became of the same chunk, to see what has overflowed."""
+        """Count the infinities of the same chunk after encoding, to detect overflow."""
         _, _, infinities = self._arithmetic.count(bits, dtype)
         self._overflows += infinities
 
     def report(self, flaws: Flaws, dtype: str = "") -> None:
-        """Note what is wrong; the caller allows values that are not finite, never finite ones that overflow."""
+        """Report the flaws. The caller can allow values that are not finite, but not finite values that overflow."""
         if (self._nans or self._infinities) and not flaws.allow_nonfinite:
             flaws.add(self.source, f"{self._nans:,} NaN and {self._infinities:,} infinite values", DAMAGED)
         if (count := self._overflows - self._infinities) > 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two stored tensors have the same values, which may be in two dtypes and two files. Memory is bounded."""
+"""Comparison of two stored tensors by value, across dtypes and files, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ FLOATS = ("BF16", "F16", "F32")
 
 
 def have_equal_values(one: TensorInfo, other: TensorInfo) -> bool:
-    """Return whether two tensors have one shape and the same values; reads up to the first difference.
+    """Return whether two tensors have the same shape and values; stop reading at the first difference.
 
     Floating-point values are compared as float32, which is exact; 0 equals -0. Other dtypes are compared by their
-    bytes. The result is remembered for as long as both files stay the same. Raises CheckpointError where a file ends
-    early.
+    bytes. The result is cached as long as neither file changes. Raises CheckpointError if a file ends early.
     """
     if one.shape != other.shape:
         return False
@@ -40,7 +39,7 @@ def _compare(one: TensorInfo, other: TensorInfo, *identities: str) -> bool:
 
 
 def _pieces(tensor: TensorInfo) -> Iterator[bytes]:
-    """Yield the bytes of so many items after the other."""
+    """Yield the tensor's bytes, `ITEMS` items at a time."""
     left = tensor.nbytes
     with open_regular(tensor.file) as file:
         file.seek(tensor.offset)
@@ -50,14 +49,14 @@ def _pieces(tensor: TensorInfo) -> Iterator[bytes]:
                 raise CheckpointError(
                     "ends early; it was changed while being read",
                     where=str(tensor.file),
-                    hint="try again once nothing writes to it",
+                    hint="try again when no process writes to it",
                 )
             yield piece
             left -= len(piece)
 
 
 def _are_equal_floats(*pieces: tuple[bytes, str]) -> bool:
-    import numpy as np  # only where the bytes differ
+    import numpy as np  # needed only if the bytes differ
 
     from trtspec.checkpoints.cast import to_floats
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of a model family, and how the family of a checkpoint is found."""
+"""The interface of a model family, and the lookup of a checkpoint's family."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ PACKAGE, ATTRIBUTE = "trtspec.families", "FAMILY"
 
 @dataclass(frozen=True)
 class Family:
-    """One model family; a module of this folder joins by defining it as `FAMILY`, an installed one by an entry point.
+    """One model family. Modules of `trtspec.families` define it as `FAMILY`; installed packages register it as an entry
+    point.
 
-    `architectures` are the names in config.json that it serves, `read` maps config.json (with the dtype wanted, or
-    "auto") to the neutral description, `rules` lists every tensor of the converted checkpoint, and `skips` what a
-    source may hold beyond them.
+    `architectures` are the supported names in config.json. `read` maps config.json (with the requested dtype, or
+    "auto") to the neutral description. `rules` lists every tensor of the converted checkpoint, and `skips` the source
+    tensors that are not converted.
     """
 
     architectures: tuple[str, ...]
@@ -32,12 +33,12 @@ class Family:
 
 
 def family_version(name: str) -> str:
-    """Return the installed package that provides a family, with its version; "" for a built-in one."""
+    """Return the name and version of the installed package that provides a family; "" for a built-in one."""
     return "" if name in discover(PACKAGE, ATTRIBUTE) else version_of(PACKAGE, name)
 
 
 def family_of(source: Source) -> tuple[str, Family]:
-    """Return (name, family) for a source; raises UnknownArchitecture that lists what is supported."""
+    """Return (name, family) of a source; raise UnknownArchitecture, with the supported names, if it is unsupported."""
     reader = source.reader
     names = source.config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):

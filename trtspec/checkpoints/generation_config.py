@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generation settings of a checkpoint directory: which ids end a text, and the defaults of its author.
+"""Generation settings of a checkpoint directory: the ids that end a text, and the author's default settings.
 
-Reads what `transformers.GenerationConfig.from_pretrained` reads, in its order: generation_config.json, or where there
-is no such file config.json, whose keys come before those of its text section. transformers takes config.json too where
-generation_config.json cannot be parsed; here that is an error.
+Reads the same files in the same order as `transformers.GenerationConfig.from_pretrained`: generation_config.json or, if
+it does not exist, config.json, whose top-level keys override its text section. If generation_config.json cannot be
+parsed, transformers falls back to config.json; this module raises an error.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from trtspec.core.errors import CheckpointError
 
 GENERATION_CONFIG, CONFIG, TOKENIZER_CONFIG = "generation_config.json", "config.json", "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
-# Sections of config.json that transformers looks into (GenerationConfig.from_model_config), the first of them only.
+# Sections of config.json of which transformers reads the first (GenerationConfig.from_model_config).
 TEXT_SECTIONS = ("decoder", "generator", "text_config")
-# Sections in which other published configs describe their text model; transformers does not read end ids there.
+# Sections of other published configs for their text model; transformers does not read end ids from them.
 OTHER_SECTIONS = ("llm_config", "language_config", "thinker_config")
 MAX_END_IDS = 256
 MAX_ID = (1 << 31) - 1
@@ -32,9 +32,10 @@ TokenId = Callable[[str], int | None]
 
 @dataclass(frozen=True)
 class EndIds:
-    """The ids that end a text, and the file and key that name them; `source` is "" where nothing names any.
+    """The ids that end a text, and the file and key they come from; without ids, `source` can be "".
 
-    With `departs` transformers' `generate` does not stop at these ids: it does not read end ids from that place.
+    With `departs`, transformers' `generate` does not stop at these ids, because it does not read end ids from that
+    source.
     """
 
     ids: tuple[int, ...]
@@ -51,20 +52,20 @@ class EndIds:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """The keys with a value, and the file that they are from."""
+    """The keys that have a value, and the file they come from."""
 
     values: Mapping[str, Any]
     path: Path
 
 
 def read_generation_config(root: Path) -> GenerationConfig:
-    """Return the generation settings of a directory; raises CheckpointError where the file cannot be read."""
+    """Return the generation settings of a directory; raise CheckpointError if the file cannot be read."""
     path = root / GENERATION_CONFIG
     if path.exists() or path.is_symlink():
         try:
             return GenerationConfig(_set(_read(path)), path)
         except CheckpointError as error:
-            hint = "repair the file, or remove it: then config.json names the end ids"
+            hint = "repair the file, or remove it to use the end ids of config.json"
             raise CheckpointError(error.message, where=error.where, hint=hint) from None
     path = root / CONFIG
     document = _set(_read(path)) if path.is_file() else {}
@@ -72,10 +73,10 @@ def read_generation_config(root: Path) -> GenerationConfig:
 
 
 def find_end_ids(root: Path, token_id: TokenId) -> EndIds:
-    """Return the end ids of a directory; `token_id` returns the id of a token of its tokenizer, None for none.
+    """Return the end ids of a directory; `token_id` returns the id of a token of its tokenizer, or None.
 
-    A generation_config.json without end ids means that no id ends a text, as in transformers. Raises CheckpointError
-    for a value that is no token id, and for an id that has no row in the embedding.
+    If generation_config.json lacks end ids, no id ends a text, as in transformers. Raises CheckpointError for a value
+    that is not a token id, and for an id without a row in the embedding.
     """
     found = read_generation_config(root)
     ids = _ids(found.values.get("eos_token_id"), found.path)
@@ -95,10 +96,10 @@ def find_end_ids(root: Path, token_id: TokenId) -> EndIds:
 
 
 def special_token(root: Path, key: str) -> str | None:
-    """Return the text of a token that the tokenizer's documents name, such as "eos_token"; None where they do not.
+    """Return the text of a special token such as "eos_token" from the tokenizer's files, or None.
 
-    special_tokens_map.json comes first unless tokenizer_config.json has an `added_tokens_decoder`, which is when
-    transformers takes it for complete (PreTrainedTokenizerBase._from_pretrained).
+    special_tokens_map.json takes precedence unless tokenizer_config.json has an `added_tokens_decoder`, which
+    transformers treats as complete (PreTrainedTokenizerBase._from_pretrained).
     """
     config = root / TOKENIZER_CONFIG
     document = _read(config) if config.is_file() else {}
@@ -111,7 +112,7 @@ def special_token(root: Path, key: str) -> str | None:
 
 
 def vocabulary_rows(root: Path) -> int:
-    """Return the number of embedding rows by config.json, 0 where that has no such number."""
+    """Return the number of embedding rows according to config.json, or 0."""
     path = root / CONFIG
     document = _read(path) if path.is_file() else {}
     others = (_section(document, name) for name in OTHER_SECTIONS)
@@ -143,17 +144,17 @@ def _ids(value: Any, path: Path) -> tuple[int, ...]:
     """Return the ids of an `eos_token_id`: an id or a list of them."""
     listed = value if isinstance(value, list) else [] if value is None else [value]
     if len(listed) > MAX_END_IDS:
-        raise _refuse(path, f"it has {len(listed):,} ids; at most {MAX_END_IDS} are taken")
+        raise _refuse(path, f"it has {len(listed):,} ids; at most {MAX_END_IDS} are allowed")
     for each in listed:
         if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each <= MAX_ID:
-            raise _refuse(path, f"{written(each)} is no token id")
+            raise _refuse(path, f"{written(each)} is not a token id")
     return tuple(dict.fromkeys(listed))
 
 
 def _check_rows(ids: tuple[int, ...], path: Path, root: Path) -> None:
     rows = vocabulary_rows(root)
     if rows and (odd := next((each for each in ids if each >= rows), None)) is not None:
-        raise _refuse(path, f"the id {odd} is outside of the vocabulary of {rows:,}")
+        raise _refuse(path, f"the id {odd} is outside the vocabulary of {rows:,}")
 
 
 def _refuse(path: Path, message: str) -> CheckpointError:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings one commit of a hub model into the hub cache, with huggingface_hub; opens no weight.
+"""Download one commit of a hub model into the hub cache with huggingface_hub, without opening weights.
 
-Owns which files are fetched and what the user can do where that fails. Files that arrived whole stay, so a download
-that was interrupted goes on with the ones that did not. The token is the environment's HF_TOKEN or none: a login that
-is stored on disk is not used, because a build should read what its environment lets it read.
+Selects the files to download and explains failures. Complete files are kept, so an interrupted download continues with
+the missing ones. The token is HF_TOKEN from the environment or none. A login stored on disk is not used, because a
+build should only have the access that its environment grants.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from trtspec.core.paths import hub_cache_dir
 log = logging.getLogger(__name__)
 
 DESCRIPTIONS = ("config.json", "hf_quant_config.json", INDEX, *TOKENIZER_FILES)
-TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what may stand after "Bearer" in a header
-NO_MODEL = "the hub has no such model, or it is private"
-MAY_READ = "set HF_TOKEN to a token that may read it"
+TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # the token syntax of an Authorization: Bearer header
+NO_MODEL = "the model does not exist on the hub, or it is private"
+MAY_READ = "set HF_TOKEN to a token with read access"
 BUILD_AGAIN, TRY_AGAIN = "build again", "try again"
-KEPT = "files that arrived whole are kept"
+KEPT = "complete files are kept"
 
 OnBytes = Callable[[int, int], None]
 
 
 class HubError(NotPreparedError):
-    """The hub cannot be reached, or does not hand out what is asked for."""
+    """The hub is unreachable or refuses the request."""
 
 
 def is_fetched(root: Path, pickles: Collection[str]) -> bool:
-    """Return whether a snapshot holds its config and the weights that are known to belong to it."""
+    """Return whether a snapshot has its config and all weights that are known to belong to it."""
     weights = _weights(root, pickles)
     whole = all((root / name).is_file() for name in weights) if weights else any(root.glob("*.safetensors"))
     return whole and (root / "config.json").is_file()
 
 
 def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes: OnBytes) -> None:
-    """Download what a build reads of a hub model at a commit.
+    """Download the files of a hub model at a commit that a build reads.
 
-    The weights are `pickles` where there are any, else the *.safetensors that the index names. `on_bytes` gets the
-    bytes that are done and their total, which grows while files begin. Raises CheckpointError where the hub cannot be
-    reached, does not hand the files out, has none, or where they cannot be stored.
+    The weights are `pickles` if given, else the *.safetensors files of the index. `on_bytes` receives the downloaded
+    and the total bytes; the total grows as downloads start. Raises CheckpointError if the hub is unreachable, refuses
+    or lacks a file, or if a file cannot be stored.
     """
     root, bar = snapshot_dir(model, revision), _bar_class(on_bytes)
     with explained(f"{model} at commit {revision}"):
         _download(model, revision, [*DESCRIPTIONS, *([PICKLE_INDEX] if pickles else [])], bar)
         weights = _weights(root, pickles) or ["*.safetensors"]
         if not is_fetched(root, pickles):
-            _check_room(model, revision, weights)
+            _check_disk_space(model, revision, weights)
         _download(model, revision, weights, bar)
     if not is_fetched(root, pickles):
         message, hint = _incomplete(root, pickles)
@@ -76,39 +76,40 @@ def _download(model: str, revision: str, names: Collection[str], bar: type[Any])
 
     token = hub_token()
     host, as_whom = urlsplit(constants.ENDPOINT).hostname, "with HF_TOKEN" if token else "without a token"
-    log.info("ask %s %s for %s at %s: %s", host, as_whom, model, revision, " ".join(names))
+    log.info("request from %s %s: %s at %s: %s", host, as_whom, model, revision, " ".join(names))
     snapshot_download(
         model,
         revision=revision,
         cache_dir=hub_cache_dir(),
         token=token or False,
         allow_patterns=list(names),
-        ignore_patterns=["*/*"],  # the patterns alone would match in folders too
+        ignore_patterns=["*/*"],  # without it the patterns would also match in folders
         tqdm_class=bar,
     )
 
 
-def _check_room(model: str, revision: str, names: Collection[str]) -> None:
-    """Refuse a download of weights that the hub cache has no room for; offline nothing is downloaded."""
+def _check_disk_space(model: str, revision: str, names: Collection[str]) -> None:
+    """Raise CheckpointError if the hub cache lacks space for the weights; do nothing offline."""
     from huggingface_hub import HfApi, constants
 
-    from trtspec.store.disk_space import disk_need  # knows the store, which a check does without
+    from trtspec.store.disk_space import disk_need  # imports the store, which a check does not need
 
     if constants.HF_HUB_OFFLINE:
         return
     root, cache = snapshot_dir(model, revision), hub_cache_dir()
     listed = HfApi().list_repo_tree(model, revision=revision, token=hub_token() or False)
-    sizes = {each.path: getattr(each, "size", 0) for each in listed}  # a folder has none
+    sizes = {each.path: getattr(each, "size", 0) for each in listed}  # folders lack a size
     absent = [path for path in sizes if not (root / path).exists() and any(fnmatch(path, name) for name in names)]
     begun = sum(path.stat().st_size for path in root.parent.parent.glob("blobs/*.incomplete"))
     need = disk_need("hub cache", cache, max(0, sum(sizes[path] for path in absent) - begun))
     if not need.is_met:
-        raise CheckpointError(need.message, hint="make room there, or point HF_HUB_CACHE at another disk")
+        raise CheckpointError(need.message, hint="free space there, or point HF_HUB_CACHE at another disk")
 
 
 @contextmanager
 def explained(where: str, again: str = BUILD_AGAIN, place: Path | None = None) -> Iterator[None]:
-    """Turn the client's errors into a CheckpointError about `where`; `again` is what to do once the cause is gone.
+    """Turn errors of the hub client into a CheckpointError about `where`; `again` is the action after the cause is
+    fixed.
 
     Files are stored at `place`, by default in the hub cache.
     """
@@ -116,13 +117,13 @@ def explained(where: str, again: str = BUILD_AGAIN, place: Path | None = None) -
         yield
     except (CheckpointError, ModuleNotFoundError):
         raise
-    except Exception as error:  # the client lets out errors of its HTTP library, which changed with its versions
+    except Exception as error:  # the client also raises errors of its HTTP library, which differs between versions
         message, hint = _explain(error, again, place or hub_cache_dir())
         raise HubError(message, where=where, hint=hint) from error
 
 
 def _weights(root: Path, pickles: Collection[str]) -> list[str]:
-    """Return the names of the weight files, as far as they are known before they are there."""
+    """Return the names of the weight files as far as they are known."""
     if pickles:
         return sorted(pickles)
     index = root / INDEX
@@ -130,70 +131,72 @@ def _weights(root: Path, pickles: Collection[str]) -> list[str]:
 
 
 def hub_token() -> str | None:
-    """Return HF_TOKEN, None where it is not set; raises CheckpointError for what no header can hold."""
+    """Return HF_TOKEN, or None if it is not set; raise CheckpointError if it is not valid in a header."""
     token = os.environ.get("HF_TOKEN", "").strip()
     if token and not TOKEN.fullmatch(token):
-        raise CheckpointError("HF_TOKEN holds characters that no token has", hint=f"{MAY_READ}, or unset it")
+        raise CheckpointError(
+            "HF_TOKEN contains characters that are not valid in a token", hint=f"{MAY_READ}, or unset it"
+        )
     return token or None
 
 
 def _incomplete(root: Path, pickles: Collection[str]) -> tuple[str, str]:
-    """Return what is wrong with a snapshot after a download without an error, and what to do about it."""
+    """Return (message, hint) for a snapshot that is incomplete although the download did not fail."""
     from huggingface_hub import constants
 
     absent = [name for name in ("config.json", *_weights(root, pickles)) if not (root / name).is_file()]
-    message = f"there is no {absent[0] if absent else '*.safetensors'}"
+    message = f"{absent[0] if absent else '*.safetensors'} is missing"
     if constants.HF_HUB_OFFLINE:
-        return f"{message} in the hub cache, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE and build again"
+        return f"{message} from the hub cache, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE and build again"
     if absent:
         return message, "check the model's name, the commit and the names under sha256"
-    digests = "allow_pickle: true and sha256: {pytorch_model.bin: <64 hex digits, on the hub's page of the file>}"
-    return message, f"where the weights are pickles, allow them in the recipe: {digests}"
+    digests = "allow_pickle: true and sha256: {pytorch_model.bin: <64 hex digits from the file's page on the hub>}"
+    return message, f"if the weights are pickles, allow them in the recipe: {digests}"
 
 
 def _explain(error: Exception, again: str, place: Path) -> tuple[str, str]:
-    """Return what went wrong with a download, and what to do about it.
+    """Return (message, hint) for a failed download.
 
-    No text of the client is quoted: an address in it may carry a signature that opens a private file.
+    The client's message is not quoted: a URL in it may contain a signature that grants access to a private file.
     """
     from huggingface_hub import constants, errors
 
     then = f"then {again}: {KEPT}"
     if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
         if constants.HF_HUB_OFFLINE:
-            return "it is not in the hub cache, and HF_HUB_OFFLINE is set", f"unset HF_HUB_OFFLINE and {again}"
+            return "not in the hub cache, and HF_HUB_OFFLINE is set", f"unset HF_HUB_OFFLINE and {again}"
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
-    said = {
-        errors.GatedRepoError: ("its owner wants to be asked for access", f"ask on the model's page, then {MAY_READ}"),
-        errors.RevisionNotFoundError: ("the model has no such commit", "take it from the hub's list of commits"),
+    explanations = {
+        errors.GatedRepoError: ("access to the model is gated", f"request access on the model's page, then {MAY_READ}"),
+        errors.RevisionNotFoundError: ("the model has no such commit", "copy one from the hub's list of commits"),
         errors.RepositoryNotFoundError: (NO_MODEL, f"check the name, or {MAY_READ}"),
-        errors.HFValidationError: ("this cannot be the name of a hub model", "a hub id is owner/name"),
+        errors.HFValidationError: ("not a valid name of a hub model", "a hub id is owner/name"),
     }
-    for kind, explanation in said.items():  # the first is a kind of the third
+    for kind, explanation in explanations.items():  # the first class is a subclass of the third
         if isinstance(error, kind):
             return explanation
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         hint = f"{MAY_READ}, or unset it" if status in (401, 403) else then
-        return f"the hub answered with HTTP status {status}", hint
+        return f"the hub returned HTTP status {status}", hint
     if isinstance(error, OSError) and error.errno and not isinstance(error, (ConnectionError, TimeoutError)):
-        return f"cannot be stored: {os.strerror(error.errno)}", f"give {place} room or access; {then}"
-    endpoint = urlsplit(constants.ENDPOINT).hostname  # without the password that an address may hold
+        return f"cannot be stored: {os.strerror(error.errno)}", f"free space in {place} or make it writable; {then}"
+    endpoint = urlsplit(constants.ENDPOINT).hostname  # omits a password in the URL
     hint = f"check the network, the proxy and HF_ENDPOINT; {then}"
     return f"the download from {endpoint} failed: {type(error).__name__}", hint
 
 
 def _bar_class(on_bytes: OnBytes) -> type[Any]:
-    """Return what the client takes for a progress bar, and what calls `on_bytes` instead of drawing."""
+    """Return a progress bar class for the client that calls `on_bytes` instead of drawing."""
     import threading
     from io import StringIO
 
-    import huggingface_hub  # noqa: F401 - brings tqdm; where it is missing, it is what has to be installed
+    import huggingface_hub  # noqa: F401 - provides tqdm; if missing, the error names the package to install
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
         monitor_interval = 0
-        # of several bars of bytes the client makes the one for what is on the disk last
+        # the client creates several byte counters; the last one counts bytes on disk
         latest: Bar | None = None
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -205,5 +208,5 @@ def _bar_class(on_bytes: OnBytes) -> type[Any]:
             if self is Bar.latest and self.total:
                 on_bytes(int(self.n), int(self.total))
 
-    Bar.set_lock(threading.RLock())  # tqdm's own lock would start a process
+    Bar.set_lock(threading.RLock())  # tqdm's default lock would start a process
     return Bar

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes previews of hub models: asks for their documents, the headers of their tensors, and as little else as it can.
+"""Create previews of hub models: download their documents and tensor headers, and as little else as possible.
 
-Of a tokenizer that is large only the length is fetched, until it has to be compared with one that the hub does not call
-equal.
+For a large tokenizer only the length is fetched, until the tokenizer has to be compared with one that has a different
+digest.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from trtspec.checkpoints.tokenizer import check_tokenizers
 from trtspec.core.errors import CheckpointError
 from trtspec.core.files import in_threads
 
-THREADS = 16  # requests at once, which wait almost all of their time
-SMALL_BYTES = 1 << 16  # a tokenizer's file of so many is fetched
-# A header has about so much for all, and for each tensor beside its name: almost all arrive with one request.
+THREADS = 16  # concurrent requests, which are almost always idle
+SMALL_BYTES = 1 << 16  # tokenizer files up to this size are downloaded
+# Estimated header size: a constant, and per tensor in addition to its name. Almost all headers need one request.
 HEADER_BYTES, ENTRY_BYTES, UNKNOWN_HEADER_BYTES = 512, 110, 60_000
-TABLES, TABLE_BYTES = ("I64", "BOOL"), range(1 << 10, 16 << 20)  # of ids, in draft heads
+TABLES, TABLE_BYTES = ("I64", "BOOL"), range(1 << 10, 16 << 20)  # tables of ids in draft heads
 PICKLES = (".bin", ".pt", ".pth")
-PINNED = "build from pickles by hand: allow_pickle and sha256 (docs/checkpoints.md)"
+PINNED = "to build from pickles, set allow_pickle and sha256 (docs/checkpoints.md)"
 
 
 def make_preview(model: str, revision: str) -> Source:
-    """Return what a hub model is at a commit; asks the hub only for what is not kept yet.
+    """Return the preview of a hub model at a commit; download only what is not cached.
 
-    Raises CheckpointError where it cannot be had, or does not add up.
+    Raises CheckpointError if the download fails or the files are inconsistent.
     """
     hub = HubModel(model, revision)
     found = find_preview(preview_dir(model, revision))
@@ -54,7 +54,7 @@ def make_preview(model: str, revision: str) -> Source:
 
 
 def compare_tokenizers(target: Source, draft: Source) -> None:
-    """Raise TrtspecError as `check_tokenizers` does; what the hub calls equal is not fetched."""
+    """Raise TrtspecError as `check_tokenizers` does; files with equal digests are not downloaded."""
     digests = {_digest(source, "tokenizer.json") for source in (target, draft)}
     if len(digests) > 1 or "" in digests:
         for source in (target, draft):
@@ -63,13 +63,13 @@ def compare_tokenizers(target: Source, draft: Source) -> None:
 
 
 def _digest(source: Source, name: str) -> str:
-    """Return what the hub tells of a file's content, "" where the source is no preview."""
+    """Return the hub's digest of a file, or "" if the source is not a preview."""
     found = find_preview(source.root) if source.absent else None
     return found.files[name].digest if found and name in found.files else ""
 
 
 def bring_tokenizer(source: Source) -> None:
-    """Fetch a tokenizer of which a preview has only the length; raises HubError where that cannot be had."""
+    """Download a tokenizer of which a preview has only the length; raise HubError if that fails."""
     name = "tokenizer.json"
     found = find_preview(source.root) if name in source.absent else None
     if found is None or name not in found.parts:
@@ -81,7 +81,7 @@ def bring_tokenizer(source: Source) -> None:
 
 
 def _make(hub: HubModel) -> Preview:
-    """Fetch what is not there yet, and write last that all of it is."""
+    """Download missing files, then write the marker of a complete preview."""
     root, files = make_root(hub.model, hub.revision), hub.files()
     if "config.json" not in files:
         raise CheckpointError("no config.json", where=hub.model, hint="a checkpoint is config.json and *.safetensors")
@@ -99,7 +99,7 @@ def _make(hub: HubModel) -> Preview:
 
 
 def _make_shards(hub: HubModel, root: Path, files: Mapping[str, HubFile], expected: Mapping[str, int]) -> None:
-    """Make the weight files that are not there yet, each in a folder beside them until it is whole."""
+    """Create the missing weight files, each in a temporary folder until it is complete."""
     with TemporaryDirectory(dir=root) as folder:
 
         def make(name: str) -> None:
@@ -114,7 +114,7 @@ def _is_there(root: Path, name: str, files: Mapping[str, HubFile]) -> bool:
 
 
 def _fetch(hub: HubModel, root: Path, files: Mapping[str, HubFile], name: str) -> None:
-    """Download a document, unless it is there."""
+    """Download a document unless it is cached."""
     nbytes = files[name].nbytes
     if nbytes > MAX_INDEX_BYTES:
         raise CheckpointError(
@@ -125,7 +125,7 @@ def _fetch(hub: HubModel, root: Path, files: Mapping[str, HubFile], name: str) -
 
 
 def _shards(root: Path, files: Mapping[str, HubFile], where: str) -> dict[str, int]:
-    """Return how long the header of each weight file probably is: of those in the index, or of all there are."""
+    """Return the estimated header size of each weight file of the index or, without an index, of the commit."""
     expected = dict.fromkeys(files, UNKNOWN_HEADER_BYTES)
     if (root / INDEX).is_file():
         expected = {}
@@ -134,17 +134,19 @@ def _shards(root: Path, files: Mapping[str, HubFile], where: str) -> dict[str, i
     found = {name: expected[name] for name in sorted(expected) if SHARD.fullmatch(name)}
     if missing := [name for name in found if name not in files]:
         raise CheckpointError(
-            f"its index names {missing[0]}, which it has not", where=where, hint="name another commit"
+            f"the index names {missing[0]}, which is missing", where=where, hint="name another commit"
         )
     if not found:
         pickled = next((name for name in files if name.endswith(PICKLES)), None)
-        message = f"has no *.safetensors; {pickled} is a pickle, which is not opened" if pickled else "has no weights"
+        message = (
+            f"lacks *.safetensors; {pickled} is a pickle, and pickles are not opened" if pickled else "lacks weights"
+        )
         raise CheckpointError(message, where=where, hint=PINNED if pickled else None)
     return found
 
 
 def _make_shard(hub: HubModel, path: Path, nbytes: int, expected: int) -> None:
-    """Write a file of the same header, tables and length."""
+    """Write a sparse file with the header, the tables of ids and the length of the original."""
     head = hub.read(path.name, 0, min(expected, nbytes))
     end = 8 + int.from_bytes(head[:8], "little")
     if end > min(MAX_HEADER_BYTES, nbytes):

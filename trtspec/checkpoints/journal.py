@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tasks of a conversion are done for good, so that a killed one goes on where it was."""
+"""Journal of the finished tasks of a conversion, so that an interrupted conversion resumes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ COMMIT_EVERY_S = 0.5
 
 
 class ConversionJournal:
-    """The names of finished tasks, one a line of a file; without a path nothing is remembered.
+    """The names of finished tasks, one per line; without a path nothing is stored.
 
-    The first line is `stamp`, what the tasks were done from; a journal with another one is begun anew.
-    A name is written only after the task's bytes have reached the disk. A thread of its own waits for that, twice a
-    second for all tasks that were finished meanwhile, and without a pause where that takes longer: the disk is never
-    idle while there is something to write. A loss of power costs a second of work and never a wrong byte. Where the
-    disk fails nothing is noted any more, and `finish` and the end raise it: systems tell an error of writing once.
+    The first line is `stamp`, which identifies the sources; a journal with another stamp is discarded. A name is
+    written only after the task's bytes are on the disk. A thread syncs twice a second for all tasks that finished since
+    the last sync, and continuously if a sync takes longer. A power failure costs about a second of work and never
+    corrupts the output. After a disk error nothing more is recorded, and `finish` and the exit raise it, because
+    operating systems report a write error only once.
     """
 
     def __init__(self, path: Path | None, files: Sequence[int], stamp: str = "") -> None:
@@ -39,14 +39,14 @@ class ConversionJournal:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self._stop.set()
-        self._thread.join()  # unbounded: the disk
+        self._thread.join()  # no time-out: waits for the disk
         if not self._failure:
             self._commit()
         elif not kind:
             raise self._failure
 
     def finish(self, name: str) -> None:
-        """Take note that all bytes of a task are written; raises what kept earlier ones from the disk."""
+        """Record that all bytes of a task are written; raise an earlier disk error."""
         if self._failure:
             raise self._failure
         with self._lock:
@@ -77,7 +77,7 @@ class ConversionJournal:
 
 
 def _tasks_done(path: Path, stamp: str) -> frozenset[str]:
-    """Return the tasks of a journal, and cut off what a loss of power left of a last line."""
+    """Return the finished tasks of a journal, and remove an incomplete last line."""
     whole, newline, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
     first, *names = whole.decode(errors="replace").split("\n")
     if not newline or first != stamp:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What serving takes of any decoder, whether a family describes it or not: read from its config alone.
+"""The sizes of a decoder that determine its memory use, from its config alone, for any architecture.
 
-Knows grouped heads, latent attention (MLA), windows, layers of linear attention, experts, and configs that describe the
-text model in a section of their own. Keys are those of transformers' config classes.
+Supports grouped heads, latent attention (MLA), windows, linear attention, experts, and configs with a nested section
+for the text model. Keys are named as in transformers' config classes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trtspec.checkpoints.source import Source
 
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 LINEAR, WINDOWS = "linear_attention", ("sliding_attention", "chunked_attention")
-# What published configs leave to transformers' class of their text model (transformers 5, configuration_gemma3.py).
+# Defaults of text model classes for keys that published configs omit (transformers 5, configuration_gemma3.py).
 DEFAULTS = {
     "gemma3_text": {
         "vocab_size": 262_208,
@@ -27,14 +27,14 @@ DEFAULTS = {
     }
 }
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # Qwen; Mixtral, Llama 4, gpt-oss; DeepSeek
-STATE_ITEM_BYTES = 4  # states of linear attention are summed in float32
+STATE_ITEM_BYTES = 4  # linear attention accumulates its state in float32
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What a layer keeps of each token: `numbers` for each of `heads`, of the last `window` tokens, 0 for all.
+    """The KV cache of a layer: `numbers` per token and head, for the last `window` tokens, or for all if it is 0.
 
-    No heads are a latent vector, which every rank of a tensor parallel group keeps as a whole.
+    With `heads` 0 it is a latent vector, which every rank of a tensor parallel group stores whole.
     """
 
     heads: int
@@ -42,18 +42,18 @@ class LayerCache:
     window: int = 0
 
     def numbers_of_text(self, tokens: int, tensor: int) -> int:
-        """Return how many numbers a text takes on one of `tensor` ranks, each of which has a whole head at least."""
+        """Return the cached numbers of a text on one of `tensor` ranks; each rank has at least one head."""
         heads = max(1, self.heads // tensor)
         return min(tokens, self.window or tokens) * heads * self.numbers
 
 
 @dataclass(frozen=True)
 class Outline:
-    """The sizes of a decoder that memory depends on.
+    """The sizes of a decoder that determine its memory use.
 
-    `state_heads` of `state_numbers` is what layers of linear attention keep of a text, whatever its length.
-    `active_width` is that of the MLP that a token passes, `kept_numbers` that of embedding and head. A token passes
-    `experts_per_token` of a layer's `num_experts`, both 0 where all layers are dense.
+    Linear attention stores `state_heads` times `state_numbers` per text, whatever its length. `active_width` is the MLP
+    width that a token passes, `kept_numbers` the size of embedding and head. A token passes `experts_per_token` of a
+    layer's `num_experts`; both are 0 if all layers are dense.
     """
 
     hidden_size: int
@@ -70,13 +70,13 @@ class Outline:
     experts_per_token: int = 0
 
     def cache_bytes(self, texts: int, tokens: int, tensor: int, item_bytes: int) -> int:
-        """Return what `texts` of so many tokens take on one rank."""
+        """Return the cache bytes of `texts` texts of `tokens` tokens each on one rank."""
         numbers = sum(layer.numbers_of_text(tokens, tensor) for layer in self.layers)
         return texts * (numbers * item_bytes + self.state_heads // tensor * self.state_numbers * STATE_ITEM_BYTES)
 
 
 def read_outline(source: Source) -> Outline:
-    """Read a source's config; raises CheckpointError where a size is missing, or is none."""
+    """Read a source's config; raise CheckpointError if a size is missing or invalid."""
     text = read_text(source)
     hidden, vocab, heads = (
         text.positive("hidden_size"),
@@ -105,13 +105,13 @@ def read_outline(source: Source) -> Outline:
 
 
 def read_text(source: Source) -> ConfigReader:
-    """Return what describes the text model, with what its class would add."""
+    """Return the config section of the text model, completed with the defaults of its class."""
     text = next(filter(None, map(source.reader.section, TEXT_SECTIONS)), source.reader)
     return ConfigReader(DEFAULTS.get(str(text.values.get("model_type")), {}) | text.values, text.where)
 
 
 def _kinds(text: ConfigReader) -> list[str]:
-    """Return what each layer's attention is, by transformers' names; layers that share another's cache are left out."""
+    """Return each layer's kind of attention in transformers' names, without layers that share another's cache."""
     count = text.positive("num_hidden_layers", most=10_000)
     kinds = text.get("layer_types", list, [])
     if not kinds:
@@ -135,6 +135,6 @@ def _cache(text: ConfigReader, kind: str, kv_heads: int, size: int) -> LayerCach
 
 
 def _active_width(text: ConfigReader) -> int:
-    """Return how wide the MLP of a token is: a dense layer's, or that of all experts it passes."""
+    """Return the MLP width that a token passes, in a dense layer or in all its experts."""
     dense, experts = text.positive("intermediate_size", 1), text.positive("num_experts_per_tok", 1)
     return max(dense, experts * text.positive("moe_intermediate_size", dense))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decoder is, in neutral words: the meeting point of Hugging Face configs and TensorRT-LLM configs."""
+"""The neutral description of a decoder, between Hugging Face configs and TensorRT-LLM configs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from trtspec.core.diagnostics import written
 from trtspec.core.errors import CheckpointError, UnsupportedModel
 
 MAX_MESSAGE = 2000
-UNCONVERTED = "choose an engine.backend that runs the checkpoint as it is"
+UNCONVERTED = "choose an engine.backend that runs the checkpoint without conversion"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched; `kind` is Hugging Face's `rope_type`, the rest its parameters.
+    """Scaling of rotary frequencies; `kind` is Hugging Face's `rope_type`, the other fields are its parameters.
 
     `factor` divides low frequencies (all of them for "linear"; none for "dynamic" up to the model's own positions).
-    "llama3" reads the two `freq_factor`s: wavelengths below `original_max_position / high_freq_factor` stay, those
-    above `original_max_position / low_freq_factor` are stretched, the ones between are interpolated. "yarn" reads the
-    rest: frequencies that turn more than `beta_fast` times over `original_max_position` stay, those that turn less than
-    `beta_slow` times are stretched, and sines and cosines are multiplied by `attention_factor`. "longrope" reads that
-    too, and divides each frequency by its own of the `short_factors`, or of the `long_factors` for texts beyond
-    `original_max_position`.
+    "llama3" uses the two `freq_factor`s: wavelengths below `original_max_position / high_freq_factor` stay, those above
+    `original_max_position / low_freq_factor` are stretched, and those between are interpolated. "yarn" uses the
+    remaining fields: frequencies that turn more than `beta_fast` times over `original_max_position` stay, those that
+    turn less than `beta_slow` times are stretched, and sines and cosines are multiplied by `attention_factor`.
+    "longrope" uses `attention_factor` too, and divides each frequency by its entry in `short_factors`, or in
+    `long_factors` for texts beyond `original_max_position`.
     """
 
     kind: str
@@ -43,10 +43,10 @@ class RopeScaling:
 
 
 def stretch(scaling: RopeScaling | None, max_positions: int) -> int:
-    """Return how many positions a scaling is made for, at least `max_positions`.
+    """Return the number of positions that a scaling supports, at least `max_positions`.
 
-    Linear and dynamic scaling stretch the model's own positions, YaRN the original ones. The others are made for those
-    of config.json.
+    Linear and dynamic scaling multiply the model's own positions, YaRN the original ones. The other kinds support the
+    positions of config.json.
     """
     if scaling is None or scaling.kind not in ("linear", "dynamic", "yarn"):
         return max_positions
@@ -58,16 +58,16 @@ def stretch(scaling: RopeScaling | None, max_positions: int) -> int:
 class ModelConfig:
     """A decoder-only transformer with rotary positions and gated MLP, dense or a mixture of experts.
 
-    `attn_bias` is that of queries, keys and values, `dense_bias` that of the attention's output. `num_experts` is 0 for
-    a dense MLP; `intermediate_size` is one expert's. `hidden_act` "swiglu" is "silu" where `mlp.fc` holds both
-    branches, as TensorRT-LLM stores them. `sliding_window` is how far back attention reaches, 0 for all the way;
-    in the `full_layers` it reaches all the way nevertheless. Layers with a window rotate by `local_rotary_base`,
-    unscaled, where it is not 0. `rotary_share` is the part of each head that is rotated.
+    `attn_bias` is for queries, keys and values, `dense_bias` for the attention's output. `num_experts` is 0 for a dense
+    MLP; `intermediate_size` is the size of one expert. `hidden_act` is "swiglu" instead of "silu" if `mlp.fc` holds
+    both branches, as in TensorRT-LLM. `sliding_window` is the attention span, 0 for unlimited; `full_layers` are
+    unlimited in any case. Layers with a window use `local_rotary_base`, unscaled, if it is not 0. `rotary_share` is the
+    rotated part of each head.
 
-    With `inner_norms` what attention and MLP give is normed before it is added; `scaled_embedding` multiplies
-    embeddings by the root of the hidden size. Scores are divided by the root of `query_scalar`, 0 for the head size.
-    Scores and logits x become cap * tanh(x / cap) where their cap is not 0. `extra` holds keys that the family's own
-    TensorRT-LLM config class reads beside the common ones.
+    With `inner_norms`, the outputs of attention and MLP are normed before they are added; `scaled_embedding` multiplies
+    embeddings by the square root of the hidden size. Scores are divided by the square root of `query_scalar`, or of the
+    head size if it is 0. A cap that is not 0 replaces scores or logits x by cap * tanh(x / cap). `extra` holds keys
+    that only the family's TensorRT-LLM config class reads.
     """
 
     architecture: str
@@ -104,7 +104,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Return how many weights the model has; a tied embedding counts once."""
+        """Return the number of weights; a tied embedding counts once."""
         heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_size
         attention = heads * self.hidden_size + self.num_heads * self.head_size * self.hidden_size
         attention += heads * self.attn_bias + self.hidden_size * self.dense_bias + 2 * self.head_size * self.qk_norm
@@ -117,50 +117,50 @@ class ModelConfig:
 
     @property
     def rotary_size(self) -> int:
-        """Return how many numbers of a head are rotated, the first ones."""
+        """Return the number of leading elements of a head that are rotated."""
         return int(self.head_size * self.rotary_share)
 
     @property
     def score_scale(self) -> float:
-        """Return what the products of queries and keys are multiplied by."""
+        """Return the factor for the products of queries and keys."""
         return float((self.query_scalar or self.head_size) ** -0.5)
 
     def has_window(self, layer: int) -> bool:
-        """Return whether a layer's attention reaches back no further than the sliding window."""
+        """Return whether a layer's attention is limited to the sliding window."""
         return bool(self.sliding_window) and layer not in self.full_layers
 
     @property
     def exact_positions(self) -> int:
-        """Return up to which length full attention says what the model says: the window, where it has one."""
+        """Return the text length up to which full attention is equal to the model's: the window, if it has one."""
         return min(self.max_positions, self.sliding_window or self.max_positions)
 
     @property
     def stretched_positions(self) -> int:
-        """Return how many positions the rotary scaling is made for, where that is more than `max_positions`."""
-        # Gemma 3's own number is stretched already
+        """Return the number of positions that the rotary scaling supports, at least `max_positions`."""
+        # the number in Gemma 3's config includes the scaling
         return self.max_positions if self.local_rotary_base else stretch(self.rope_scaling, self.max_positions)
 
     def positions(self, stretches: Collection[str], *, keeps_windows: bool) -> int:
-        """Return how long texts may be for an engine that stretches positions with these kinds of scaling."""
+        """Return the longest text for an engine that supports the `stretches` kinds of scaling."""
         is_stretched = self.rope_scaling is not None and self.rope_scaling.kind in stretches
         longest = self.stretched_positions if is_stretched else self.max_positions
         return longest if keeps_windows else min(longest, self.sliding_window or longest)
 
     def kv_bytes_per_token(self, item_bytes: int) -> int:
-        """Return the bytes of keys and values that one token takes in all layers."""
+        """Return the bytes of keys and values of one token in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * item_bytes
 
 
 class ConfigReader:
-    """Typed reads from a parsed config.json; every complaint names the file and the key."""
+    """Typed reads from a parsed config.json; every error names the file and the key."""
 
     def __init__(self, values: dict[str, Any], where: str, assumed: frozenset[str] = frozenset()) -> None:
         self.values = values
         self.where = where
-        self.assumed = assumed  # the keys whose values are defaults of a config class
+        self.assumed = assumed  # keys whose values are defaults of a config class
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
-        """Return a reader that has the defaults of a config class for absent keys; a null stays one."""
+        """Return a reader with the defaults of a config class for absent keys; null values stay null."""
         absent = {key: value for key, value in defaults.items() if key not in self.values}
         return ConfigReader(absent | self.values, self.where, self.assumed | absent.keys())
 
@@ -169,20 +169,20 @@ class ConfigReader:
         return ConfigReader(self.values | values, self.where, self.assumed - values.keys())
 
     def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
-        """Return the error to raise for this file, whose values in `message` may be long."""
+        """Return the CheckpointError to raise for this file; a long message is cut."""
         return CheckpointError(_cut(message), where=self.where, hint=hint)
 
     def refuse_value(self, message: str) -> CheckpointError:
-        """Return the error to raise for a value that this file has to have otherwise."""
+        """Return the CheckpointError to raise for an invalid value of this file."""
         name = self.where.partition(": ")[0].rpartition("/")[2]
-        return self.refuse(message, f"correct it in {name}, or name a checkpoint that has it right")
+        return self.refuse(message, f"correct it in {name}, or choose another checkpoint")
 
     def unsupported(self, message: str) -> UnsupportedModel:
         """Return the error to raise for a model that the conversion does not support."""
         return UnsupportedModel(_cut(message), where=self.where, hint=UNCONVERTED)
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Return `key` as `kind`; None counts as absent, an absent key without default is an error."""
+        """Return `key` as `kind`. A null value counts as absent; an absent key without default is an error."""
         value = self.values.get(key)
         if value is None:
             value = default
@@ -202,7 +202,7 @@ class ConfigReader:
         return value
 
     def section(self, key: str) -> ConfigReader | None:
-        """Return the mapping at `key`, or None where it is absent, null or empty."""
+        """Return the mapping at `key`, or None if it is absent, null or empty."""
         value = self.values.get(key)
         if not value:
             return None

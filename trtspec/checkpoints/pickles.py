@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a safetensors checkpoint of one whose weights are pickles (*.bin, *.pt), for those the recipe pins.
+"""Convert weights in pickles (*.bin, *.pt) that the recipe pins to a safetensors checkpoint.
 
-A pickle is a program, so it is treated as one: nothing is opened that is not the very bytes whose SHA-256 the recipe
-names, and what opens it is a child process (unpickler.py) with nothing in its environment and an end to its time. What
-the child wrote is a stranger's file too: its header is read like any other.
+A pickle is a program and is treated as untrusted: a file is opened only if its SHA-256 is the one in the recipe, by a
+child process (unpickler.py) with an empty environment and a time limit. The output of the child process is untrusted
+too, so its header is validated.
 
-    CACHE/unpickled/KEY/         config, tokenizer and weights, complete or not there
-    CACHE/unpickled/KEY.lock     held while it is made
-    CACHE/unpickled/.KEY.tmp/    while it is made; what a killed build left is deleted by the next
+    CACHE/unpickled/KEY/         config, tokenizer and weights; exists only if complete
+    CACHE/unpickled/KEY.lock     held during the conversion
+    CACHE/unpickled/.KEY.tmp/    during the conversion; the next build deletes the leftovers of a killed one
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ log = logging.getLogger(__name__)
 
 FORMAT = "trtspec.unpickled/1"
 DESCRIPTIONS = ("config.json", *TOKENIZER_FILES)
-# Slow disks read 10 MB/s; importing torch may take a while too.
+# Slow disks read 10 MB/s, and importing torch can take long.
 LEAST_TIME_S, LEAST_BYTES_PER_S = 120, 10_000_000
 
 OnBytes = Callable[[int], None]
 
 
 def unpickled_dir(root: Path, pins: Mapping[str, str]) -> Path:
-    """Return where the checkpoint made of the pinned pickles in `root` lies, made or not.
+    """Return the directory of the checkpoint converted from the pinned pickles in `root`, which need not exist.
 
-    `pins` maps their names to their SHA-256, which stand for the files: only config and tokenizer are read here.
+    `pins` maps their names to their SHA-256. Only config and tokenizer are hashed here.
     """
     descriptions = {name: file_sha256(root / name) for name in DESCRIPTIONS if (root / name).is_file()}
     key = json.dumps([FORMAT, dict(pins), descriptions], sort_keys=True)
@@ -63,13 +63,13 @@ def unpickled_dir(root: Path, pins: Mapping[str, str]) -> Path:
 
 
 def unpickle(root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> None:
-    """Make `unpickled_dir(root, pins)`, if it is not there yet; `on_bytes` is told the size of each piece read.
+    """Create `unpickled_dir(root, pins)` if it does not exist; `on_bytes` receives the size of each piece read.
 
-    Raises CheckpointError for a pickle that is missing, is not the pinned one, or holds something else than tensors;
-    then nothing is left behind.
+    Raises CheckpointError for a pickle that is missing, has another SHA-256, or contains anything but tensors; then no
+    files remain.
     """
     target = unpickled_dir(root, pins)
-    with _in_words(target), _locked(target):
+    with _explain_os_errors(target), _locked(target):
         if target.is_dir():
             return
         read_json(inside(root, "config.json"), MAX_CONFIG_BYTES)
@@ -104,7 +104,7 @@ def _fill(out: Path, root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> 
     for tensor, name in indexed.items():
         if found.get(tensor) != name:
             raise CheckpointError(
-                f"says {tensor!r} is in {name}, where it is not", where=str(root / PICKLE_INDEX), hint=DAMAGED
+                f"maps {tensor!r} to {name}, which does not contain it", where=str(root / PICKLE_INDEX), hint=DAMAGED
             )
     if len(shards) > 1:
         weight_map = {tensor: shards[name] for tensor, name in found.items()}
@@ -113,7 +113,7 @@ def _fill(out: Path, root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> 
 
 
 def _shard_names(pickles: Sequence[str]) -> dict[str, str]:
-    """Return the safetensors file that each pickle becomes, by the names that transformers looks for."""
+    """Return the safetensors file name of each pickle, as expected by transformers."""
     count = len(pickles)
     if count == 1:
         return {pickles[0]: "model.safetensors"}
@@ -121,32 +121,30 @@ def _shard_names(pickles: Sequence[str]) -> dict[str, str]:
 
 
 def _read_index(index: Path, pins: Mapping[str, str]) -> dict[str, str]:
-    """Return in which pickle each tensor should be, as far as an index says; all of its files have to be pinned."""
+    """Return the pickle of each tensor according to the index, if there is one; all its files must be pinned."""
     placed = read_weight_map(index) if index.is_file() else {}
     for name in sorted(set(placed.values()) - set(pins)):
-        hint = f"pin every file it names; a digest is printed by: sha256sum {quote(str(index.with_name(name)))}"
+        hint = f"pin every file it names; print its digest with: sha256sum {quote(str(index.with_name(name)))}"
         raise CheckpointError(f"names {name}, which sha256 does not pin", where=str(index), hint=hint)
     return placed
 
 
 def _convert(pickle: Path, sha256: str, out: Path, on_bytes: OnBytes) -> None:
-    """Write the tensors of a pickle to `out`, once it is seen to be the one that is pinned."""
+    """Write the tensors of a pickle to `out` after verifying its digest."""
     if not pickle.is_file():
-        raise CheckpointError(
-            "sha256 pins this file, which is missing", where=str(pickle), hint="correct sha256 in the recipe"
-        )
+        raise CheckpointError("pinned by sha256 but missing", where=str(pickle), hint="correct sha256 in the recipe")
     with pickle.open("rb") as file:
-        opened = Path(f"/dev/fd/{file.fileno()}")  # another file put at the path meanwhile is not opened
+        opened = Path(f"/dev/fd/{file.fileno()}")  # the verified file is opened even if the path changes
         found = file_sha256(opened, on_bytes)
         if found != sha256:
-            hint = f"its SHA-256 is {found}; pin that only if you know where the file comes from"
-            raise CheckpointError("is not the file that sha256 pins", where=str(pickle), hint=hint)
+            hint = f"its SHA-256 is {found}; pin it only if you trust the file's origin"
+            raise CheckpointError("does not have the SHA-256 pinned in the recipe", where=str(pickle), hint=hint)
         _run_unpickler(pickle, file.fileno(), out)
     sync(out)
 
 
 def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
-    """Run the child process; whatever ends this call ends the child and all that it started."""
+    """Run the child process; however this call ends, it ends the child and all its processes."""
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     timeout_s = LEAST_TIME_S + pickle.stat().st_size / LEAST_BYTES_PER_S
@@ -163,7 +161,7 @@ def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
         preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  two system calls, no lock
     )
     try:
-        said = process.communicate(timeout=timeout_s)[1].decode(errors="replace").splitlines()
+        errors = process.communicate(timeout=timeout_s)[1].decode(errors="replace").splitlines()
     except subprocess.TimeoutExpired:
         raise CheckpointError(
             f"was not converted within {timeout_s:.0f} s",
@@ -175,9 +173,9 @@ def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=LEAST_TIME_S)
     if process.returncode:
-        ended = f"the process that opened it ended with {process.returncode}"
+        ended = f"the process that opened it exited with {process.returncode}"
         raise CheckpointError(
-            said[-1][:500] if said else ended,
+            errors[-1][:500] if errors else ended,
             where=str(pickle),
             hint="convert it to safetensors with the tool that wrote it",
         )
@@ -191,11 +189,11 @@ def _locked(target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _in_words(target: Path) -> Iterator[None]:
+def _explain_os_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "give it room or access, then build again; TRTSPEC_CACHE says where it lies"
+        hint = "free space or make the cache (TRTSPEC_CACHE) writable, then build again"
         raise CheckpointError(
-            f"cannot be made: {error.strerror}", where=str(target), hint=remedy_of(error) or hint
+            f"cannot be created: {error.strerror}", where=str(target), hint=remedy_of(error) or hint
         ) from error

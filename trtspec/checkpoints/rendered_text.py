@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type of a text that a chat template wrote."""
+"""The type of a text rendered by a chat template."""
 
 from __future__ import annotations
 
 
 class Rendered(str):
-    """The text of a chat by a template, which writes the special tokens itself: encoding adds none.
+    """A chat rendered by a template, which includes the special tokens: encoding adds none.
 
-    JSON keeps no types: whoever sends such a text elsewhere says so beside it.
+    JSON does not preserve the type, so senders must transmit it separately.
     """
 
     __slots__ = ()

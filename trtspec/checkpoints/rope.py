@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions in Hugging Face's keys, which TensorRT-LLM's `rotary_scaling` takes over: read, defaulted, written.
+"""Rotary positions: read Hugging Face's keys with their defaults, and write TensorRT-LLM's `rotary_scaling`.
 
-The places, their order and the defaults are those of transformers 5.23, src/transformers/modeling_rope_utils.py
+Key locations, precedence and defaults follow transformers 5.23, src/transformers/modeling_rope_utils.py
 (RotaryEmbeddingConfigMixin).
 """
 
@@ -16,10 +16,10 @@ from trtspec.checkpoints.model_config import ConfigReader, RopeScaling
 from trtspec.core.errors import CheckpointError
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-SCALING, PARAMETERS = "rope_scaling", "rope_parameters"  # the section's name up to transformers 4, and since 5
+SCALING, PARAMETERS = "rope_scaling", "rope_parameters"  # the section's names in transformers 4 and 5
 ORIGINAL, SHARE, BASE = "original_max_position_embeddings", "partial_rotary_factor", "rope_theta"
 _HAVE_ORIGINAL = ("llama3", "yarn", "longrope")
-# The keys that each kind reads, beside the base and the share of a head.
+# The keys of each kind, in addition to the base and the share of a head.
 _READ = {
     "default": (),
     "linear": ("factor",),
@@ -34,7 +34,7 @@ _READ = {
 
 @dataclass(frozen=True)
 class Rotary:
-    """The rotary positions of a model: the base of the frequencies, their scaling, and the share of a head."""
+    """Rotary positions of a model: base and scaling of the frequencies, and the rotated share of a head."""
 
     base: float
     scaling: RopeScaling | None
@@ -50,10 +50,10 @@ def read_rotary(
 ) -> Rotary:
     """Return the rotary positions that transformers computes for a config.json.
 
-    transformers takes `rope_scaling` before `rope_parameters`, and for keys that the section lacks the top level; the
-    original length at the top level goes before the section's. `base` is the default of the config class, `aliases`
-    maps old names of kinds to the ones of today. Raises CheckpointError where two places differ about a value, since
-    engines differ in which one they take.
+    transformers prefers `rope_scaling` to `rope_parameters` and completes the section with top-level keys; a top-level
+    original length overrides the section's. `base` is the default of the config class, `aliases` maps old names of
+    kinds to current ones. Raises CheckpointError if two places have different values for a key, because engines differ
+    in which one they use.
     """
     found = _merge(reader, max_positions, base, aliases or {})
     section = ConfigReader(found, reader.where)
@@ -73,21 +73,21 @@ def rotary_base(reader: ConfigReader, default: float = 10000.0) -> float:
 
 
 def refuse_share(reader: ConfigReader, share: float) -> None:
-    """Raise CheckpointError for a part of a head, which transformers ignores for most families."""
+    """Raise CheckpointError for partially rotated heads, which transformers ignores for most families."""
     if share != 1.0:
-        message = f"{SHARE} is {share:g}, and models of this architecture rotate whole heads"
-        hint = f"transformers ignores the key here and other engines do not; remove {SHARE} if whole heads are meant"
+        message = f"{SHARE} is {share:g}, but models of this architecture rotate whole heads"
+        hint = f"transformers ignores this key, other engines do not; remove {SHARE} to rotate whole heads"
         raise reader.refuse(message, hint)
 
 
 def _merge(reader: ConfigReader, max_positions: int, base: float, aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Return the one set of rotary keys that transformers makes of a config.json."""
+    """Return the rotary keys of a config.json as transformers merges them."""
     scaling, parameters = reader.section(SCALING), reader.section(PARAMETERS)
     section, place = (scaling, SCALING) if scaling else (parameters, PARAMETERS)
     written = section.values if section else {}
     if nested := next((key for key, value in written.items() if isinstance(value, dict)), ""):
-        message = f"{place}.{nested} is a section of its own, and models of this architecture have one for all layers"
-        raise reader.refuse(message, f"write the keys of {place}.{nested} into {place}, if all layers have them")
+        message = f"{place}.{nested} is a section, but models of this architecture have the same keys for all layers"
+        raise reader.refuse(message, f"if they apply to all layers, move the keys of {place}.{nested} to {place}")
     found = {key: value for key, value in written.items() if value is not None}
     kind = found["rope_type"] = _named(found.get("rope_type", found.get("type", "default")), aliases)
     top = {key: reader.values[key] for key in (BASE, SHARE, ORIGINAL) if reader.values.get(key) is not None}
@@ -122,7 +122,7 @@ def _named(kind: Any, aliases: Mapping[str, str]) -> Any:
 
 
 def _replaced(parameters: ConfigReader, aliases: Mapping[str, str]) -> list[tuple[str, Any, str]]:
-    """Return the statements of `rope_parameters` beside a `rope_scaling`: its kind counts only if it is not default."""
+    """Return the values in a `rope_parameters` that `rope_scaling` overrides; its kind only if not "default"."""
     values = {key: value for key, value in parameters.values.items() if value is not None}
     kind = _named(values.pop("rope_type", values.pop("type", "default")), aliases)
     values.pop("type", None)
@@ -131,9 +131,9 @@ def _replaced(parameters: ConfigReader, aliases: Mapping[str, str]) -> list[tupl
 
 
 def differing(reader: ConfigReader, key: str, one: tuple[Any, str], taken: tuple[Any, str]) -> CheckpointError:
-    """Return the error for a key with two values, each with its place; transformers takes the second one."""
+    """Return the error for a key with two values, each with its place; transformers uses the second."""
     message = f"{key} is {_short(one[0])} {one[1]} and {_short(taken[0])} {taken[1]}"
-    hint = f"transformers takes the value {taken[1]}, and other engines may not: write the right {key} in both places"
+    hint = f"transformers uses the value {taken[1]}, other engines may not; write the same {key} in both places"
     return reader.refuse(message, hint)
 
 
@@ -143,7 +143,7 @@ def _short(value: Any) -> str:
 
 
 def depends_on_positions(reader: ConfigReader) -> bool:
-    """Return whether a scaling that a config.json has is computed from its max_position_embeddings."""
+    """Return whether a config.json has a scaling that is computed from its max_position_embeddings."""
     sections = [section.values for key in (SCALING, PARAMETERS) if (section := reader.section(key))]
     kinds = {str(section.get("rope_type", section.get("type", "default"))) for section in sections}
     if kinds <= {"default", "linear"}:
@@ -154,7 +154,7 @@ def depends_on_positions(reader: ConfigReader) -> bool:
 
 
 def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeScaling | None:
-    """Return the scaling that `section` describes, or None for plain rotary positions; raises CheckpointError."""
+    """Return the scaling of `section`, or None for unscaled positions; raise CheckpointError if it is invalid."""
     if section is None:
         return None
     kind = section.get("rope_type", str, section.values.get("type") or "default")
@@ -185,7 +185,7 @@ def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeS
 
 
 def _longrope(section: ConfigReader, original: int, max_positions: int) -> RopeScaling:
-    """Read LongRoPE (arXiv 2402.13753); how far positions are stretched follows from both lengths where not given."""
+    """Read LongRoPE (arXiv 2402.13753); a missing factor is computed from both lengths."""
     factor = _positive(section, "factor", max_positions / original)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     return RopeScaling(
@@ -206,7 +206,7 @@ def _factors(section: ConfigReader, key: str) -> tuple[float, ...]:
 
 
 def _yarn_attention_factor(section: ConfigReader, factor: float) -> float:
-    """Return what sines and cosines are multiplied by: YaRN (arXiv 2309.00071) eq. 22, or DeepSeek's ratio of two."""
+    """Return the factor of sines and cosines: YaRN (arXiv 2309.00071) eq. 22, or the ratio of two as in DeepSeek."""
     if section.values.get("attention_factor") is not None:
         return _positive(section, "attention_factor")
 
@@ -226,7 +226,7 @@ def _positive(section: ConfigReader, key: str, default: float | None = None) -> 
 
 
 def render_rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
-    """Return the mapping for `rotary_scaling`; versions of TensorRT-LLM differ in looking for `type` or `rope_type`."""
+    """Return the mapping for `rotary_scaling`, with `type` and `rope_type`, as TensorRT-LLM versions read either."""
     if scaling is None or scaling.kind == "longrope":
         return None
     rendered: dict[str, Any] = {"rope_type": scaling.kind, "type": scaling.kind, "factor": scaling.factor}
@@ -241,19 +241,19 @@ def render_rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 
 def render_longrope(scaling: RopeScaling) -> dict[str, Any]:
-    """Return the keys of Phi3Config, which has its factors beside `rotary_scaling`, and what the factors go with."""
+    """Return the LongRoPE keys of TensorRT-LLM's Phi3Config, which are not part of `rotary_scaling`."""
     return {
         "position_embedding_type": "long_rope",
         "original_max_position_embeddings": scaling.original_max_position,
         "longrope_scaling_short_factors": list(scaling.short_factors),
         "longrope_scaling_long_factors": list(scaling.long_factors),
-        # TensorRT-LLM computes it from the two lengths
+        # TensorRT-LLM itself computes it from the two lengths
         "longrope_attention_factor": scaling.attention_factor,
     }
 
 
 def read_stored_scaling(document: ConfigReader, max_positions: int) -> RopeScaling | None:
-    """Return the scaling that the config.json of a converted checkpoint describes."""
+    """Return the scaling in the config.json of a converted checkpoint."""
     if "longrope_scaling_short_factors" not in document.values:
         return read_rope_scaling(document.section("rotary_scaling"), max_positions)
     names = {

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that nobody vouches for: opened only where they lie inside their directory, parsed only within bounds.
+"""Safe access to untrusted files: open them only inside their directory, and parse them only within bounds.
 
-Knows nothing of what the files mean. What is spent on a file is bounded by numbers of ours before anything is built
-from it: the bytes read, the values parsed, how deep they nest.
+The number of bytes read, the number of values parsed and the nesting depth are checked before any object is built.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ MAX_SHOWN = 200
 
 
 def inside(root: Path, name: str) -> Path:
-    """Return the path of the file `name` in `root`; raises CheckpointError where it is a link that leads out of it.
+    """Return the path of the file `name` in `root`; raise CheckpointError if it is a link to a place outside.
 
-    The links of a hub cache's snapshot, CACHE/REPOSITORY/snapshots/COMMIT, may lead into the repository's blobs and
-    into the blobs that the cache's repositories share.
+    Links in a hub cache's snapshot, CACHE/REPOSITORY/snapshots/COMMIT, may point to the repository's blobs and to the
+    blobs shared by the cache's repositories.
     """
     if not name.isprintable():
         raise CheckpointError(
@@ -39,16 +38,15 @@ def inside(root: Path, name: str) -> Path:
         allowed = [home, *(Path(os.path.realpath(folder)) for folder in blobs)]
         if not any(real.is_relative_to(folder) for folder in allowed):
             message = f"a link to {shown(os.readlink(path))}, which is outside its directory"
-            raise CheckpointError(message, where=str(path), hint="put the file itself there")
+            raise CheckpointError(message, where=str(path), hint="replace the link by the file itself")
     return path
 
 
 def parse_object(raw: bytes, max_values: int) -> dict[str, Any]:
-    """Return the JSON object in `raw`, of at most `max_values` values, counting each list, mapping and comma.
+    """Return the JSON object in `raw`, of at most `max_values` values; each list, mapping and comma counts as one.
 
-    Stricter than Python's parser where that is laxer than JSON: keys are there once, numbers are finite, text is
-    encodable. Raises
-    ValueError that says what is wrong.
+    Stricter than Python's parser, which is laxer than JSON: keys are unique, numbers are finite and text is encodable.
+    Raises ValueError with the reason.
     """
     in_memory = len(raw) * (1 if raw.isascii() else 4)  # Python may take four bytes for every character
     if in_memory > MAX_TEXT_BYTES:
@@ -80,7 +78,7 @@ def _check_is_text(value: Any) -> None:
 
 
 def shown(text: str) -> str:
-    """Return `text` quoted and escaped for a message, cut where it is long."""
+    """Return `text` quoted and escaped for a message, and cut if it is long."""
     return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
 
 
@@ -88,14 +86,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"it names {shown(name)} twice")
+        raise ValueError(f"duplicate key {shown(name)}")
     return table
 
 
 def _integer(text: str) -> int | float:
     if len(text) > MAX_DIGITS:
         raise ValueError(f"it has a number of {len(text):,} digits")
-    return int(text) if text != "-0" else -0.0  # as other parsers have it: no integer has that sign
+    return int(text) if text != "-0" else -0.0  # as in other parsers: only floats have a negative zero
 
 
 def _float(text: str) -> float:
@@ -106,7 +104,7 @@ def _float(text: str) -> float:
 
 
 def _constant(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_integer, parse_float=_float, parse_constant=_constant)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and lay out safetensors files without loading them: 8 bytes of length, a JSON header, then the bytes.
+"""Read the headers of safetensors files and lay out new files: 8 bytes of length, a JSON header, then the data.
 
-Format: https://github.com/huggingface/safetensors#format. Headers come from untrusted files, so every number is
-checked against the file before anything is allocated; nothing here knows what a tensor means.
+Format: https://github.com/huggingface/safetensors#format. Headers are untrusted, so every number is checked against the
+file before memory is allocated.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from trtspec.core.files import open_regular, unreadable
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
               "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}  # fmt: skip
 MAX_HEADER_BYTES = 16 << 20
-MAX_HEADER_VALUES = 600_000  # eight to a matrix
+MAX_HEADER_VALUES = 600_000  # eight per matrix
 MAX_NAME = 512
 MAX_RANK = 8
 MAX_TENSOR_BITS = 1 << 63
 GIT_LFS = b"version "
 DAMAGED = "download or save the file again: it was cut off or changed"
 RENAME = "save the tensors under other names"
-UNREADABLE = "name a checkpoint whose files may be read"
+UNREADABLE = "name a checkpoint with readable files"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a file: `offset` is where its bytes begin in `file`, `nbytes` how many there are."""
+    """One tensor of a file: `nbytes` bytes from `offset` on."""
 
     name: str
     dtype: str
@@ -46,7 +46,7 @@ class TensorInfo:
 
 
 def bytes_by_dtype(tensors: Iterable[TensorInfo]) -> dict[str, int]:
-    """Return how many bytes each dtype takes."""
+    """Return the number of bytes per dtype."""
     counted: Counter[str] = Counter()
     for tensor in tensors:
         counted[tensor.dtype] += tensor.nbytes
@@ -56,8 +56,8 @@ def bytes_by_dtype(tensors: Iterable[TensorInfo]) -> dict[str, int]:
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Return the tensors of a safetensors file, in file order.
 
-    Raises CheckpointError for a file that is no regular one or truncated, holds overlapping, missing or surplus bytes,
-    names a tensor twice, or whose header is larger than MAX_HEADER_BYTES or holds more than MAX_HEADER_VALUES.
+    Raises CheckpointError if the file is not a regular file or is truncated, has overlapping, missing or surplus bytes,
+    names a tensor twice, or has a header larger than MAX_HEADER_BYTES or with more than MAX_HEADER_VALUES values.
     """
     try:
         with open_regular(path) as file:
@@ -79,10 +79,10 @@ def _refuse(path: Path, message: str, hint: str = DAMAGED) -> NoReturn:
 def _read_raw(path: Path, file: BinaryIO, size: int) -> bytes:
     head = file.read(8)
     if head == GIT_LFS:
-        _refuse(path, "a pointer of Git LFS, not the file itself", "git lfs pull fetches it")
+        _refuse(path, "a Git LFS pointer, not the file itself", "fetch it with git lfs pull")
     length = int.from_bytes(head, "little")
     if size < 8 or length > size - 8:
-        _refuse(path, f"truncated: the header should end at byte {8 + length:,} and the file has {size:,}")
+        _refuse(path, f"truncated: the header ends at byte {8 + length:,}, but the file has {size:,} bytes")
     if length > MAX_HEADER_BYTES:
         _refuse(
             path, f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read", "save it in several files"
@@ -98,15 +98,15 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
         header = parse_object(raw, MAX_HEADER_VALUES)
         _check_metadata(header.pop("__metadata__", {}))
     except ValueError as error:
-        _refuse(path, f"not a safetensors file: its header is {error}")
+        _refuse(path, f"not a safetensors file: invalid header: {error}")
     return header
 
 
 def _check_metadata(metadata: Any) -> None:
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise ValueError("not valid: its __metadata__ does not map text to text")
+        raise ValueError("its __metadata__ does not map text to text")
     for text in (*metadata, *metadata.values()):
-        text.encode()  # half a surrogate pair is a ValueError, as it is for other readers
+        text.encode()  # raises ValueError for a lone surrogate, as other readers do
 
 
 def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
@@ -115,17 +115,19 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
             path, f"tensor name {shown(name)} has a path separator or unprintable character, or a wrong length", RENAME
         )
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        _refuse(path, f"tensor {shown(name)} has other keys than dtype, shape and data_offsets")
+        _refuse(path, f"tensor {shown(name)} must have exactly the keys dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         _refuse(
-            path, f"tensor {shown(name)} has the unknown dtype {shown(str(dtype))}", f"known: {', '.join(ITEM_BYTES)}"
+            path,
+            f"tensor {shown(name)} has the unknown dtype {shown(str(dtype))}",
+            f"supported: {', '.join(ITEM_BYTES)}",
         )
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        _refuse(path, f"tensor {shown(name)} has a shape or offset that is no valid number")
-    # an empty tensor's other dimensions are multiplied too by readers that would overflow
+        _refuse(path, f"tensor {shown(name)} has an invalid shape or offset")
+    # other readers multiply all dimensions, even of an empty tensor, and could overflow
     if len(shape) > MAX_RANK or prod(n for n in shape if n) * 8 * ITEM_BYTES[dtype] > MAX_TENSOR_BITS:
-        _refuse(path, f"tensor {shown(name)} has more than {MAX_RANK} dimensions, or more bytes than there can be")
+        _refuse(path, f"tensor {shown(name)} has more than {MAX_RANK} dimensions, or is too large")
     nbytes = offsets[1] - offsets[0]
     if prod(shape) * ITEM_BYTES[dtype] != nbytes:
         _refuse(path, f"tensor {shown(name)}: {dtype} {shape} does not fill its {nbytes:,} bytes")
@@ -148,14 +150,14 @@ def _check_contiguous(path: Path, tensors: list[TensorInfo], start: int, size: i
             _refuse(path, f"tensor {shown(tensor.name)} begins at byte {tensor.offset:,}, expected {position:,}")
         position += tensor.nbytes
     if position > size:
-        _refuse(path, f"truncated: its tensors need {position:,} bytes and the file has {size:,}")
+        _refuse(path, f"truncated: its tensors need {position:,} bytes, but the file has {size:,}")
     if position < size:
-        _refuse(path, f"{size - position:,} bytes after the last tensor belong to none")
+        _refuse(path, f"{size - position:,} bytes after the last tensor")
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """A safetensors file before its bytes are there: its header, and where each tensor begins in the file."""
+    """The layout of a safetensors file before it is written: its header, and the offset of each tensor in the file."""
 
     header: bytes
     offsets: dict[str, int]

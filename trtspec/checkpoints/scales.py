@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of scales, told from those of what they belong to: their names, their shapes, and how ranks share them."""
+"""Rules of scales, derived from the rules of their weights: names, shapes and division over ranks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from trtspec.checkpoints.rules import Rule, SourceTensor, of_rows
 
-# TensorRT-LLM takes the larger of the first two, or the last where it is alone.
+# TensorRT-LLM uses the larger of the first two, or the last if it is the only one.
 KV_SCALES = ("k", "v", "kv")
 
 
 def weight_scale(weight: Rule) -> Rule:
-    """Return the rule of a weight's one scale, or one for each expert."""
+    """Return the rule of a weight's scale: one value, or one per expert."""
     target = f"{_module(weight)}.weights_scaling_factor"
     if weight.experts:
         return Rule(target, (SourceTensor("", (weight.experts, 1)),), weight.at)
@@ -20,19 +20,19 @@ def weight_scale(weight: Rule) -> Rule:
 
 
 def row_scales(weight: Rule) -> Rule:
-    """Return the rule of a weight's scales, one for each row; its sources are in the order of the weight's."""
+    """Return the rule of a weight's scales, one per row; its sources have the order of the weight's sources."""
     sources = tuple(replace(source, name="", shape=source.shape[:1]) for source in weight.sources)
     target, split = f"{_module(weight)}.per_channel_scale", of_rows(weight.split)
     return replace(weight, target=target, sources=sources, split=split, linear=None)
 
 
 def activation_scale(weight: Rule) -> Rule:
-    """Return the rule of the scale of what a weight is multiplied with."""
+    """Return the rule of the scale of a weight's input activations."""
     return _scalar(f"{_module(weight)}.activation_scaling_factor", weight)
 
 
 def cache_scale(qkv: Rule, kind: str) -> Rule:
-    """Return the rule of the scale of the keys, the values or both that a projection puts into the cache."""
+    """Return the rule of the KV cache scale of a projection, for keys ("k"), values ("v") or both ("kv")."""
     return _scalar(f"{qkv.block}.{kind}_cache_scaling_factor", qkv)
 
 
@@ -40,5 +40,5 @@ def _module(weight: Rule) -> str:
     return weight.target.removesuffix(".weight")
 
 
-def _scalar(target: str, beside: Rule) -> Rule:
-    return Rule(target, (SourceTensor("", (1,)),), beside.at)
+def _scalar(target: str, weight: Rule) -> Rule:
+    return Rule(target, (SourceTensor("", (1,)),), weight.at)

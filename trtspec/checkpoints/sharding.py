@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a checkpoint is divided over ranks: which stage holds a layer, and which rectangle of a tensor a rank gets.
+"""Division of a checkpoint over ranks: the pipeline stage of each layer, and the part of a tensor that each rank gets.
 
 The rules are TensorRT-LLM's (tensorrt_llm/mapping.py, layers/linear.py, layers/embedding.py): column-parallel weights
-are divided by rows, row-parallel ones by columns, their biases are whole on every rank, q, k and v are divided apart
-and then put together, a key head that several ranks need is on each of them, and a vocabulary is padded to a multiple
-of the ranks.
+are divided by rows, row-parallel ones by columns, and their biases are stored whole on every rank. q, k and v are
+divided separately and then concatenated. A key head that several ranks need is stored on each of them, and a vocabulary
+is padded to a multiple of the ranks.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from math import ceil, prod
 from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule, SourceTensor, Split, Stage, layer_tensor
 
-MOST_RANKS = 512  # each is an open file
+MOST_RANKS = 512  # each rank is an open file
 
 
 @dataclass(frozen=True)
 class ParallelMapping:
     """The ranks of a model: rank = stage * tensor + position in the stage.
 
-    `embedding` divides the rows of the embedding over a stage's ranks too (`use_parallel_embedding`).
+    With `embedding`, the rows of the embedding are divided over a stage's ranks too (`use_parallel_embedding`).
     """
 
     tensor: int = 1
@@ -32,7 +32,7 @@ class ParallelMapping:
 
     @property
     def ranks(self) -> int:
-        """Return how many ranks there are."""
+        """Return the number of ranks."""
         return self.tensor * self.pipeline
 
     def stage_ranks(self, stage: int) -> range:
@@ -40,13 +40,13 @@ class ParallelMapping:
         return range(stage * self.tensor, (stage + 1) * self.tensor)
 
     def layers(self, stage: int, num_layers: int) -> range:
-        """Return the layers of a stage; where they do not divide evenly the first stages have one more."""
+        """Return the layers of a stage; if they do not divide evenly, the first stages have one more."""
         even, more = divmod(num_layers, self.pipeline)
         first = stage * even + min(stage, more)
         return range(first, first + even + (stage < more))
 
     def locate(self, at: int | Stage, num_layers: int) -> tuple[int, int]:
-        """Return (stage, layer's number within the stage) of a rule's place; a tensor of no layer is at 0."""
+        """Return (stage, layer number within the stage) for a rule's `at`; the number is 0 outside the layers."""
         if isinstance(at, Stage):
             return (0 if at is Stage.FIRST else self.pipeline - 1), 0
         stage = next(stage for stage in range(self.pipeline) if at in self.layers(stage, num_layers))
@@ -54,7 +54,7 @@ class ParallelMapping:
 
 
 def mapping_problems(config: ModelConfig, mapping: ParallelMapping) -> list[str]:
-    """Return what keeps a model from being divided so, in words."""
+    """Return messages for each reason why a model cannot be divided by `mapping`."""
     tensor, problems = mapping.tensor, []
     for count, what in ((config.num_heads, "attention heads"), (config.intermediate_size, "MLP columns")):
         if count % tensor:
@@ -62,28 +62,28 @@ def mapping_problems(config: ModelConfig, mapping: ParallelMapping) -> list[str]
     if config.num_kv_heads % tensor and tensor % config.num_kv_heads:
         problems.append(f"{config.num_kv_heads} key heads can neither be divided by nor shared among {tensor} ranks")
     if mapping.ranks > MOST_RANKS:
-        problems.append(f"{mapping.ranks} ranks; at most {MOST_RANKS} are written, all of them at once")
+        problems.append(f"{mapping.ranks} ranks; at most {MOST_RANKS} are supported")
     if mapping.pipeline > config.num_layers:
-        problems.append(f"{config.num_layers} layers are fewer than {mapping.pipeline} pipeline stages")
+        problems.append(f"{config.num_layers} layers cannot be divided over {mapping.pipeline} pipeline stages")
     return problems
 
 
 def fitting(config: ModelConfig, mapping: ParallelMapping) -> str:
-    """Return the numbers of ranks that a stage can be divided over, in words."""
+    """Return a message with the supported tensor and pipeline sizes of a model."""
     powers = (1 << power for power in range(MOST_RANKS.bit_length()))
     fit = [str(each) for each in powers if not mapping_problems(config, replace(mapping, tensor=each, pipeline=1))]
     return f"tensor can be {', '.join(fit)}; pipeline at most {config.num_layers}"
 
 
 def split_of(rule: Rule, mapping: ParallelMapping) -> Split:
-    """Return how a rule's target is divided by a mapping, which may leave embeddings whole."""
+    """Return how a mapping divides a rule's target; it may leave embeddings whole."""
     if rule.split is Split.EMBEDDING:
         return Split.VOCABULARY if mapping.embedding else Split.WHOLE
     return rule.split
 
 
 def uneven(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
-    """Return which targets cannot be divided by rows, in words; of a model's own tensors its config tells."""
+    """Return a message per target that cannot be divided by rows, for rules that `mapping_problems` does not cover."""
     problems = []
     for rule in rules:
         for source in rule.sources if rule.split is Split.ROWS else ():
@@ -95,7 +95,7 @@ def uneven(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rectangle of a source tensor goes: rows and columns of the source, and the row of the rank's tensor."""
+    """The destination of a rectangle of a source tensor: its rows and columns, and its first row in the rank's file."""
 
     rank: int
     rows: range
@@ -105,7 +105,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Sharded:
-    """One target on the ranks that hold it: its name and shape there, and the places of each source tensor."""
+    """One target on the ranks that hold it: name and shape on each rank, and the places of each source tensor."""
 
     name: str
     ranks: range
@@ -132,11 +132,11 @@ def shard(rule: Rule, mapping: ParallelMapping, num_layers: int) -> Sharded:
 
 
 def _rectangle(source: SourceTensor, split: Split, position: int, tensor: int) -> tuple[range, range, int]:
-    """Return a rank's rows and columns of a source tensor, and how many rows the rank's target has for them."""
+    """Return a rank's rows and columns of a source tensor, and the number of rows they take in the rank's target."""
     rows, columns = source.shape[0], prod(source.shape[1:])
     if split is Split.ROWS:
-        mine = _head_rows(source, position, tensor) if source.heads else _share(rows, position, tensor)
-        return mine, range(columns), len(mine)
+        rank_rows = _head_rows(source, position, tensor) if source.heads else _share(rows, position, tensor)
+        return rank_rows, range(columns), len(rank_rows)
     if split is Split.COLUMNS:
         return range(rows), _share(columns, position, tensor), rows
     if split is Split.VOCABULARY:
@@ -156,7 +156,7 @@ def _head_rows(source: SourceTensor, position: int, tensor: int) -> range:
 
 
 def join_places(sharded: Sharded) -> Iterator[tuple[int, Place]]:
-    """Yield (source number, place) so that all rows and columns of every source tensor are covered exactly once."""
+    """Yield (source number, place) so that every element of every source tensor is covered exactly once."""
     for number, places in enumerate(sharded.places):
         seen = set()
         for place in places:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face checkpoint as it lies in a directory: config, tensor headers, tokenizer files. Loads no weight."""
+"""A Hugging Face checkpoint in a directory: config, tensor headers and tokenizer files. Loads no weights."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 class NotPreparedError(CheckpointError):
-    """A source is not here yet, and `trtspec build` brings it."""
+    """A source is not available locally; `trtspec build` downloads or converts it."""
 
 
 @dataclass(frozen=True)
 class Source:
     """One checkpoint directory; `tensors` maps names to headers over all shards.
 
-    `quantization` is what ModelOpt recorded in hf_quant_config.json, empty where there is none; `absent` the weight
-    files that are not here, by name, where the source is only remembered.
+    `quantization` is the content of ModelOpt's hf_quant_config.json, or empty. `absent` names the weight files that are
+    not available locally, if the source is a preview.
     """
 
     root: Path
@@ -54,12 +54,11 @@ class Source:
 
     @cached_property
     def weight_files(self) -> list[Path]:
-        """Return the shards, sorted."""
         return sorted({tensor.file for tensor in self.tensors.values()})
 
     @cached_property
     def ignored_files(self) -> list[str]:
-        """Return the names of the further *.safetensors beside the weights, which transformers does not read either."""
+        """Return the names of other *.safetensors files, which transformers does not read either."""
         used = {path.name for path in self.weight_files}
         return sorted(
             path.name for path in islice(self.root.glob("*.safetensors"), MAX_SHARDS) if path.name not in used
@@ -67,18 +66,18 @@ class Source:
 
     @cached_property
     def tokenizer_files(self) -> list[Path]:
-        """Return the tokenizer's files that are there, sorted."""
+        """Return the existing tokenizer files, sorted."""
         return sorted(path for path in (self.root / name for name in TOKENIZER_FILES) if path.is_file())
 
     @property
     def documents(self) -> list[Path]:
-        """Return config.json, and what ModelOpt says of its quantization beside it where it does."""
+        """Return config.json, and hf_quant_config.json if it exists."""
         quantization = self.root / QUANTIZATION
         return [self.root / "config.json", *([quantization] if quantization.is_file() else [])]
 
     @property
     def files(self) -> list[Path]:
-        """Return every file that decides what is built from this source."""
+        """Return every file that affects what is built from this source."""
         return [*self.documents, *self.tokenizer_files, *self.weight_files]
 
     @property
@@ -93,7 +92,7 @@ class Source:
 
     @property
     def main_dtype(self) -> str:
-        """Return the dtype that most bytes of the tensors are stored in, as F32."""
+        """Return the dtype of most of the tensors' bytes, e.g. "F32"."""
         counted = bytes_by_dtype(self.tensors.values())
         return max(counted, key=lambda dtype: counted[dtype], default="")
 
@@ -104,9 +103,9 @@ class Source:
 
 
 def locate_model(model: str, revision: str | None) -> Path:
-    """Return the directory of a recipe's `model`: itself, or the hub cache's snapshot of that commit.
+    """Return the directory of a recipe's `model`: the local path, or the hub cache's snapshot of the commit.
 
-    Raises CheckpointError where the directory is missing, NotPreparedError where the snapshot was not downloaded yet.
+    Raises CheckpointError if the directory is missing, NotPreparedError if the snapshot is not downloaded.
     """
     if not revision:
         root = Path(model)
@@ -127,45 +126,45 @@ def locate_model(model: str, revision: str | None) -> Path:
 
 
 def snapshot_dir(model: str, revision: str) -> Path:
-    """Return where the hub cache keeps that commit of a hub id, downloaded or not."""
+    """Return the hub cache's directory of a commit, which need not exist."""
     return hub_cache_dir() / f"models--{model.replace('/', '--')}" / "snapshots" / revision
 
 
 def load_source(root: Path) -> Source:
-    """Read config.json and all tensor headers below `root`.
+    """Read config.json and all tensor headers in `root`.
 
-    Raises CheckpointError for what is missing, unreadable, contradictory or points outside `root`.
+    Raises CheckpointError for files that are missing, unreadable, inconsistent, or links to places outside `root`.
     """
     config, quantization = load_documents(root)
     _check_tokenizer_files(root)
     index, single = inside(root, INDEX), inside(root, WEIGHTS)
     if index.exists():
         return Source(root, config, _read_indexed(root, index), quantization)
-    # as transformers: files beside the one of this name are adapters, or copies in another format or dtype
+    # as in transformers: other files next to this one are adapters, or copies in another format or dtype
     names = [single] if single.exists() else islice(root.glob("*.safetensors"), MAX_SHARDS + 1)
     shards = sorted(path.name for path in names)
     if not shards:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in root.glob(pattern))
-        hint = _pickle_hint(root / pickled[0]) if pickled else "name the directory that has the model's weights"
+        hint = _pickle_hint(root / pickled[0]) if pickled else "name the directory with the model's weights"
         raise CheckpointError("no *.safetensors file", where=str(root), hint=hint)
     return Source(root, config, _read_shards(root, shards), quantization)
 
 
 def load_documents(root: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return config.json, and hf_quant_config.json or {} where there is none."""
+    """Return the contents of config.json and of hf_quant_config.json, {} if the latter does not exist."""
     config, path = read_json(inside(root, "config.json"), MAX_CONFIG_BYTES), inside(root, QUANTIZATION)
     return config, read_json(path, MAX_CONFIG_BYTES) if path.exists() else {}
 
 
 def _pickle_hint(path: Path) -> str:
     return (
-        f"{path.name} is a pickle, which is not opened; convert it to safetensors, or allow it in the recipe:"
+        f"{path.name} is a pickle, and pickles are not opened; convert it to safetensors, or allow it in the recipe:"
         f" allow_pickle: true and sha256: {{{path.name}: <64 hex digits>}}, as printed by: sha256sum {quote(str(path))}"
     )
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Return which file an index says each tensor is in; raises CheckpointError where it says no such thing."""
+    """Return the file of each tensor according to an index; raise CheckpointError if it is invalid."""
     weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError("its weight_map does not map tensor names to files", where=str(index), hint=DAMAGED)
@@ -173,14 +172,14 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
-    """Return the JSON object in `path`, which may have at most `max_bytes`."""
+    """Return the JSON object in `path`, of at most `max_bytes`; raise CheckpointError if it cannot be read."""
     try:
         return parse_object(read_bounded(path, max_bytes), MAX_JSON_VALUES)
     except OSError as error:
         raise CheckpointError(unreadable(error), where=str(path), hint=_unreadable_hint(path, error)) from None
     except ValueError as error:
         raise CheckpointError(
-            str(error), where=str(path), hint=f"{path.name} has to be a JSON object: save it again"
+            str(error), where=str(path), hint=f"{path.name} must be a JSON object; save it again"
         ) from None
 
 
@@ -189,7 +188,7 @@ def _unreadable_hint(path: Path, error: OSError) -> str | None:
         return UNREADABLE
     if (path.parent / ADAPTER).is_file():
         return "this is a LoRA adapter: merge it into its base model and name the merged checkpoint"
-    return f"name a directory that has {path.name}"
+    return f"name a directory with {path.name}"
 
 
 def _check_tokenizer_files(root: Path) -> None:
@@ -207,26 +206,28 @@ def _read_indexed(root: Path, index: Path) -> dict[str, TensorInfo]:
     shards = sorted(set(weight_map.values()))
     for shard in shards:
         if not SHARD.fullmatch(shard):
-            message = f"shard {shown(shard)} is not the name of a .safetensors file beside it"
-            raise CheckpointError(message, where=str(index), hint="write file names of this directory into the index")
+            message = f"shard {shown(shard)} is not the name of a .safetensors file in this directory"
+            raise CheckpointError(message, where=str(index), hint="the index must contain file names of this directory")
         if not (root / shard).exists():
             message = f"names the shard {shard}, which is missing"
             raise CheckpointError(
                 message, where=str(index), hint="download or save the checkpoint again, with all files"
             )
     if WEIGHTS not in shards and (root / WEIGHTS).exists():
-        message = f"names other files than {WEIGHTS}, which is here too: transformers reads {WEIGHTS} alone, and other"
+        message = f"names other files, but {WEIGHTS} exists too: transformers reads only {WEIGHTS}, other engines read"
         raise CheckpointError(
-            f"{message} engines read the files of the index", where=str(index), hint="remove the weights not meant"
+            f"{message} the files of the index", where=str(index), hint="remove the weights that should not be used"
         )
     tensors = _read_shards(root, shards)
-    hint = "index and files do not belong together: download or save the checkpoint again"
+    hint = "the index does not match the files: download or save the checkpoint again"
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].file.name != shard:
-            raise CheckpointError(f"says {shown(name)} is in {shard}, where it is not", where=str(index), hint=hint)
+            raise CheckpointError(
+                f"maps {shown(name)} to {shard}, which does not contain it", where=str(index), hint=hint
+            )
     for name in tensors:
         if name not in weight_map:
-            message = f"lacks {shown(name)}, which {tensors[name].file.name} holds"
+            message = f"lacks {shown(name)}, which {tensors[name].file.name} contains"
             raise CheckpointError(message, where=str(index), hint=hint)
     return tensors
 
@@ -241,12 +242,12 @@ def _read_shards(root: Path, shards: list[str]) -> dict[str, TensorInfo]:
         if twice := header.keys() & tensors.keys():
             name = min(twice)
             message = f"tensor {shown(name)} is also in {tensors[name].file.name}"
-            hint = f"remove the file that is not meant; where {WEIGHTS} or an index is there, others are not read"
+            hint = f"remove the file that should not be used; if {WEIGHTS} or an index exists, other files are ignored"
             raise CheckpointError(message, where=str(path), hint=hint)
         tensors |= header
         if len(tensors) > MAX_TENSORS:
             message = f"more than {MAX_TENSORS:,} tensors up to here"
             raise CheckpointError(
-                message, where=str(path), hint="no model of ours has so many: name another checkpoint"
+                message, where=str(path), hint="no supported model has so many; name another checkpoint"
             )
     return tensors

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source model with all facts of its headers and documents, read once."""
+"""A source model with all facts from its headers and documents, read once."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SIZES = (
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A complete source: its config, the rules of its tensors, and its quantization if it has one.
+    """A complete source: its config, the rules of its tensors, and its quantization if any.
 
-    `family_version` is that of the package that provides the family, "" for a built-in family. `padded_to` is the size
-    that its vocabulary is padded or cut to, 0 if it keeps its own.
+    `family_version` is the version of the package that provides the family, "" for a built-in one. `padded_to` is the
+    size to which its vocabulary is padded or cut, 0 if unchanged.
     """
 
     source: Source
@@ -44,7 +44,7 @@ class SourceModel:
     ties: Ties = UNTIED
 
     def problems(self, wanted: Scheme, mapping: ParallelMapping) -> list[tuple[str, str]]:
-        """Return why the model cannot be stored as wanted, each as (key below `quantization`, message)."""
+        """Return the reasons why the model cannot be stored as wanted, as (key below `quantization`, message)."""
         if self.prequantized:
             found = self.prequantized.problems(wanted, self.config, self.rules)
         else:
@@ -54,7 +54,7 @@ class SourceModel:
         return found
 
     def diagnose(self, wanted: Scheme, mapping: ParallelMapping, *, converts: bool) -> list[Diagnostic]:
-        """Report problems of how a recipe stores and divides the model; paths are relative to the model's."""
+        """Return diagnostics about storing and dividing the model; paths are relative to the model's."""
         hint = fitting(self.config, mapping)
         found = [Diagnostic("parallel", "parallel", each, hint) for each in mapping_problems(self.config, mapping)]
         found += self.ties.diagnose(converts=converts)
@@ -64,8 +64,8 @@ class SourceModel:
         return found
 
     def check(self, wanted: Scheme, mapping: ParallelMapping) -> None:
-        """Raise CheckpointError if the model cannot be stored or divided like this."""
-        self.scheme(wanted)  # for a quantized source its error says more than the problems alone
+        """Raise CheckpointError if the model cannot be stored or divided as requested."""
+        self.scheme(wanted)  # raises a more detailed error for a quantized source
         problems = mapping_problems(self.config, mapping) + [text for _, text in self.problems(wanted, mapping)]
         if problems:
             raise CheckpointError(
@@ -73,27 +73,27 @@ class SourceModel:
             )
 
     def needs_calibration(self, wanted: Scheme) -> bool:
-        """Return whether activations have to be measured: a quantized source has its scales."""
+        """Return whether activations must be measured; a quantized source already has its scales."""
         return self.prequantized is None and wanted.needs_activations
 
     def scheme(self, wanted: Scheme) -> Scheme:
-        """Return the scheme it is stored in: as wanted or as the source has it; CheckpointError if these differ."""
+        """Return the scheme of the converted model; raise CheckpointError if source and recipe conflict."""
         return scheme_of(self.prequantized, wanted, self.config, self.rules)
 
     def format(self, wanted: Scheme) -> QuantFormat:
-        """Return the format of `scheme`; unquantized where that raises."""
+        """Return the format of `scheme`; unquantized if `scheme` raises."""
         try:
             scheme = self.scheme(wanted)
-        except CheckpointError:  # reported by a diagnostic of its own
+        except CheckpointError:  # reported by a separate diagnostic
             return QuantFormat()
         return QuantFormat(scheme.weights, scheme.kv_cache)
 
 
 def padded(model: SourceModel, vocab_size: int) -> SourceModel:
-    """Return a model whose vocabulary has `vocab_size` entries: embedding and LM head get rows of zeros, or lose rows.
+    """Return a model with `vocab_size` entries: rows of zeros are added to embedding and LM head, or rows are removed.
 
-    Models of one tokenizer are published with different numbers of unused rows (Qwen2.5: 151,936 up to 3B, 152,064
-    from 7B on), and engines require equal ones in a pair (NVIDIA/TensorRT-LLM issue 2789).
+    Models with the same tokenizer are published with different numbers of unused rows (Qwen2.5: 151,936 up to 3B,
+    152,064 from 7B on), and engines require equal ones in a pair (NVIDIA/TensorRT-LLM issue 2789).
     """
     fitted = [
         replace(rule, sources=tuple(_with_rows(source, vocab_size) for source in rule.sources))
@@ -111,32 +111,37 @@ def _with_rows(source: SourceTensor, rows: int) -> SourceTensor:
 
 
 def mapping_of(asked: ModelSource) -> ParallelMapping:
-    """Return how a recipe divides a model."""
+    """Return the parallel mapping of a model in a recipe."""
     return ParallelMapping(asked.parallel.tensor, asked.parallel.pipeline, asked.parallel.embedding)
 
 
 def scheme_wanted(asked: ModelSource) -> Scheme:
-    """Return how a recipe wants a model to be stored."""
+    """Return the quantization scheme that a recipe requests for a model."""
     return Scheme(asked.quantization.weights, asked.quantization.kv_cache, tuple(asked.quantization.exclude))
 
 
 def read_model(source: Source, dtype: str) -> SourceModel:
-    """Read a source's model; raises CheckpointError for an incomplete or unsupported one."""
+    """Read a source's model; raise CheckpointError if it is incomplete or unsupported."""
     prequantized = read_prequantized(source)
     name, family = family_of(source)
     config = family.read(source.reader, dtype)
     ties = UNTIED
     if config.tied_embeddings:
-        tensors = {rule.target: _stored(rule, source) for rule in family.rules(replace(config, tied_embeddings=False))}
+        tensors = {
+            rule.target: _with_stored_names(rule, source)
+            for rule in family.rules(replace(config, tied_embeddings=False))
+        }
         ties = compare_ties(source, tensors[EMBEDDING].sources[0].name, tensors[LM_HEAD].sources[0].name)
         config = replace(config, tied_embeddings=not ties.differ)
-    rules = [_stored(rule, source, ties.only_head) for rule in family.rules(config)]
+    rules = [_with_stored_names(rule, source, ties.only_head) for rule in family.rules(config)]
     try:
         matched = match(rules, family.skips(config), source, prequantized.tensors(rules) if prequantized else None)
     except CheckpointError as error:
         if lacking := [key for key in SIZES if key not in source.config]:
             keys = ", ".join(lacking)
-            error.hint = f"config.json has no {keys}, and the default of transformers' class was taken: write it there"
+            error.hint = (
+                f"config.json lacks {keys}, so the defaults of transformers' class were used: add the missing keys"
+            )
         raise
     if ties.are_unread:
         skipped = {key: UNREAD if key == ties.head else why for key, why in matched.skipped.items()}
@@ -144,15 +149,15 @@ def read_model(source: Source, dtype: str) -> SourceModel:
     return SourceModel(source, name, family_version(name), config, rules, matched, prequantized, ties=ties)
 
 
-def _stored(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) -> Rule:
+def _with_stored_names(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) -> Rule:
     """Return a rule with the names that its tensors have in a source.
 
-    As transformers does, take a base model's names, without the model's own prefix, and an LM head with the prefix.
-    `renamed` is a tensor that is not stored and the one that is tied to it.
+    Like transformers, accept a base model's names without the model's own prefix, and an LM head with the prefix.
+    `renamed` is a tensor that is not stored and the tensor it is tied to.
     """
     prefix = "model."
 
-    def name_of(name: str) -> str:
+    def stored_name(name: str) -> str:
         if renamed and name == renamed[0]:
             return renamed[1]
         if name in source.tensors or not name:
@@ -160,7 +165,7 @@ def _stored(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) 
         other = name.removeprefix(prefix) if name.startswith(prefix) else f"{prefix}{name}"
         return other if other in source.tensors else name
 
-    names = [name_of(tensor.name) for tensor in rule.sources]
+    names = [stored_name(tensor.name) for tensor in rule.sources]
     if names == [tensor.name for tensor in rule.sources]:
         return rule
     pairs = zip(rule.sources, names, strict=True)
@@ -168,5 +173,5 @@ def _stored(rule: Rule, source: Source, renamed: tuple[str, str] | None = None) 
 
 
 def load_model(root: Path, dtype: str) -> SourceModel:
-    """Read the source at `root`; raises CheckpointError like `read_model`."""
+    """Read the source at `root`; raise CheckpointError like `read_model`."""
     return read_model(load_source(root), dtype)

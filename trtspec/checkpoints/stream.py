@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Move tensors from source files to rank files: chunk by chunk, on several threads, resumable, in flat memory.
+"""Move tensors from source files to rank files: in chunks, on several threads, resumable, in constant memory.
 
-Every output file is laid out first. A task reads its source tensors once (twice where a scale has to be known first)
-and writes each chunk to all ranks that need it, so memory is a few chunks a thread, whatever the model's size. Which
-tensors make a task, and what becomes of their bits, is the caller's: an `Encoding` sees chunks of rows and hands back
-rows.
+All output files are laid out first. A task reads its source tensors once, or twice if a scale must be known first, and
+writes each chunk to all ranks that need it. Memory is a few chunks per thread, whatever the model's size. The caller
+defines the tasks and their `Encoding`, which maps chunks of rows to encoded rows.
 
-A journal names the tasks whose bytes have reached the disk; whoever runs the same tasks again on the same directory
-goes on with the others. Bytes do not depend on threads or interruptions: each has one place and one writer. Tasks run
-in the order of what they write, so that files are hashed while they grow (growing.py).
+A journal records the tasks whose bytes are on the disk; a second run with the same tasks and directory continues with
+the others. The output does not depend on threads or interruptions: each byte has one position and one writer. Tasks run
+in the order of their output, so that files are hashed while they grow (streaming_digest.py).
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from trtspec.core.files import reserve, write_all
 CHUNK_BYTES = 2 << 20
 MOST_THREADS = 12  # each has some MB of buffers
 MOST_ROW_BYTES = 16 << 20
-MOST_PARTS = 16  # of a tensor, that are read side by side
+MOST_PARTS = 16  # of a tensor, read in turns
 SHOWN_FLAWS = 12
-# What is moved is bit patterns, which numpy has for every dtype, as it has no bfloat16 and no float8.
+# Tensors are moved as unsigned integers, because numpy has neither bfloat16 nor float8.
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 Rows = npt.NDArray[Any]
@@ -47,9 +46,9 @@ Rows = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a rectangle of a source tensor goes: `offset` is where its first row begins in the file of a rank.
+    """The destination of a rectangle of a source tensor: `offset` is the position of its first row in the rank's file.
 
-    Rows there are `width` items wide, all of which the rectangle fills.
+    Rows there are `width` items wide, and the rectangle fills them.
     """
 
     rank: int
@@ -59,31 +58,31 @@ class Destination:
 
     @property
     def width(self) -> int:
-        """Return the items of a row."""
+        """Return the number of items per row."""
         return len(self.columns)
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One source tensor and the places its encoded rows go to."""
+    """One source tensor and the destinations of its encoded rows."""
 
     source: TensorInfo
     destinations: tuple[Destination, ...]
 
     @property
     def num_rows(self) -> int:
-        """Return how many rows the source has; of one dimension each value is one."""
+        """Return the number of rows; for one dimension, each value is a row."""
         return _matrix(self.source.shape)[0]
 
     @property
     def parts(self) -> list[range]:
-        """Return all rows, divided where another rank's begin."""
+        """Return all rows, divided at the first row of each rank."""
         ends = {end for place in self.destinations for end in (place.rows.start, place.rows.stop)}
         return [range(*pair) for pair in pairwise(sorted({0, self.num_rows, *ends}))]
 
 
 class Encoding(Protocol):
-    """What becomes of the tensors of a task."""
+    """The transformation of a task's tensors."""
 
     def run(self, worker: Worker) -> None:
         """Read, encode and write everything through `worker`."""
@@ -91,7 +90,7 @@ class Encoding(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """The smallest unit that is done or not; `nbytes` of source are read for it."""
+    """The unit of progress in the journal; `nbytes` is its number of source bytes."""
 
     name: str
     encoding: Encoding
@@ -100,22 +99,22 @@ class Task:
 
 @dataclass
 class Flaws:
-    """What was found wrong with the values of source tensors: one line a tensor; filled by all threads."""
+    """Invalid values found in source tensors, one line per tensor; thread-safe."""
 
     allow_nonfinite: bool = False
     lines: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
     def add(self, source: TensorInfo, message: str, hint: str | None = None) -> None:
-        """Note a flaw of a tensor."""
+        """Record a flaw of a tensor."""
         self.lines.setdefault(f"{source.name}: {message} in {source.file.name}", (str(source.file.parent), hint))
 
     @property
     def count(self) -> int:
-        """Return how many tensors have a flaw."""
+        """Return the number of tensors with a flaw."""
         return len(self.lines)
 
     def raise_if_any(self) -> None:
-        """Raise one CheckpointError with all flaws, by name."""
+        """Raise one CheckpointError with all flaws, sorted by name."""
         if self.lines:
             shown = sorted(self.lines)[:SHOWN_FLAWS]
             more = f"\n  ... and {len(self.lines) - len(shown)} more" if len(self.lines) > len(shown) else ""
@@ -126,7 +125,7 @@ class Flaws:
 
 
 class Worker:
-    """What one thread works with: a read buffer, the open rank files, the count of bytes."""
+    """State of one thread: a read buffer, the output, the flaws and the progress."""
 
     def __init__(self, output: Output, flaws: Flaws, on_bytes: Callable[[int], None], *, keep: bool) -> None:
         self.flaws = flaws
@@ -134,7 +133,7 @@ class Worker:
         self._buffer = bytearray(CHUNK_BYTES)
 
     def run(self, task: Task, number: int) -> None:
-        """Run the task of a number; one with a flaw is not sound."""
+        """Run a task; it is not sound if it adds a flaw."""
         self._writing, before = Writing(number, task.name), self.flaws.count
         task.encoding.run(self)
         self._writing.is_sound = self.flaws.count == before
@@ -143,11 +142,11 @@ class Worker:
     def chunks(
         self, source: TensorInfo, *, last: bool = True, parts: Sequence[range] = ()
     ) -> Iterator[tuple[int, Rows]]:
-        """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a buffer used again.
+        """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a reused buffer.
 
-        A one-dimensional tensor has columns of one item. The `last` reading of a tensor is the one that counts as
-        progress, and after which its pages are no longer wanted. Large `parts` come by turns, so that the files of
-        several ranks grow, and are hashed, side by side.
+        A one-dimensional tensor has columns of one item. Only the `last` pass over a tensor counts as progress; its
+        pages are dropped afterwards. Large `parts` are read in turns, so that the files of several ranks grow, and are
+        hashed, in parallel.
         """
         item = ITEM_BYTES[source.dtype]
         rows, columns = _matrix(source.shape)
@@ -155,7 +154,7 @@ class Worker:
         if row_bytes > MOST_ROW_BYTES:
             message = f"rows of {row_bytes:,} bytes in {source.name!r}; at most {MOST_ROW_BYTES:,} are converted"
             raise CheckpointError(
-                message, where=str(source.file), hint="no model of ours has such rows: name another one"
+                message, where=str(source.file), hint="no supported model has such rows; name another one"
             )
         if row_bytes > len(self._buffer):
             self._buffer = bytearray(row_bytes)
@@ -169,11 +168,11 @@ class Worker:
                 yield begin, np.frombuffer(view, BITS[item]).reshape(end - begin, columns)
                 if last:
                     self._on_bytes(len(view))
-            if last and not self._keep:  # its pages serve the next tensor: finding fresh ones took half of the time
+            if last and not self._keep:  # reuses the pages: allocating new ones took half of the time
                 os.posix_fadvise(files[0].fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
 
     def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
-        """Write encoded rows [count, columns], the first of which is row `first` of the source, to every place."""
+        """Write encoded rows [count, columns] to every destination; `first` is the source row of the first one."""
         for place in destinations:
             begin, end = max(first, place.rows.start), min(first + len(rows), place.rows.stop)
             if begin < end:
@@ -191,7 +190,7 @@ def _are_large(parts: Sequence[range], step: int) -> bool:
 
 
 def _turns(parts: Sequence[range], step: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (number of a part, first row, row behind the last), at most `step` rows of each part by turns."""
+    """Yield (part number, first row, end row), at most `step` rows of each part in turns."""
     for done in range(0, max(map(len, parts)), step):
         for number, part in enumerate(parts):
             if done < len(part):
@@ -209,7 +208,7 @@ def _read_exactly(descriptor: int, view: memoryview, source: TensorInfo, positio
         got = os.preadv(descriptor, [view[filled:]], source.offset + position + filled)
         if not got:
             message = f"ends inside tensor {source.name!r}; it was changed while being read"
-            raise CheckpointError(message, where=str(source.file), hint="build again once nothing writes to it")
+            raise CheckpointError(message, where=str(source.file), hint="build again when no process writes to it")
         filled += got
 
 
@@ -226,14 +225,14 @@ def run_tasks(
     threads: int | None = None,
     keep_cached: bool = False,
 ) -> dict[str, str]:
-    """Fill `out`/rank{r}.safetensors, going on where an earlier run with the same tasks and `journal` stopped.
+    """Fill `out`/rank{r}.safetensors, continuing an earlier run with the same tasks and `journal`.
 
-    Returns the SHA-256 of what was written, by file name.
+    Returns the SHA-256 of each file, by file name, except files whose hashing was impossible.
 
-    Without a journal nothing can be resumed, nor with one of another `stamp` of the sources. `on_bytes` is told the
-    source bytes done since the last call, from one thread at a time, and `on_resumed` those of tasks that were done
-    before; with `keep_cached` sources stay in the page cache, because somebody else reads them meanwhile. Raises
-    CheckpointError where source values cannot be converted; the files are whole only if it returns.
+    Without a journal, or with a different `stamp` of the sources, nothing is resumed. `on_bytes` receives the source
+    bytes since the last call, from one thread at a time, and `on_resumed` the source bytes of tasks finished in an
+    earlier run. With `keep_cached`, sources stay in the page cache for other readers. Raises CheckpointError if source
+    values cannot be converted; the files are complete only if it returns.
     """
     lock = threading.Lock()
 
@@ -254,7 +253,7 @@ def run_tasks(
 
         def done(task: Writing) -> None:
             growing.finish(task.name)
-            if task.is_sound:  # else it runs again, to be found wrong again
+            if task.is_sound:  # else it must run again, to report its flaws again
                 notes.finish(task.name)
 
         nbytes = sum(layout.nbytes for layout in layouts)
@@ -275,12 +274,12 @@ def _is_laid_out(path: Path, layout: FileLayout) -> bool:
 
 
 def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
-    """Return a descriptor of a file that has its header and its size; what an interrupted run wrote stays."""
+    """Return a descriptor of a file with its header and size; the bytes of an interrupted run are kept."""
     laid_out = _is_laid_out(path, layout)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     stack.callback(os.close, descriptor)
     if not laid_out:
-        os.ftruncate(descriptor, 0)  # padding is never written: it is what is zero from here on
+        os.ftruncate(descriptor, 0)  # padding is never written: truncation makes it zero
         reserve(descriptor, layout.nbytes)
         write_all(descriptor, layout.header, 0)
     return descriptor

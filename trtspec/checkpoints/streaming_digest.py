@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SHA-256 of files while they are written, from their beginnings as far as nothing more will be written there.
+"""SHA-256 of files while they are written: each file is hashed up to the first byte that may still change.
 
-Bytes come from memory where whoever writes them offers them in their turn, otherwise from the file.
+Writers can offer their bytes from memory; all other bytes are read back from the file.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from trtspec.checkpoints.safetensors import FileLayout
 from trtspec.core.errors import CheckpointError
 from trtspec.core.hashing import grow, hashing, pieces, threads_beside
 
-Place = tuple[int, int]  # the number of a file, an offset in it
+Place = tuple[int, int]  # (number of a file, offset in it)
 
-STRETCH_BYTES = 8 << 20  # hashed before another thread may look which file is furthest behind
-MOST_UNHASHED = 256 << 20  # what was written is hashed while the page cache still has it
-COMPANY_S = 0.005  # that a file waits for others
-MOST_SMALL = 4096  # pieces of a few bytes that are remembered of each file
+STRETCH_BYTES = 8 << 20  # hashed before the file that is furthest behind is selected again
+MOST_UNHASHED = 256 << 20  # small enough that the page cache still has the written bytes
+COMPANY_S = 0.005  # time a file waits for others, to be hashed together
+MOST_SMALL = 4096  # small pieces kept in memory per file
 
 
 @dataclass(frozen=True)
-class _Fresh:
-    """Bytes that are still in memory, with what is to be called when they are no longer needed there."""
+class _InMemory:
+    """Bytes in memory, and the callback that releases them."""
 
     data: memoryview
     release: Callable[[], None] | None
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         if self.release:
             self.release()
 
 
 class _File:
-    """One file: `ready` is where the first byte may still change, `hashed` how far its digest is.
+    """One file: `ready` is the first offset that may still change, `hashed` the end of the hashed bytes.
 
-    `fresh` is what is in memory, by offset.
+    `fresh` maps offsets to bytes in memory.
     """
 
     def __init__(self, descriptor: int, layout: FileLayout, digest: Any) -> None:
@@ -50,7 +50,7 @@ class _File:
         self.writers = [0] * len(self.begins)
         self.digest = digest
         self.ready = self.hashed = self._part = 0
-        self.fresh: dict[int, _Fresh] = {}
+        self.fresh: dict[int, _InMemory] = {}
         self.is_taken = self.is_spoilt = False
 
     @property
@@ -60,37 +60,37 @@ class _File:
 
     @property
     def unhashed(self) -> int:
-        """Return how many bytes are known to be final and are not hashed yet."""
+        """Return the number of final bytes that are not hashed yet."""
         return max(0, self.ready - self.hashed) + sum(len(each.data) for each in self.fresh.values())
 
     @property
     def blocks(self) -> list[int]:
-        """Return where the blocks in memory begin."""
+        """Return the offsets of the blocks in memory."""
         return sorted(offset for offset, fresh in self.fresh.items() if fresh.release)
 
     def part(self, offset: int) -> int:
         """Return the number of the tensor that a byte belongs to."""
         return bisect_right(self.begins, offset) - 1
 
-    def settle(self) -> None:
-        """Find how far nobody writes any more."""
+    def advance_ready(self) -> None:
+        """Advance `ready` to the first tensor that still has a writer."""
         while self._part < len(self.writers) and not self.writers[self._part]:
             self._part += 1
         self.ready = self.begins[self._part] if self._part < len(self.writers) else self.nbytes
 
     def read_stretch(self) -> Iterator[memoryview]:
-        """Yield the next bytes, which are final; each piece counts as hashed once the next one is asked for."""
+        """Yield the next final bytes; a piece counts as hashed when the next one is requested."""
         end = self.hashed + STRETCH_BYTES
         while self.hashed < end and self.has_more:
             if fresh := self.fresh.pop(self.hashed, None):
                 yield fresh.data
                 self.hashed += len(fresh.data)
-                fresh.let_go()
+                fresh.free()
             else:
                 yield from self._read_back(min(self.ready, end))
 
     def _read_back(self, end: int) -> Iterator[memoryview]:
-        """Yield what the file has until `end`, or where there is something in memory."""
+        """Yield the file's bytes up to `end` or the next bytes in memory."""
         end = min([end, *(offset for offset in list(self.fresh) if offset > self.hashed)])
         for piece in pieces(self.descriptor, self.hashed, end):
             yield piece
@@ -102,10 +102,10 @@ class _File:
 
 
 class GrowingDigests:
-    """The digests of files with a layout, each part of which is final once all tasks that write there are done.
+    """Digests of files that tasks are writing; a tensor is final when all tasks that write to it are finished.
 
-    `writes` are the places in which each task begins to write. A file that is written to where it was hashed already
-    gets no digest.
+    `writes` are the places where each task begins to write. A file that is modified after its bytes were hashed gets no
+    digest.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class GrowingDigests:
         for number, part in (place for places in self._parts.values() for place in places):
             self._files[number].writers[part] += 1
         for file in self._files:
-            file.settle()
+            file.advance_ready()
         self._changed, self._stopped = Condition(), False
         self._hashing = threads_beside(len(files))
-        self._most = self._code.most if len(files) > 1 else 1  # a single chain is what all waits for: no company
+        self._most = self._code.most if len(files) > 1 else 1  # a single file cannot be hashed in parallel
         self._pool = ThreadPoolExecutor(self._hashing, "digest")
         self._work: list[Future[None]] = []
 
@@ -140,23 +140,23 @@ class GrowingDigests:
         self._pool.shutdown()
 
     def written(self, number: int, offset: int) -> None:
-        """Take note that bytes are written."""
+        """Record a write; the digest is lost if it precedes hashed or final bytes."""
         file = self._files[number]
         file.is_spoilt |= offset < max(file.ready, file.hashed)
 
     def offer(self, number: int, offset: int, data: memoryview, release: Callable[[], None] | None) -> None:
-        """Let bytes that are written be hashed from memory; they stay as they are until `release` is called.
+        """Offer written bytes for hashing from memory; they must not change until `release` is called.
 
-        Without a `release` they are of nobody else, and remembered where they are not too many.
+        Without `release`, the object takes ownership, and keeps the bytes if there are not too many.
         """
         with self._changed:
             file = self._files[number]
             if release or len(file.fresh) < MOST_SMALL:
-                file.fresh[offset] = _Fresh(data, release)
+                file.fresh[offset] = _InMemory(data, release)
                 self._changed.notify_all()
 
     def waiting_in_vain(self) -> list[tuple[int, int]]:
-        """Return files with blocks in memory that are not next, with where each one's hash is."""
+        """Return (number, hashed offset) of files whose next bytes are missing although later blocks are in memory."""
         with self._changed:
             return [
                 (number, file.hashed)
@@ -165,36 +165,36 @@ class GrowingDigests:
             ]
 
     def let_go(self, number: int) -> None:
-        """Give up the block of a file that would be hashed last; it is read back from the file."""
+        """Drop the last block of a file from memory; it is read back from the file."""
         with self._changed:
             file = self._files[number]
             given_up = None if file.is_taken or not file.blocks else file.fresh.pop(file.blocks[-1])
         if given_up:
-            given_up.let_go()
+            given_up.free()
 
     def raise_error(self) -> None:
-        """Raise what ended the hashing, if something did."""
+        """Raise the error of the hashing threads, if any."""
         for each in self._work:
             if each.done():
                 each.result()
 
     def finish(self, task: str) -> None:
-        """Take note that a task has written all its bytes."""
+        """Record that a task has written all its bytes."""
         with self._changed:
             for number, part in self._parts[task]:
                 self._files[number].writers[part] -= 1
             for file in self._files:
-                file.settle()
+                file.advance_ready()
             self._changed.notify_all()
 
     def wait_for_room(self) -> None:
-        """Return once little is written that is not hashed yet; raises what ended the hashing."""
-        with self._changed:  # unbounded: it is being hashed
+        """Return when few written bytes are unhashed; raise the error of the hashing threads, if any."""
+        with self._changed:  # no time-out: hashing progresses
             self._changed.wait_for(lambda: self._stopped or self._is_ended() or self._unhashed() < MOST_UNHASHED)
         self.raise_error()
 
     def digests(self) -> list[str | None]:
-        """Return the digest of each file once all of it is hashed."""
+        """Return each file's digest when all bytes are hashed, or None for a file whose digest was lost."""
         for each in self._work:
             each.result()
         return [None if file.is_spoilt else file.digest.hexdigest() for file in self._files]
@@ -215,7 +215,7 @@ class GrowingDigests:
             grow(self._code, grown, self._most)
 
     def _take(self) -> list[_File]:
-        """Return the files that are furthest behind, once there are any; none where there is nothing left to do."""
+        """Wait for and return the files that are furthest behind; an empty list when all are hashed."""
         has_waited = False
         with self._changed:
             while not self._stopped and (growing := [file for file in self._files if file.hashed < file.nbytes]):
@@ -225,12 +225,12 @@ class GrowingDigests:
                     for file in files:
                         file.is_taken = True
                     return files
-                # without a file that waits, unbounded: tasks end, or the conversion does
+                # no time-out unless a file waits: a task or the conversion will end
                 has_waited = not self._changed.wait(COMPANY_S if waiting else None)
         return []
 
     def _are_enough(self, waiting: Sequence[_File], growing: int) -> bool:
-        """Return whether to begin: several files together take little more than the time of one."""
+        """Return whether to start: hashing several files together takes little more time than one."""
         return len(waiting) >= min(self._code.most, growing) or sum(each.unhashed for each in waiting) >= STRETCH_BYTES
 
     def _wake(self) -> None:
@@ -245,7 +245,7 @@ class GrowingDigests:
 
 
 def written_by(encoding: object) -> Iterator[Place]:
-    """Yield the places in which an encoding begins to write: whatever in it has a rank and an offset."""
+    """Yield the places where an encoding begins to write: every nested object with a rank and an offset."""
     if hasattr(encoding, "rank") and hasattr(encoding, "offset"):
         yield encoding.rank, encoding.offset
     elif isinstance(encoding, tuple):

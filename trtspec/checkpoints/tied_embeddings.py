@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model whose config.json ties its LM head to its embedding, and whose file has both.
+"""Models whose config.json ties the LM head to the embedding although both are stored.
 
-transformers 5.23 ties two equal tensors only, and warns where they differ (modeling_utils.py, tie_weights). Engines
-that load such a checkpoint themselves go by config.json and leave the file's own head out.
+transformers 5.23 ties the two only if they are equal, and warns otherwise (modeling_utils.py, tie_weights). Engines
+that load such a checkpoint themselves follow config.json and ignore the stored head.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from trtspec.checkpoints.model_config import ConfigReader
 from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import Diagnostic
 
-UNREAD = "tied to the embedding by config.json; whether it is equal is compared once the weights are here"
+UNREAD = "tied to the embedding by config.json; compared with it when the weights are available"
 FIX = (
-    "set tie_word_embeddings: false in config.json if the file's own head is meant, or remove {head} from the file if"
-    " the embedding is"
+    "set tie_word_embeddings: false in config.json to use the stored head, or remove {head} from the file to use the"
+    " embedding"
 )
 
 
 @dataclass(frozen=True)
 class Ties:
-    """What a source stores of an embedding and a head that its config.json ties.
+    """The stored tensors of an embedding and a head that config.json ties.
 
-    `differ` where both are stored and have different values, `are_unread` where the values are not here to be compared.
-    `only_head` are the names of embedding and head where the head alone is stored.
+    `differ` if both are stored with different values; `are_unread` if the values are not available for comparison.
+    `only_head` is (embedding name, head name) if only the head is stored.
     """
 
     embedding: str = ""
@@ -38,19 +38,19 @@ class Ties:
 
     @property
     def message(self) -> str:
-        """Return both readings of tensors that differ."""
+        """Return a message with both interpretations of tensors that differ."""
         return (
-            f"config.json ties {self.head} to {self.embedding} (tie_word_embeddings), and the file has both with"
-            f" different values: transformers uses the file's own head, engines that go by config.json the embedding"
+            f"config.json ties {self.head} to {self.embedding} (tie_word_embeddings), but both are stored with"
+            f" different values: transformers uses the stored head, engines that follow config.json the embedding"
         )
 
     def diagnose(self, *, converts: bool) -> Iterator[Diagnostic]:
-        """Yield an error where an engine reads the checkpoint itself, a warning where the conversion chooses."""
+        """Yield an error if the engine reads the checkpoint itself, or a warning if it is converted."""
         if not self.differ:
             return
         hint = FIX.format(head=self.head)
         if converts:
-            used = f"{self.message}; the file's own head is used here"
+            used = f"{self.message}; the conversion uses the stored head"
             yield Diagnostic("model", "tied-head", used, hint, "warning")
         else:
             yield Diagnostic("model", "tied-head", self.message, hint)
@@ -60,7 +60,7 @@ UNTIED = Ties()
 
 
 def compare_ties(source: Source, embedding: str, head: str) -> Ties:
-    """Return what a source stores of two tensors that its config.json ties; reads up to the first difference."""
+    """Compare two tensors that config.json ties; stop reading at the first difference."""
     stored, own = (source.tensors.get(name) for name in (embedding, head))
     if own is None:
         return UNTIED
@@ -72,7 +72,7 @@ def compare_ties(source: Source, embedding: str, head: str) -> Ties:
 
 
 def ties_of(source: Source, text: ConfigReader) -> Ties:
-    """Return the ties of a model that no family describes; `text` is the part of config.json about its language."""
+    """Return the ties of a model without a family; `text` is the section of config.json for its text model."""
     if text.values.get("tie_word_embeddings", source.config.get("tie_word_embeddings")) is not True:
         return UNTIED
     found = [

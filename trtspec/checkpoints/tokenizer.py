@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer of a checkpoint, and text that grows token by token without half characters.
+"""The tokenizer of a checkpoint, and incremental decoding without incomplete characters.
 
-Reads tokenizer.json with the `tokenizers` library, which is what transformers runs underneath and imports in a
-hundredth of the time.
+Reads tokenizer.json with the `tokenizers` library, which transformers uses internally; importing it takes a hundredth
+of the time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from trtspec.checkpoints.vetting import vet
 from trtspec.core.errors import CheckpointError, TrtspecError
 
 MODEL = re.compile(rb'"model"\s*:\s*\{')
-BROKEN = "�"  # what decoders put in place of bytes that are no character yet
-LONGEST_CHARACTER = 4  # bytes of one UTF-8 character, and so tokens that may share one
+BROKEN = "�"  # U+FFFD, the decoders' replacement for incomplete characters
+LONGEST_CHARACTER = 4  # bytes of a UTF-8 character, and therefore tokens that may share one
 
 PROBE = (
     'The 2nd "quick" fox — naïve café, 北京, Привет 🙂\n\tdef f(x: int) -> str: return f"{x:>08.3f}"  # 12345 != 54321'
@@ -32,7 +32,7 @@ PROBE = (
 
 
 def tokenizer_file(root: Path) -> Path:
-    """Return where tokenizer.json lies; raises CheckpointError where there is none, or one too large to read."""
+    """Return the path of tokenizer.json; raise CheckpointError if it is missing or too large."""
     path = root / "tokenizer.json"
     if not path.is_file():
         hint = "save the tokenizer in the fast format with transformers"
@@ -43,10 +43,10 @@ def tokenizer_file(root: Path) -> Path:
 
 
 def check_tokenizer(source: Source) -> None:
-    """Raise CheckpointError where a source has no tokenizer that can be used.
+    """Raise CheckpointError if a source lacks a usable tokenizer.
 
-    Without the tokenizers library it looks without parsing: a vocabulary in Python's objects would take ten times the
-    bytes of the file.
+    Without the tokenizers library the file is searched but not parsed: the vocabulary as Python objects would take ten
+    times the memory of the file.
     """
     path = tokenizer_file(source.root)
     if path.name in source.absent:
@@ -56,9 +56,9 @@ def check_tokenizer(source: Source) -> None:
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from None
     if not (raw.startswith(b"{") and raw.endswith(b"}")):
-        raise CheckpointError("not a tokenizer: it does not begin and end as a JSON object", where=str(path))
+        raise CheckpointError("not a tokenizer: not a JSON object", where=str(path))
     if not MODEL.search(raw):
-        raise CheckpointError("not a tokenizer: it has no model", where=str(path))
+        raise CheckpointError("not a tokenizer: it lacks a model", where=str(path))
     vet(source.root)
 
 
@@ -66,9 +66,9 @@ class Tokenizer:
     """Encode and decode with the tokenizer of a checkpoint directory, as transformers loads it."""
 
     def __init__(self, root: Path, *, vetted: bool = False) -> None:
-        """Load the tokenizer of a directory, tried in a child process first unless that is known to have been done.
+        """Load the tokenizer of a directory, after a trial in a child process unless `vetted`.
 
-        Raises CheckpointError for one that cannot be loaded.
+        Raises CheckpointError if it cannot be loaded.
         """
         from tokenizers import Tokenizer as Backend
 
@@ -93,55 +93,55 @@ class Tokenizer:
 
     @property
     def merges(self) -> list[Any]:
-        """Return the rules that join tokens, as the library would write them today; empty for a model without."""
+        """Return the merge rules in the library's current format; empty for a model without merges."""
         return list(json.loads(self._backend.to_str())["model"].get("merges", ()))
 
     @property
     def decoders(self) -> frozenset[str]:
-        """Return the types of what turns tokens to text, as the library would write them today."""
+        """Return the types of the decoders in the library's current format."""
         decoder = json.loads(self._backend.to_str())["decoder"] or {}
         return frozenset(each["type"] for each in (decoder, *decoder.get("decoders", ())) if each)
 
     @cached_property
     def added(self) -> frozenset[int]:
-        """Return the ids of tokens that were added as they stand, beside those of the tokenizer's own alphabet."""
+        """Return the ids of added tokens, which are not part of the model's vocabulary."""
         return frozenset(self._backend.get_added_tokens_decoder())
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a text; raises CheckpointError where the directory's documents have no valid ones."""
+        """Return the ids that end a text; raise CheckpointError if the directory's end ids are invalid."""
         return find_end_ids(self.root, self._backend.token_to_id).ids
 
     def named(self, key: str) -> tuple[int, ...]:
-        """Return the id of a token that the tokenizer's documents name, as "eos_token"; none where they do not."""
+        """Return the id of a special token such as "eos_token" as a tuple; empty if it is not defined."""
         content = special_token(self.root, key)
         token = self._backend.token_to_id(content) if content is not None else None
         return () if token is None else (token,)
 
     def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Return the ids of `text`, with the tokenizer's special tokens unless it is `Rendered`, or as the flag says.
+        """Return the ids of `text`; special tokens are added unless it is `Rendered`, or according to the flag.
 
-        Raises TrtspecError for a text that UTF-8 cannot express: Python reads foreign bytes as such.
+        Raises TrtspecError for a text with lone surrogates, which UTF-8 cannot encode.
         """
         if add_special_tokens is None:
             add_special_tokens = not isinstance(text, Rendered)
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise TrtspecError(f"the text is not UTF-8: character {error.start + 1} is half of a pair") from None
+            raise TrtspecError(f"the text is not UTF-8: character {error.start + 1} is a lone surrogate") from None
         with _panics("the tokenizer fails on this text", self.root):
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     @cached_property
     def adds(self) -> tuple[int, ...]:
-        """Return the special tokens that every text gets which is not `Rendered`."""
+        """Return the special tokens that are added to every text that is not `Rendered`."""
         return tuple(self.encode("", add_special_tokens=True))
 
     def as_plain(self, text: str) -> str | None:
-        """Return a rendered text for an engine that adds the tokenizer's special tokens to every text.
+        """Return a rendered text without the special tokens that an engine will add to it.
 
-        It has the same special tokens then; after a begin token some tokenizers put a space that the chat has not.
-        None where the template writes other special tokens than the tokenizer adds.
+        Its special tokens stay the same; some tokenizers insert a space after the begin token that the chat does not
+        have. Returns None if the template's special tokens differ from those that the tokenizer adds.
         """
         plain, wanted = str.__str__(text), self.encode(text, add_special_tokens=False)
         if self.encode(plain, add_special_tokens=True) == wanted:
@@ -164,73 +164,74 @@ class Tokenizer:
 
     @cached_property
     def fragments(self) -> frozenset[int]:
-        """Return the ids that are not whole characters by themselves."""
+        """Return the ids that do not decode to complete characters by themselves."""
         texts = self._backend.decode_batch([[token] for token in range(self.vocab_size)])
         return frozenset(token for token, text in enumerate(texts) if BROKEN in text)
 
     @cached_property
     def silent(self) -> frozenset[int]:
-        """Return the ids that `decode` leaves out: bytes before and after them may be one character."""
+        """Return the ids that `decode` omits: bytes before and after them can form one character."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token for token, content in added.items() if content.special)
 
     def complete_len(self, ids: Sequence[int]) -> int:
-        """Return how many of `ids` can be shown: all but a tail that the next token may make a character of."""
-        heard = [place for place, token in enumerate(ids) if token not in self.silent]
-        if not heard or ids[heard[-1]] not in self.fragments:
+        """Return how many of `ids` can be shown: all but a tail that the next token may complete to a character."""
+        visible = [position for position, token in enumerate(ids) if token not in self.silent]
+        if not visible or ids[visible[-1]] not in self.fragments:
             return len(ids)
-        held = self._held([ids[place] for place in heard[-2 * LONGEST_CHARACTER :]])
-        return heard[-held] if held else len(ids)
+        incomplete = self._incomplete_len([ids[position] for position in visible[-2 * LONGEST_CHARACTER :]])
+        return visible[-incomplete] if incomplete else len(ids)
 
-    def _held(self, window: list[int]) -> int:
+    def _incomplete_len(self, window: list[int]) -> int:
         """Return how many of the last tokens of a text may be the beginning of a character."""
-        for held in range(LONGEST_CHARACTER):
-            if not self.decode(window[: len(window) - held]).endswith(BROKEN):
-                return held
-        # bytes that are no characters: only the last of them can still begin one
-        begun = (held for held in range(1, LONGEST_CHARACTER) if self.decode(window[-held:]) == BROKEN)
+        for count in range(LONGEST_CHARACTER):
+            if not self.decode(window[: len(window) - count]).endswith(BROKEN):
+                return count
+        # invalid bytes: only the last of them can still begin a character
+        begun = (count for count in range(1, LONGEST_CHARACTER) if self.decode(window[-count:]) == BROKEN)
         return max(begun, default=0)
 
 
 @contextmanager
 def _panics(what: str, where: Path) -> Iterator[None]:
-    """Turn what the library raises, its panics too, into a CheckpointError."""
+    """Turn errors of the library, including panics, into a CheckpointError."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, TrtspecError):
         raise
-    except BaseException as error:  # bare Exception for malformed files, and PanicException, which is no Exception
+    except BaseException as error:  # Exception for malformed files; PanicException is not an Exception
         words = str(error).strip() or type(error).__name__
         raise CheckpointError(f"{what}: {words.splitlines()[0][:300]}", where=str(where)) from None
 
 
 class TokenizersDiffer(TrtspecError):
-    """A draft's tokenizer does not give the target's ids."""
+    """A draft's tokenizer has other ids than the target's."""
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:
-    """Raise TokenizersDiffer where the ids of a draft's tokenizer mean other texts than the target's.
+    """Raise TokenizersDiffer if the ids of a draft's tokenizer mean other texts than the target's.
 
-    Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text full of edges decide.
-    One may have added tokens that the other lacks, such as a pad token, as long as their ids are free in the other.
+    Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text with many edge cases
+    are compared. One tokenizer may have added tokens that the other lacks, such as a pad token, if their ids are unused
+    in the other.
     """
     if tokenizer_file(target).read_bytes() == tokenizer_file(draft).read_bytes():
         return
     ours, theirs = Tokenizer(target), Tokenizer(draft)
     if odd := _differing_token(ours, theirs):
         raise TokenizersDiffer(
-            f"draft and target have different tokenizers: their vocabularies differ, as at {odd[0]!r} (id {odd[1]})",
+            f"draft and target have different tokenizers: their vocabularies differ, e.g. at {odd[0]!r} (id {odd[1]})",
             hint="draft tokens would mean other texts; choose a draft of the target's family",
         )
     if ours.merges != theirs.merges or ours.encode(PROBE) != theirs.encode(PROBE):
         raise TokenizersDiffer(
-            "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
+            "draft and target have different tokenizers: equal vocabularies, but different tokens for the same text",
             hint="choose a draft of the target's family",
         )
 
 
 def _differing_token(one: Tokenizer, other: Tokenizer) -> tuple[str, int] | None:
-    """Return a token and its id in one of two vocabularies that the other contradicts; None where they agree."""
+    """Return a token and its id in one vocabulary that conflicts with the other, or None."""
     found = []
     for own, foreign in ((one, other), (other, one)):
         known, taken = foreign.vocabulary, {*foreign.vocabulary.values()}

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers makes of tokenizer.json by the tokenizer's class, so that a text has the same ids here.
+"""Apply the changes that transformers' tokenizer classes make to tokenizer.json, so that texts get the same ids.
 
-transformers 5 loads most tokenizers as the file has them. Some classes take vocabulary, merges and post-processor from
-the file and write normalizer, pre-tokenizer and decoder anew, and AutoTokenizer chooses the class by config.json and
+transformers 5 loads most tokenizers as defined in the file. Some classes keep the file's vocabulary, merges and
+post-processor but rebuild normalizer, pre-tokenizer and decoder. AutoTokenizer chooses the class by config.json and
 tokenizer_config.json (models/auto/tokenization_auto.py). This module follows 5.23 for the classes of models that
-generate text. transformers 4 loads all of them as the file has them.
+generate text. transformers 4 loads all of them as defined in the file.
 
-One difference is wanted: a special token that the vocabulary lacks is not added, as no embedding has a row for it.
+One difference is intended: a special token that the vocabulary lacks is not added, because no embedding has a row for
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 AS_THE_FILE = ""
-# Of models/auto/tokenization_auto.py@v5.23.0: the classes of models, where one is written there.
+# Tokenizer class by model_type, from models/auto/tokenization_auto.py@v5.23.0.
 _REBUILT_FOR = {
     "LlamaTokenizer": ("idefics", "idefics2"),
     "CodeLlamaTokenizer": ("code_llama",),
@@ -46,7 +47,7 @@ _REBUILT_FOR = {
                   "mistral_large4", "mixtral", "olmo2", "olmo3", "olmo_hybrid", "persimmon", "pixtral", "stablelm",
                   "voxtral"),
 }  # fmt: skip
-# Models whose published class is known to be wrong: their own is taken, and without one the file as it is.
+# Models whose published class is wrong: the class above is used instead, or else the file.
 _WRONGLY_PUBLISHED = frozenset((
     "arctic", "chatlm", "ernie4_5", "ernie4_5_moe", "fuyu", "h2ovl_chat", "hyperclovax", "hyperclovax_vlm",
     "hyperclovax_vision_v2", "internlm2", "internlm3", "iquestcoder", "jamba", "llava", "llava_next",
@@ -69,9 +70,9 @@ _QWEN3_5 = (
 
 @dataclass(frozen=True)
 class _Class:
-    """A class that rebuilds its tokenizer: `build` sets what is not from the file, `tokens` are its default tokens.
+    """A class that rebuilds its tokenizer: `build` sets the rebuilt parts, `tokens` are its default special tokens.
 
-    `begins` is whether its post-processor writes a begin token; None: as the file has it.
+    `begins` is whether its post-processor adds a begin token, or None to keep the file's.
     """
 
     build: Callable[[Backend, Mapping[str, Any]], None]
@@ -80,7 +81,7 @@ class _Class:
 
 
 def special_tokens(root: Path) -> dict[str, str]:
-    """Return the named special tokens of a tokenizer, as templates get them: {"bos_token": "<s>", ...}."""
+    """Return the named special tokens of a tokenizer for chat templates: {"bos_token": "<s>", ...}."""
     config, found = _documents(root)
     rebuilt = _CLASSES.get(_class_name(root, config, None))
     tokens: dict[str, str] = {**rebuilt.tokens} if rebuilt else {}
@@ -97,9 +98,9 @@ def special_tokens(root: Path) -> dict[str, str]:
 
 
 def as_transformers(backend: Backend, root: Path) -> Backend:
-    """Return the tokenizer of a directory as AutoTokenizer would make it of `backend`, which is its tokenizer.json.
+    """Return the tokenizer that AutoTokenizer would make of `backend`, the directory's tokenizer.json.
 
-    Raises CheckpointError for a configuration that transformers does not read either.
+    Raises CheckpointError for a configuration that transformers rejects too.
     """
     from tokenizers import AddedToken, models
     from tokenizers import Tokenizer as Fresh
@@ -130,7 +131,7 @@ def as_transformers(backend: Backend, root: Path) -> Backend:
 
 
 def _documents(root: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return tokenizer_config.json, and the same with what an older special_tokens_map.json overrides."""
+    """Return tokenizer_config.json, and the same with the overrides of an older special_tokens_map.json."""
     config = _json(root / "tokenizer_config.json")
     older = {} if "added_tokens_decoder" in config else _json(root / "special_tokens_map.json")
     return config, {**config, **older}
@@ -141,7 +142,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _class_name(root: Path, config: Mapping[str, Any], backend: Backend | None) -> str:
-    """Return the class by which AutoTokenizer rebuilds a tokenizer, AS_THE_FILE where it does not."""
+    """Return the class with which AutoTokenizer rebuilds a tokenizer, or AS_THE_FILE."""
     model = _json(root / "config.json")
     kind = str(model.get("model_type") or "")
     declared = config.get("tokenizer_class") or model.get("tokenizer_class") or ""
@@ -175,7 +176,7 @@ def _legacy(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _added(config: Mapping[str, Any], root: Path, added_token: Any) -> list[Any]:
-    """Return the added tokens that tokenizer_config.json describes, by their ids."""
+    """Return the added tokens in tokenizer_config.json, sorted by id."""
     described = config.get("added_tokens_decoder") or {}
     try:
         ordered = sorted(described.items(), key=lambda item: int(item[0]))

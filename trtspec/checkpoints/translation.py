@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tokens of a target are to a draft model of another vocabulary, and how that is kept beside its checkpoint.
+"""Mapping between the vocabularies of a target and a draft, stored in the draft's checkpoint.
 
-Tokens that both have are drafted: token-level intersection (Timor et al. 2025, arXiv:2502.05202, algorithm 4). A
-text is read as the draft's tokens, one token of the target after the other: one that the draft has not is spelled with
-the longest ones that it has.
+Tokens of both vocabularies are drafted: token-level intersection (Timor et al. 2025, arXiv:2502.05202, algorithm 4).
+The draft reads a text token by token: a target token that the draft lacks is spelled with the longest matching draft
+tokens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ TRANSLATION = "translation.safetensors"  # in the draft's checkpoint
 PARTS = ("target_ids", "draft_ids", "spelling_lens", "spellings")
 MAX_BYTES = 64 << 20
 LONGER = 2
-"""So many times as many tokens a text may be to the draft; of one that is more it drafts nothing any more."""
+"""Largest ratio of draft tokens to target tokens of a text; beyond it the draft stops drafting."""
 LONGEST = 8
-"""Tokens that spell one at most; of one that takes more the draft reads the end."""
+"""Most draft tokens per target token; of a longer spelling the draft reads the last ones."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """Tokens that both have, as ids of the target and of the draft, and how the draft spells each of the target's."""
+    """Shared tokens, as ids of the target and of the draft, and the draft's spelling of each target token."""
 
     target_ids: list[int]
     draft_ids: list[int]
@@ -40,12 +40,14 @@ class Translation:
 
     @classmethod
     def between(cls, target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> Translation:
-        """Return it for models of so many vocabulary entries; raises CheckpointError for tokens of unknown bytes."""
+        """Map two tokenizers, for models with these numbers of vocabulary entries; raise CheckpointError if token bytes
+        are unknown.
+        """
         ours, theirs = (_within(token_ids(each), size) for each, size in ((target, target_size), (draft, draft_size)))
         shared = sorted((token, theirs[meant]) for meant, token in ours.items() if meant in theirs)
         words = {meant: token for (special, meant), token in theirs.items() if not special}
         named = (*draft.named("bos_token"), *draft.named("eos_token"), 0)
-        spellings = [[named[0]]] * target_size  # what has no text is read as an edge of one
+        spellings = [[named[0]]] * target_size  # tokens without text are read as a text boundary
         for (special, meant), token in ours.items():
             spellings[token] = (not special and _spell(meant, words)) or spellings[token]
         for token, drafted in shared:
@@ -53,7 +55,7 @@ class Translation:
         return cls([token for token, _ in shared], [drafted for _, drafted in shared], spellings)
 
     def write(self, out: Path) -> None:
-        """Write it into the draft's checkpoint."""
+        """Write the mapping into the draft's checkpoint."""
         lens, spelled = map(len, self.spellings), chain.from_iterable(self.spellings)
         parts = [_little(array("i", part)) for part in (self.target_ids, self.draft_ids, lens, spelled)]
         layout = lay_out((name, "I32", (len(part),)) for name, part in zip(PARTS, parts, strict=True))
@@ -61,9 +63,9 @@ class Translation:
 
 
 def read_translation(root: Path, target_size: int, draft_size: int) -> Translation | None:
-    """Return what a draft's checkpoint holds, None where its tokens are the target's.
+    """Return the mapping in a draft's checkpoint, or None if its vocabulary is the target's.
 
-    Raises CheckpointError for one that is not for models of so many vocabulary entries.
+    Raises CheckpointError if the mapping does not fit models with these numbers of vocabulary entries.
     """
     path = root / TRANSLATION
     if not path.exists():
@@ -73,7 +75,7 @@ def read_translation(root: Path, target_size: int, draft_size: int) -> Translati
     fits = len(target_ids) == len(draft_ids) > 0 and len(lens) == target_size and ends[-1] == len(spelled)
     fits = fits and min(lens) > 0 and _are_ids(target_ids, target_size) and _are_ids(draft_ids + spelled, draft_size)
     if not fits:
-        raise CheckpointError("is not for this target and this draft", where=str(path), hint="build the artifact again")
+        raise CheckpointError("does not match this target and draft", where=str(path), hint="build the artifact again")
     spellings = [spelled[end - length : end] for end, length in zip(ends, lens, strict=True)]
     return Translation(target_ids, draft_ids, spellings)
 
@@ -84,13 +86,13 @@ def _read_parts(path: Path) -> list[list[int]]:
     for name in PARTS:
         tensor = tensors.get(name)
         if tensor is None or tensor.dtype != "I32":
-            raise CheckpointError(f"has no {name} of I32", where=str(path), hint="build the artifact again")
+            raise CheckpointError(f"lacks {name} with dtype I32", where=str(path), hint="build the artifact again")
         parts.append(_little(array("i", raw[tensor.offset : tensor.offset + tensor.nbytes])).tolist())
     return parts
 
 
 def _little(values: array[int]) -> array[int]:
-    """Return 32-bit integers as they lie in a file, or back."""
+    """Convert 32-bit integers between native and little-endian byte order."""
     if sys.byteorder == "big":
         values.byteswap()
     return values
@@ -101,7 +103,7 @@ def _within(ids: Mapping[Meaning, int], size: int) -> dict[Meaning, int]:
 
 
 def _spell(text: bytes, words: Mapping[bytes, int]) -> list[int]:
-    """Return a text's bytes in words, each the longest that stands there; a byte that begins none is left out."""
+    """Return the ids that spell a text, each the longest match; bytes that begin no match are left out."""
     found, longest, start = [], max(map(len, words), default=0), 0
     while start < len(text):
         ends = range(min(start + longest, len(text)), start, -1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-LLM's checkpoint format: config.json and one rank{r}.safetensors a rank, written and read.
+"""Read and write TensorRT-LLM's checkpoint format: config.json and one rank{r}.safetensors per rank.
 
-Keys and tensor names are those of TensorRT-LLM 1.0 - 1.2 (`PretrainedConfig`, `LLaMAConfig` and `QWenConfig`;
+Keys and tensor names follow TensorRT-LLM 1.0 - 1.2 (`PretrainedConfig`, `LLaMAConfig` and `QWenConfig`;
 NVIDIA/TensorRT-LLM, docs/source/legacy/architecture/checkpoint.md). `mlp.fc` is Hugging Face's gate_proj (the activated
 branch) and `mlp.gate` its up_proj; q, k and v are rows of one `attention.qkv`.
 """
@@ -34,8 +34,8 @@ QKV = "attention.qkv.weight"  # in a layer
 # NVIDIA/TensorRT-LLM, tensorrt_llm/quantization/mode.py QuantAlgo
 FP8 = "FP8"
 FP8_ROWWISE = "FP8_PER_CHANNEL_PER_TOKEN"
-LAYER_KINDS = {False: "full_attention", True: "sliding_attention"}  # of layers, by whether they have a window
-# Keys that say something only of some families, and the fields of ModelConfig that they are.
+LAYER_KINDS = {False: "full_attention", True: "sliding_attention"}  # by whether a layer has a window
+# Keys of some families, and the corresponding fields of ModelConfig.
 _FEATURES = {
     "rope_local_base_freq": "local_rotary_base",
     "inter_layernorms": "inner_norms",
@@ -44,14 +44,14 @@ _FEATURES = {
     "attn_logit_softcapping": "attention_cap",
     "final_logit_softcapping": "logit_cap",
 }
-# Keys of some config classes of TensorRT-LLM, as they are.
+# Keys of some TensorRT-LLM config classes that are kept unchanged.
 _EXTRA: dict[str, type] = {"qwen_type": str, "rotary_pct": float, "_sliding_window_pattern": int}
-RENORMALIZE = 1  # MoeConfig.ExpertScaleNormalizationMode: the weights of the picked experts add up to one
+RENORMALIZE = 1  # MoeConfig.ExpertScaleNormalizationMode: the weights of the selected experts add up to one
 
 
 @dataclass(frozen=True)
 class TrtllmQuantization:
-    """The `quantization` of a checkpoint: algorithms ("" for none) and patterns of the modules left out."""
+    """The `quantization` of a checkpoint: algorithms ("" for none) and patterns of the excluded modules."""
 
     algo: str = ""
     kv_cache_algo: str = ""
@@ -59,7 +59,7 @@ class TrtllmQuantization:
 
 
 def render_config(config: ModelConfig, mapping: ParallelMapping, quantization: TrtllmQuantization) -> dict[str, Any]:
-    """Return config.json."""
+    """Return the content of config.json."""
     rendered: dict[str, Any] = {
         "producer": {"name": "trtspec"},
         "architecture": config.architecture,
@@ -124,7 +124,7 @@ def _render_quantization(quantization: TrtllmQuantization) -> dict[str, Any]:
 class Checkpoint:
     """A converted checkpoint in a directory; `ranks` holds the headers of each rank's file.
 
-    `document` is config.json itself, for the keys of what drafts from inside the model.
+    `document` is config.json, for the keys of draft heads inside the model.
     """
 
     root: Path
@@ -151,7 +151,7 @@ def is_converted(root: Path) -> bool:
 
 
 def load_checkpoint(root: Path) -> Checkpoint:
-    """Read config.json and the headers of a converted checkpoint; raises CheckpointError for what is not one."""
+    """Read config.json and headers of a converted checkpoint; raise CheckpointError if it is invalid."""
     reader = ConfigReader(read_json(root / "config.json", MAX_CONFIG_BYTES), str(root / "config.json"))
     mapping, quantization = _read_mapping(reader), _read_quantization(reader)
     ranks = tuple(read_header(root / f"rank{rank}.safetensors") for rank in range(mapping.ranks))
@@ -161,10 +161,12 @@ def load_checkpoint(root: Path) -> Checkpoint:
 def _read_mapping(reader: ConfigReader) -> ParallelMapping:
     section = reader.section("mapping")
     if section is None:
-        raise reader.refuse("has no mapping", AGAIN)
+        raise reader.refuse("lacks mapping", AGAIN)
     tensor, pipeline = (section.positive(f"{kind}_size", 1, most=MOST_RANKS_READ) for kind in ("tp", "pp"))
     if section.positive("world_size", most=MOST_RANKS_READ) != tensor * pipeline:
-        message = f"world_size is not tp_size {tensor} times pp_size {pipeline}; other kinds cannot be read"
+        message = (
+            f"world_size is not tp_size {tensor} times pp_size {pipeline}; other kinds of parallelism are not supported"
+        )
         raise section.refuse(message, AGAIN)
     return ParallelMapping(tensor, pipeline, reader.get("use_parallel_embedding", bool, False))
 
@@ -175,18 +177,18 @@ def _read_quantization(reader: ConfigReader) -> TrtllmQuantization:
         return TrtllmQuantization()
     algo = section.get("quant_algo", str, "")
     if algo not in ("", FP8, FP8_ROWWISE):
-        raise reader.refuse(f"is quantized with {algo}; {FP8} and {FP8_ROWWISE} can be read", AGAIN)
+        raise reader.refuse(f"is quantized with {algo}; supported: {FP8}, {FP8_ROWWISE}", AGAIN)
     kv_cache = section.get("kv_cache_quant_algo", str, "")
     if kv_cache not in ("", FP8):
-        raise reader.refuse(f"has a KV cache in {kv_cache}; {FP8} can be read", AGAIN)
+        raise reader.refuse(f"has a KV cache in {kv_cache}; supported: {FP8}", AGAIN)
     return TrtllmQuantization(algo, kv_cache, tuple(section.get("exclude_modules", list, [])))
 
 
 def read_config(reader: ConfigReader, names: Collection[str], prefix: str = "transformer.layers.0.") -> ModelConfig:
-    """Map config.json, or what it says of a model inside the model.
+    """Map config.json, or its section for a nested model, to a ModelConfig.
 
-    What only the tensors tell for every exporter, biases and norms, is read off the names in the first layer, which
-    begin with `prefix`.
+    Biases and norms are detected by the tensor names of the first layer, which begin with `prefix`, because not every
+    exporter records them in config.json.
     """
     heads = reader.positive("num_attention_heads")
     max_positions, moe = reader.positive("max_position_embeddings"), reader.section("moe")
@@ -226,7 +228,7 @@ def read_config(reader: ConfigReader, names: Collection[str], prefix: str = "tra
 
 
 def read_full_layers(reader: ConfigReader, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Return the layers that `layer_types` gives no sliding window, in Hugging Face's words too."""
+    """Return the layers without a sliding window according to `layer_types`, in either format."""
     kinds = reader.values.get("layer_types")
     if kinds is None:
         return default

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only code that opens a pickle: `python -I -m trtspec.checkpoints.unpickler PICKLE OUT` writes it as safetensors.
+"""Convert a pickle to safetensors: `python -I -m trtspec.checkpoints.unpickler PICKLE OUT`; the only code that opens
+one.
 
-Runs in a process of its own with an empty environment. torch's restricted unpickler makes tensors and plain containers
-and calls nothing else; what a pickle asks for beyond them is refused before it is opened. Ends with 0, or with a last
-line on stderr that says what is wrong.
+Runs in a separate process with an empty environment. torch's restricted unpickler creates tensors and plain containers
+and calls nothing else; a pickle that references other objects is rejected before it is opened. Exits with 0, or with
+the error in the last line of stderr.
 """
 
 from __future__ import annotations
@@ -28,25 +29,27 @@ DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF1
           "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
           "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL"}  # fmt: skip
 
-# Bytes of an item of torch's storages, by which pickles count them.
+# Bytes per item of torch's storages; pickles store item counts.
 STORAGES = {"DoubleStorage": 8, "FloatStorage": 4, "HalfStorage": 2, "BFloat16Storage": 2, "LongStorage": 8,
             "IntStorage": 4, "ShortStorage": 2, "CharStorage": 1, "ByteStorage": 1, "BoolStorage": 1,
             "UntypedStorage": 1}  # fmt: skip
 CHUNK = 1 << 20
-SPACE, SPARE = 48 << 30, 64 << 20  # of address space for torch's libraries, and for the header of what is written
+SPACE, SPARE = 48 << 30, 64 << 20  # address space of torch's libraries; size of the output's header
 
 
 def main(pickle: str, out: str) -> None:
-    """Write the tensors of `pickle` to the new safetensors file `out`; a shared tensor is written for each name."""
+    """Write the tensors of `pickle` to the new safetensors file `out`; a shared tensor is written once per name."""
     _confine(os.stat(pickle).st_size)
     tensors = _load(pickle)
     for name, tensor in tensors.items():
         _check(name, tensor)
-    # Tied embeddings double a small model at most; a pickle can as well expand one number to any shape.
+    # Tied embeddings at most double a small model, but a pickle can also expand one number to any shape.
     needed, there = sum(tensor.nbytes for tensor in tensors.values()), os.stat(pickle).st_size
     if needed > 2 * there:
-        _refuse(f"its tensors need {needed:,} bytes and the file has {there:,}")
-    with ThreadPoolExecutor(1) as pool:  # beside the writing, which waits for a disk; CRC-32 leaves Python's lock
+        _refuse(f"its tensors need {needed:,} bytes, but the file has {there:,}")
+    with ThreadPoolExecutor(
+        1
+    ) as pool:  # in parallel with the writing, which waits for the disk; CRC-32 releases the GIL
         damaged = pool.submit(_damaged_record, pickle)
         _write(tensors, Path(out))
         if name := damaged.result():
@@ -54,21 +57,21 @@ def main(pickle: str, out: str) -> None:
 
 
 def _confine(nbytes: int) -> None:
-    """Limit this process: its libraries and the mapped file take address space, its output is one file."""
-    for what, wanted in (
+    """Limit this process's address space (for libraries and the mapped file) and file size (for its output)."""
+    for kind, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, SPACE + 4 * nbytes),
         (resource.RLIMIT_FSIZE, 2 * nbytes + SPARE),
     ):
-        _, most = resource.getrlimit(what)
-        resource.setrlimit(what, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+        _, most = resource.getrlimit(kind)
+        resource.setrlimit(kind, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 def _damaged_record(path: str) -> str:
-    """Return the name of a record whose bytes have another CRC-32 than the archive says, "" where there is none."""
+    """Return the name of a record whose CRC-32 differs from the archive's directory, or ""."""
     with zipfile.ZipFile(path) as archive:
         for record in archive.infolist():
-            if not record.CRC:  # torch writes none where it is told to compute none
+            if not record.CRC:  # torch can be configured to write no checksums
                 continue
             try:
                 with archive.open(record) as file:
@@ -80,7 +83,7 @@ def _damaged_record(path: str) -> str:
 
 
 class _Inert(dict[Any, Any]):
-    """In the place of whatever a pickle makes."""
+    """Placeholder for every object that a pickle creates."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -99,7 +102,7 @@ class _Inert(dict[Any, Any]):
 
 
 class _Storages(Unpickler):
-    """Collects (record, bytes) of the storages that a pickle describes, and makes nothing."""
+    """Collects the storages of a pickle as {record: bytes} without creating any."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -116,7 +119,7 @@ class _Storages(Unpickler):
 
 
 def _check_storages(path: str) -> None:
-    """Refuse a file whose records are shorter than its tensors: torch would read on into what follows."""
+    """Reject a file with records shorter than their tensors: torch would read beyond the record."""
     with zipfile.ZipFile(path) as archive:
         sizes = {record.filename.partition("/")[2]: record.file_size for record in archive.infolist()}
         name = next(record.filename for record in archive.infolist() if record.filename.endswith("/data.pkl"))
@@ -126,7 +129,7 @@ def _check_storages(path: str) -> None:
     for key, needed in storages.found.items():
         there = sizes.get(f"data/{key}", 0)
         if there < needed:
-            _refuse(f"its record data/{key} has {there:,} bytes, and the tensors in it {needed:,}")
+            _refuse(f"its record data/{key} has {there:,} bytes, but its tensors need {needed:,}")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -137,10 +140,10 @@ def _load(pickle: str) -> dict[str, torch.Tensor]:
     import torch
 
     if not zipfile.is_zipfile(pickle):
-        _refuse("not a file of torch.save (torch 1.6 or later)")
+        _refuse("not written by torch.save (torch 1.6 or later)")
     try:
         if foreign := torch.serialization.get_unsafe_globals_in_checkpoint(pickle):
-            _refuse(f"it asks for {', '.join(sorted(foreign))}, which no tensor needs: it was not opened")
+            _refuse(f"not opened: it references {', '.join(sorted(foreign))}, which tensors do not need")
         _check_storages(pickle)
         loaded = torch.load(pickle, map_location="cpu", weights_only=True, mmap=True)
     except (
@@ -158,7 +161,7 @@ def _load(pickle: str) -> dict[str, torch.Tensor]:
         reason = str(error).strip().split("\n")[0]
         _refuse(f"cannot be opened: {reason or type(error).__name__}")
     if not isinstance(loaded, dict) or not loaded:
-        _refuse(f"holds a {type(loaded).__name__}, not tensors by their names")
+        _refuse(f"contains a {type(loaded).__name__}, not a mapping from names to tensors")
     return loaded
 
 
@@ -166,15 +169,17 @@ def _check(name: object, tensor: object) -> None:
     import torch
 
     if not isinstance(name, str):
-        _refuse(f"holds something under {name!r}, which is no tensor's name")
+        _refuse(f"contains the key {name!r}, which is not a tensor name")
     if isinstance(tensor, dict):
-        _refuse(f"holds a mapping under {name!r}: save what is inside as a file of its own, as torch.save(x[{name!r}])")
+        _refuse(f"contains a mapping at {name!r}; save that mapping as a separate file, e.g. torch.save(x[{name!r}])")
     if not isinstance(tensor, torch.Tensor):
-        _refuse(f"holds a {type(tensor).__name__} under {name!r}, not a tensor")
+        _refuse(f"contains a {type(tensor).__name__} at {name!r}, not a tensor")
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        _refuse(f"tensor {name!r} is sparse, quantized or empty of data, and has no plain bytes")
+        _refuse(f"tensor {name!r} is sparse, quantized or without data, so it lacks plain bytes")
     if _dtype(tensor) not in DTYPES:
-        _refuse(f"tensor {name!r} has the dtype {_dtype(tensor)}, which safetensors files of weights do not have")
+        _refuse(
+            f"tensor {name!r} has the dtype {_dtype(tensor)}, which is not supported in safetensors files of weights"
+        )
 
 
 def _dtype(tensor: torch.Tensor) -> str:

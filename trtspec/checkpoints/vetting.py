@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers are tried in a child process before any process of ours loads them.
+"""Trial of tokenizers in a child process before any trtspec process loads them.
 
-The tokenizers library panics on some files, aborts the process on others, and takes gigabytes for one large id. What
-passes is remembered in this user's cache by the digest of its files and the library's version, so a file is tried once:
+The tokenizers library panics on some files, aborts the process on others, and allocates gigabytes for one large id.
+Successful trials are cached per user, by the digest of the files and the library's version:
 
-    CACHE/vetted/KEY    empty; KEY is of the files' bytes and of the versions
+    CACHE/vetted/KEY    empty; KEY is the digest of the files' bytes and the versions
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from trtspec.core.sandbox import REFUSED, Limits, SandboxError, run_in_child
 FORMAT = "trtspec.vetted/1"
 LIMITS = Limits(memory_bytes=4 << 30, cpu_s=60, wall_s=180, output_bytes=4096)
 MAX_BYTES = 64 << 20
-# The files that decide what is loaded, the tokenizer itself first.
+# The files that affect the loaded tokenizer, the tokenizer itself first.
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
 
 
 def vet(root: Path) -> None:
-    """Raise CheckpointError for a tokenizer that cannot be loaded and used within limits.
+    """Raise CheckpointError if a tokenizer cannot be loaded and used within limits.
 
-    Without the tokenizers library nothing is tried: nothing can be loaded either.
+    Does nothing without the tokenizers library, which loading needs too.
     """
     if find_spec("tokenizers") is None:
         return
@@ -42,10 +42,10 @@ def vet(root: Path) -> None:
     except SandboxError as error:
         if error.cause == REFUSED:
             raise CheckpointError(error.message, where=str(root / FILES[0]), hint=error.hint) from None
-        message = f"not a tokenizer that can be used: the library tokenizers does not load it ({error.message})"
-        hint = "save it again with AutoTokenizer, or take the file of the model's own repository"
+        message = f"not a usable tokenizer: the tokenizers library cannot load it ({error.message})"
+        hint = "save it again with AutoTokenizer, or use the file from the model's repository"
         raise CheckpointError(message, where=str(root / FILES[0]), hint=hint) from None
-    with suppress(OSError):  # it is tried again the next time
+    with suppress(OSError):  # without the cache entry the trial is repeated
         passed.parent.mkdir(parents=True, exist_ok=True)
         passed.touch()
 

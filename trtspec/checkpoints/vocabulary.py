@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The token ids of a tokenizer's files, read as JSON within bounds: for checks, which load no tokenizer library.
+"""The token ids in a tokenizer's files, read as JSON within bounds, for checks that run without a tokenizer library.
 
-A large tokenizer.json is parsed only where a question needs it. Whether all ids are below a limit is first decided by
-the numbers in the file, which takes a tenth of the time.
+A large tokenizer.json is parsed only if necessary. Whether all ids are below a limit is first decided by a search for
+numbers in the file, which takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from trtspec.core.errors import CheckpointError
 from trtspec.core.files import read_bounded, unreadable
 
 TOKENIZER, ADDED_TOKENS = "tokenizer.json", "added_tokens.json"
-MAX_VALUES = 4_000_000  # of tokenizer.json; Gemma 3's, the largest known, has 1.9 million
+MAX_VALUES = 4_000_000  # in tokenizer.json; the largest known, Gemma 3's, has 1.9 million
 MAX_DIGITS = 9
 NUMBERS = re.compile(rb'"\s*:\s*(\d{1,%d})\b' % MAX_DIGITS)
 UNIGRAM = re.compile(rb'"vocab"\s*:\s*\[')
-# Keys under which transformers adds a special token that the vocabulary lacks, beside all others that end in "_token".
+# Keys, in addition to those that end in "_token", whose tokens transformers adds if the vocabulary lacks them.
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 @dataclass(frozen=True)
 class VocabularyFiles:
-    """The files of a tokenizer that name tokens."""
+    """The files of a tokenizer that define tokens."""
 
     root: Path
 
@@ -51,7 +51,7 @@ class VocabularyFiles:
         try:
             found = json.loads(self._raw.decode("utf-8"))
         except RecursionError:
-            raise self._refuse("JSON that is nested too deep") from None
+            raise self._refuse("JSON nested too deeply") from None
         except ValueError as error:
             raise self._refuse(f"not valid JSON: {error}") from None
         if not isinstance(found, dict):
@@ -60,16 +60,16 @@ class VocabularyFiles:
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
-        """Return the ids of all tokens of tokenizer.json; raises CheckpointError where it names none."""
+        """Return the ids of all tokens of tokenizer.json; raise CheckpointError if its vocabulary is invalid."""
         model = self._document.get("model")
         vocab = model.get("vocab") if isinstance(model, dict) else None
         pairs: list[tuple[Any, Any]]
-        if isinstance(vocab, list):  # Unigram: pieces with their scores, the id is the place
+        if isinstance(vocab, list):  # Unigram: [piece, score] by id
             pairs = [(each[0] if isinstance(each, list) and each else None, place) for place, each in enumerate(vocab)]
         elif isinstance(vocab, dict):
             pairs = list(vocab.items())
         else:
-            raise self._refuse("its model has no vocab")
+            raise self._refuse("its model lacks vocab")
         added = self._document.get("added_tokens") or []
         if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):
             raise self._refuse("its added_tokens are not a list of objects")
@@ -82,11 +82,11 @@ class VocabularyFiles:
         return found
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token, None where tokenizer.json lacks it."""
+        """Return the id of a token, or None if tokenizer.json lacks it."""
         return self.ids.get(token) if self._may_have(token) else None
 
     def largest(self) -> tuple[str, int]:
-        """Return the token of the largest id of tokenizer.json."""
+        """Return (token, id) of the largest id in tokenizer.json."""
         return max(self.ids.items(), key=lambda item: item[1], default=("", -1))
 
     def reaches(self, limit: int) -> bool:
@@ -96,9 +96,9 @@ class VocabularyFiles:
         return self.largest()[1] >= limit
 
     def added_by_transformers(self) -> dict[str, int]:
-        """Return the tokens that tokenizer.json lacks and transformers' AutoTokenizer adds, with the ids they get.
+        """Return the tokens that tokenizer.json lacks and transformers' AutoTokenizer adds, with their ids.
 
-        New tokens get the ids behind the vocabulary, whatever id their file states (tokenizers' AddedVocabulary).
+        New tokens get the ids after the vocabulary, regardless of the id in the file (tokenizers' AddedVocabulary).
         """
         missing = [token for token in dict.fromkeys(self._named()) if not self._may_have(token)]
         missing = [token for token in missing if token not in self.ids]
@@ -110,7 +110,7 @@ class VocabularyFiles:
         return {token: first + place for place, token in enumerate(missing)}
 
     def _named(self) -> Iterator[str]:
-        """Yield the tokens that the other documents name, in the order in which transformers adds them."""
+        """Yield the tokens defined by the other files, in the order in which transformers adds them."""
         config, older, added = (self._read(name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS))
         decoder = config.get("added_tokens_decoder")
         if isinstance(decoder, dict):
@@ -132,7 +132,7 @@ class VocabularyFiles:
         return read_json(path, MAX_CONFIG_BYTES * 4) if path.is_file() else {}
 
     def _may_have(self, token: str) -> bool:
-        """Return False where a token's text is nowhere in tokenizer.json, True where it may be a token of it."""
+        """Return False if tokenizer.json does not contain the token's text; True if it may be a token."""
         written = {json.dumps(token).encode(), json.dumps(token, ensure_ascii=False).encode("utf-8", "replace")}
         return any(each in self._raw for each in written) or "\\" in json.dumps(token)
 

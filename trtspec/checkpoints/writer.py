@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a Hugging Face checkpoint's directory whole or not at all; tensors go from file to file in chunks."""
+"""Write a Hugging Face checkpoint directory atomically; tensors are copied from file to file in chunks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OnBytes = Callable[[int], None]
 
 
 def ignore(count: int) -> None:
-    """Tell nobody of written bytes."""
+    """Discard progress."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor to be written: a stored one's bytes, bytes of its own, or None for zeros."""
+    """A tensor to write: a stored tensor, literal bytes, or None for zeros."""
 
     name: str
     dtype: str
@@ -38,26 +38,25 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Return how many bytes it takes."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @classmethod
     def copy(cls, name: str, tensor: TensorInfo) -> Part:
-        """Return a stored tensor under a name."""
+        """Return a part that copies a stored tensor under a new name."""
         return cls(name, tensor.dtype, tensor.shape, tensor)
 
 
 def check_new(out: Path) -> None:
-    """Raise CheckpointError if something lies at `out`."""
+    """Raise CheckpointError if `out` exists."""
     if os.path.lexists(out):
-        raise CheckpointError("something lies here already", where=str(out), hint="choose another directory")
+        raise CheckpointError("already exists", where=str(out), hint="choose another directory")
 
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """Yield a directory beside `out` that becomes `out` once it is filled and on the disk.
+    """Yield a temporary directory that is renamed to `out` when it is complete and on the disk.
 
-    Raises CheckpointError if something lies at `out`, or where it cannot be written.
+    Raises CheckpointError if `out` exists or cannot be written.
     """
     out = Path(os.path.abspath(out))
     check_new(out)
@@ -84,7 +83,7 @@ def write_config(root: Path, config: dict[str, Any]) -> None:
 
 
 def write_tensors(path: Path, parts: Sequence[Part], on_bytes: OnBytes = ignore) -> None:
-    """Write a safetensors file, in this order; `on_bytes` gets the number of bytes just written."""
+    """Write a safetensors file, in this order; `on_bytes` receives the number of bytes just written."""
     layout = lay_out((each.name, each.dtype, each.shape) for each in parts)
     with path.open("wb") as file:
         file.write(layout.header)
@@ -107,7 +106,7 @@ def _write(part: Part, file: BinaryIO, on_bytes: OnBytes) -> None:
 
 
 def chunks(tensor: TensorInfo) -> Iterator[bytes]:
-    """Yield a stored tensor's bytes; raises CheckpointError where its file ends early."""
+    """Yield a stored tensor's bytes; raise CheckpointError if its file ends early."""
     left = tensor.nbytes
     with tensor.file.open("rb") as source:
         source.seek(tensor.offset)
@@ -117,7 +116,7 @@ def chunks(tensor: TensorInfo) -> Iterator[bytes]:
                 raise CheckpointError(
                     "ends early; it was changed while being read",
                     where=str(tensor.file),
-                    hint="try again once nothing writes to it",
+                    hint="try again when no process writes to it",
                 )
             yield chunk
             left -= len(chunk)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model families, one module each: configuration mapping and tensor rules."""
+"""Model families, one module each: mapping of config.json and tensor rules."""

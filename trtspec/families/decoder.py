@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the families share: a config.json in Llama's words, and the rules of a layer with its usual names.
+"""The common part of the families: Llama-style config.json, and the rules of a layer with the usual tensor names.
 
-A family says only where it differs. Nothing here knows which families there are.
+A family specifies only its differences. This module does not depend on the families.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trtspec.checkpoints.rules import LinearLayer, Rule, Skip, SourceTensor, Spl
 from trtspec.checkpoints.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, MOST_LAYERS
 
 OLD_LENGTH = "max_sequence_length"
-# What configs of draft heads leave to transformers' LlamaConfig, 5.23.
+# Defaults of transformers' LlamaConfig, 5.23, for keys that configs of draft heads omit.
 HEAD_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
 ATTENTION = LinearLayer(norm="input_layernorm")
 NORMS = (("input_layernorm", "input_layernorm"), ("post_layernorm", "post_attention_layernorm"))
@@ -29,10 +29,10 @@ def read_decoder(
     base: float = 10000.0,
     **differences: Any,
 ) -> ModelConfig:
-    """Map a config.json in Llama's words; `differences` are fields of ModelConfig that the family sets itself.
+    """Map a Llama-style config.json; `differences` are fields of ModelConfig that the family sets itself.
 
-    `activation` is the key of the MLP's and what it has to say, `base` the default of the rotary base. A family with
-    rotary positions of its own gives `rotary`. Raises CheckpointError for what cannot be served.
+    `activation` is (key, supported value) of the MLP's activation, `base` the default of the rotary base. A family with
+    other rotary positions passes `rotary`. Raises CheckpointError for unsupported values.
     """
     hidden, heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     kv_heads = reader.positive("num_key_value_heads", heads)
@@ -75,22 +75,22 @@ def read_decoder(
 
 
 def read_max_positions(reader: ConfigReader) -> int:
-    """Return how long texts may be; `max_sequence_length`, an old name, where config.json has no other.
+    """Return the maximum text length; the old key `max_sequence_length` is used if config.json lacks the other.
 
-    transformers ignores the old name. Raises CheckpointError where its default changes the rotary scaling.
+    transformers ignores the old key. Raises CheckpointError if transformers' default changes the rotary scaling.
     """
     positions = reader.positive("max_position_embeddings")
     if "max_position_embeddings" not in reader.assumed or reader.values.get(OLD_LENGTH) is None:
         return positions
     old = reader.positive(OLD_LENGTH)
     if old != positions and depends_on_positions(reader):
-        message = f"{OLD_LENGTH} is {old}, and transformers takes its default of {positions} for the rotary scaling"
+        message = f"{OLD_LENGTH} is {old}, but transformers uses its default of {positions} for the rotary scaling"
         raise reader.refuse(message, f"rename {OLD_LENGTH} to max_position_embeddings in config.json")
     return old
 
 
 def sliding_window(reader: ConfigReader) -> int:
-    """Return how far back attention reaches; 0 for all the way."""
+    """Return the attention span in tokens; 0 for unlimited."""
     return reader.positive("sliding_window") if reader.values.get("sliding_window") else 0
 
 
@@ -98,22 +98,22 @@ def _dtype(reader: ConfigReader, wanted: str) -> str:
     if wanted != "auto":
         return wanted
     own = reader.get("dtype", str, reader.values.get("torch_dtype") or "float32")
-    # TensorRT-LLM engines compute in 16 bits; a float32 source goes the way its converter's "auto" takes it
+    # TensorRT-LLM engines compute in 16 bits; for float32, "auto" chooses float16 as TensorRT-LLM's converter does
     own = "float16" if own == "float32" else own
     if own not in DTYPES:
-        raise reader.refuse(f"dtype {own!r} cannot be served", f"set dtype: {' or '.join(DTYPES)} in the recipe")
+        raise reader.refuse(f"dtype {own!r} is not supported", f"set dtype: {' or '.join(DTYPES)} in the recipe")
     return own
 
 
 def decoder_rules(config: ModelConfig) -> list[Rule]:
-    """List every tensor of the converted checkpoint of a decoder, in file order."""
+    """Return the rules of every tensor of a converted decoder checkpoint, in file order."""
     feed_forward = experts if config.num_experts else mlp
     layers = [attention(config, layer) + feed_forward(config, layer) for layer in range(config.num_layers)]
     return assemble(config, layers)
 
 
 def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
-    """Put embedding, layers, final norm and head together."""
+    """Return the rules of embedding, layers, final norm and head."""
     embedding = (config.vocab_size, config.hidden_size)
     tokens = SourceTensor("model.embed_tokens.weight", embedding)
     head = tokens if config.tied_embeddings else SourceTensor("lm_head.weight", embedding)
@@ -121,7 +121,7 @@ def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
         Rule(EMBEDDING, (tokens,), Stage.FIRST, Split.EMBEDDING),
         *(rule for layer in layers for rule in layer),
         Rule(FINAL_NORM, (SourceTensor("model.norm.weight", (config.hidden_size,)),), Stage.LAST),
-        # TensorRT-LLM finds out by itself that a head equals the embedding, and then keeps one of them
+        # TensorRT-LLM itself detects a head that is equal to the embedding, and keeps one of them
         Rule(LM_HEAD, (head,), Stage.LAST, Split.VOCABULARY, LinearLayer(), copy=config.tied_embeddings),
     ]
 
@@ -181,7 +181,7 @@ def _mlp_layer(config: ModelConfig) -> LinearLayer:
 
 
 def experts(config: ModelConfig, layer: int) -> list[Rule]:
-    """Return a layer's router and stacked experts: `fc` is w3 (linear) above w1 (activated), `proj` is w2."""
+    """Return the rules of a layer's router and stacked experts: `fc` is w3 (linear) above w1 (activated), `proj` w2."""
     hidden, inter, count = config.hidden_size, config.intermediate_size, config.num_experts
     source, linear = f"model.layers.{layer}.block_sparse_moe", _mlp_layer(config)
 
@@ -196,10 +196,10 @@ def experts(config: ModelConfig, layer: int) -> list[Rule]:
 
 
 def decoder_skips(config: ModelConfig) -> list[Skip]:
-    """Name what exports hold beyond the rules."""
+    """Return the source tensors that are not converted."""
     found = [
         Skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq", "computed from rope_theta"),
-        Skip(r"v_head\..*", "a value head of training, which no text depends on"),
+        Skip(r"v_head\..*", "a value head used only in training"),
     ]
     if config.tied_embeddings:
         found.append(Skip(r"lm_head\.weight", "equal to the embedding, which is used"))

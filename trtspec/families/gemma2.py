@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 2: norms of 1 + w, also of what attention and MLP give, windows in every other layer, capped scores."""
+"""Gemma 2: norms of 1 + w, also for the outputs of attention and MLP; windows in every other layer; capped scores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 
 
 def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: Any) -> ModelConfig:
-    """Map what Gemma 2 and 3 have in common; of `pattern` layers one has no window where config.json does not say."""
+    """Map the common keys of Gemma 2 and 3; by default, every `pattern`-th layer is without a window."""
     if reader.get("use_bidirectional_attention", bool, False):
         raise reader.unsupported("use_bidirectional_attention is not supported: text is generated from left to right")
     bias = reader.get("attention_bias", bool, False)
@@ -42,7 +42,7 @@ def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: An
         reader,
         dtype,
         activation=("hidden_activation", "gelu_pytorch_tanh"),
-        hidden_act="gelu",  # as TensorRT-LLM calls that one
+        hidden_act="gelu",  # TensorRT-LLM's name of this activation
         head_size=reader.positive("head_dim", 256),
         attn_bias=bias,
         dense_bias=bias,
@@ -52,14 +52,14 @@ def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: An
         inner_norms=True,
         scaled_embedding=True,
         query_scalar=float(reader.positive("query_pre_attn_scalar", 256)),
-        # by which TensorRT-LLM finds the layers of Gemma 3 without a window
+        # TensorRT-LLM finds Gemma 3's layers without a window by this key
         extra=(("_sliding_window_pattern", full[0] + 1 if full else MOST_LAYERS),),
         **differences,
     )
 
 
 def cap(reader: ConfigReader, key: str, default: float = 0.0) -> float:
-    """Return how far scores or logits go; 0 for null, which is no cap."""
+    """Return the cap of scores or logits; 0 for null, which means no cap."""
     value = reader.get(key, float, 0.0) if key in reader.values else default
     if not (isfinite(value) and value >= 0):
         raise reader.refuse_value(f"{key} is {value}, expected 0 or more")
@@ -67,7 +67,7 @@ def cap(reader: ConfigReader, key: str, default: float = 0.0) -> float:
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """List every tensor of the converted checkpoint; to the weights of norms belongs a 1 that engines do not add."""
+    """Return the rules of every tensor; norm weights are increased by 1, which engines do not add."""
     return [replace(rule, plus=1.0) if rule.target.endswith(NORMS) else rule for rule in decoder_rules(config)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 3 (text): Gemma 2 with norms of queries and keys instead of caps, and positions of their own under windows."""
+"""Gemma 3 (text): Gemma 2 with norms of queries and keys instead of caps, and separate positions under windows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULTS = {
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
-    """Map a Gemma 3 config.json, which has the rotary positions of both kinds of layers."""
+    """Map a Gemma 3 config.json, including the rotary positions of both kinds of layers."""
     reader = reader.with_defaults(DEFAULTS)
     rotary, local_base = _rotary(reader)
     return read_gemma(
@@ -36,16 +36,16 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 
 
 def _rotary(reader: ConfigReader) -> tuple[Rotary, float]:
-    """Return the rotary positions of layers without a window, and the base under windows.
+    """Return the rotary positions of layers without a window, and the base of layers with one.
 
-    `rope_parameters` has a section for each kind of layer; `rope_scaling` and the keys of the top level complete the
-    first one (transformers, Gemma3TextConfig.convert_rope_params_to_dict).
+    `rope_parameters` has a section per kind of layer; `rope_scaling` and top-level keys complete the section of layers
+    without a window (transformers, Gemma3TextConfig.convert_rope_params_to_dict).
     """
     nested = reader.section(PARAMETERS) or ConfigReader({}, reader.where)
     whole, local = (nested.section(LAYER_KINDS[window]) for window in (False, True))
     if stray := next((key for key in nested.values if key not in LAYER_KINDS.values()), ""):
-        message = f"{PARAMETERS} has {stray!r} beside the sections {' and '.join(LAYER_KINDS.values())}"
-        raise reader.refuse(message, "transformers ignores it: write it into the section of the layers it is for")
+        message = f"{PARAMETERS} has {stray!r} in addition to the sections {' and '.join(LAYER_KINDS.values())}"
+        raise reader.refuse(message, "transformers ignores it: move it to the section of the layers that it applies to")
     bases = (("rope_theta", whole, "rope_theta"), ("rope_theta", local, "rope_local_base_freq"))
     for key, section, top in bases:
         inner, outer = section.values.get(key) if section else None, reader.values.get(top)
@@ -59,13 +59,13 @@ def _rotary(reader: ConfigReader) -> tuple[Rotary, float]:
     for each in (rotary, unscaled):
         refuse_share(reader, each.share)
     if unscaled.scaling:
-        raise reader.unsupported("rotary positions under a window are scaled, which the conversion does not support")
+        raise reader.unsupported("scaled rotary positions in layers with a window are not supported by the conversion")
     local_base = reader.get("rope_local_base_freq", float, 10000.0)
     return rotary, unscaled.base if "rope_theta" in local_values else local_base
 
 
 def _completed(reader: ConfigReader, whole: ConfigReader | None) -> dict[str, Any]:
-    """Return a config.json that has the rotary keys of layers without a window in one section."""
+    """Return a config.json with all rotary keys of layers without a window in one section."""
     section: dict[str, Any] = {"rope_type": "default"} if reader.values.get(PARAMETERS) is None else {}
     section |= whole.values if whole else {}
     scaling = reader.section(SCALING)
@@ -78,7 +78,9 @@ def _completed(reader: ConfigReader, whole: ConfigReader | None) -> dict[str, An
         taken = section["rope_type"], "by the default of transformers, which ignores the key type"
         raise differing(reader, "rope_type", (section["type"], f"in {SCALING} under the key type"), taken)
     if section.get("truncate") is False:
-        raise reader.refuse("truncate is false for YaRN, which transformers ignores in sections of layers", "remove it")
+        raise reader.refuse(
+            "truncate is false for YaRN, but transformers ignores it in sections of layers", "remove it"
+        )
     keys = ("rope_theta", SHARE)
     return {PARAMETERS: section} | {key: reader.values[key] for key in keys if reader.values.get(key) is not None}
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phi-3, Phi-3.5 and Phi-4: Llama's layers with fused projections, heads rotated in part, LongRoPE for long texts."""
+"""Phi-3, Phi-3.5 and Phi-4: Llama's layers with fused projections, partially rotated heads, and LongRoPE for long
+texts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from trtspec.checkpoints.rope import read_rotary
 from trtspec.checkpoints.rules import Rule, SourceTensor
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
-ALIASES = {"su": "longrope", "yarn": "longrope"}  # what LongRoPE was called before
+ALIASES = {"su": "longrope", "yarn": "longrope"}  # former names of LongRoPE
 
 # The defaults of transformers' Phi3Config, 5.23.
 DEFAULTS = {
@@ -44,13 +46,13 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
         )
     if scaling and {len(scaling.short_factors), len(scaling.long_factors)} != {size // 2}:
         raise reader.refuse_value(
-            f"short_factor and long_factor are not {size // 2} numbers each, one for each rotary pair"
+            f"short_factor and long_factor must have {size // 2} numbers each, one for each rotary pair"
         )
     return config
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """List every tensor of the converted checkpoint: a decoder's, from rows of fewer source tensors."""
+    """Return the rules of every tensor: a decoder's, with sources that are rows of fused tensors."""
     fused = _fused(config)
     return [
         replace(rule, sources=tuple(fused.get(tensor.name, tensor) for tensor in rule.sources))
@@ -59,7 +61,7 @@ def rules(config: ModelConfig) -> list[Rule]:
 
 
 def _fused(config: ModelConfig) -> dict[str, SourceTensor]:
-    """Return the source tensor, rows of a fused one, for each projection by its usual name."""
+    """Return the source rows of each projection, by the projection's usual name."""
     heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
     found = {}
     for layer in range(config.num_layers):

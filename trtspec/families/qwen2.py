@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen2 and Qwen2.5: Llama's layers with a bias on queries, keys and values, and none on the attention's output."""
+"""Qwen2 and Qwen2.5: Llama's layers with a bias on queries, keys and values, but not on the attention's output."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DEFAULTS = {
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     """Map a Qwen2 config.json."""
     reader = reader.with_defaults(DEFAULTS)
-    # TensorRT-LLM's QWenConfig tells its generations apart by this key
+    # TensorRT-LLM's QWenConfig distinguishes Qwen's generations by this key
     extra = (("qwen_type", "qwen2"),)
     return read_decoder(reader, dtype, attn_bias=True, extra=extra, **switched_window(reader))
 
 
 def switched_window(reader: ConfigReader) -> dict[str, Any]:
-    """Return the fields for layers with a window: none where `use_sliding_window` leaves it off, or the last ones."""
+    """Return the fields of the layers with a window, the last ones; empty without `use_sliding_window`."""
     if not reader.get("use_sliding_window", bool, False) or not (window := sliding_window(reader)):
         return {}
     layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plugins/include/trtspec/verify.h in ctypes: the same structs, field by field."""
+"""The structs of plugins/include/trtspec/verify.h in ctypes, field by field."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numpy arrays and torch tensors as pointers for C functions, with the checks that C cannot make."""
+"""Numpy arrays and torch tensors as pointers for C functions, with the checks that C cannot perform."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = Any
 
 
 class View(NamedTuple):
-    """An array as memory: strides count elements."""
+    """The memory of an array; strides count elements."""
 
     address: int
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class View(NamedTuple):
     device: str
 
     def is_dense(self, axes: int) -> bool:
-        """Return whether the entries of the last `axes` lie next to each other, in order."""
+        """Return whether the entries of the last `axes` are contiguous and in order."""
         entries = 1
         for axis in range(len(self.shape) - 1, len(self.shape) - 1 - axes, -1):
             if self.shape[axis] > 1 and self.strides[axis] != entries:
@@ -42,7 +42,7 @@ class Call:
 
     def __init__(self, first: Array, axes: int = 3) -> None:
         self._first = first
-        view = _view_of(first)
+        view = _make_view(first)
         if view is None or len(view.shape) != axes:
             got = f"of shape {view.shape}" if view else f"a {type(first).__name__}"
             raise TrtspecError(f"the first array is {got}; it must be a numpy array or a tensor with {axes} axes")
@@ -50,19 +50,19 @@ class Call:
         self._device = view.device
 
     def view(self, name: str, array: Array) -> View:
-        """Return an array's memory; it must be on the device of the first array."""
-        view = _view_of(array)
+        """Return an array's memory; raise TrtspecError if it is not on the device of the first array."""
+        view = _make_view(array)
         if view is None:
             raise TrtspecError(f"{name} is a {type(array).__name__}, not a numpy array or a tensor")
         if view.device != self._device:
-            raise TrtspecError(f"{name} is on {view.device}, and the rest on {self._device}")
+            raise TrtspecError(f"{name} is on {view.device}, but the other arrays are on {self._device}")
         return view
 
     def rows(self, name: str, array: Array, batch: int, rows: int) -> Rows:
-        """Return logits or probabilities [batch, rows, entries], of which only the entries must be dense."""
+        """Return logits or probabilities [batch, rows, entries]; only the last axis must be dense."""
         view = self.view(name, array)
         if view.dtype not in DTYPES:
-            raise TrtspecError(f"{name} is {view.dtype}; known: {', '.join(DTYPES)}")
+            raise TrtspecError(f"{name} is {view.dtype}; supported: {', '.join(DTYPES)}")
         if len(view.shape) != 3 or view.shape[:2] != (batch, rows):
             raise TrtspecError(f"{name} has shape {view.shape}; it must be [{batch}, {rows}, entries]")
         if not view.is_dense(axes=1):
@@ -70,7 +70,7 @@ class Call:
         return Rows(view.address, view.strides[0], view.strides[1], DTYPES[view.dtype], view.shape[2])
 
     def pointer(self, name: str, array: Array | None, dtype: str, *shape: int) -> int | None:
-        """Return the address of a dense array of this dtype and shape; None for none."""
+        """Return the address of a dense array with this dtype and shape, or None if `array` is None."""
         if array is None:
             return None
         view = self.view(name, array)
@@ -83,7 +83,7 @@ class Call:
     def sampling(
         self, temperature: Array | None, top_k: Array | None, top_p: Array | None, uniforms: Array | None
     ) -> SamplingStruct:
-        """Return the sampling arguments; there is one uniform for each row of the first array."""
+        """Return the sampling arguments; `uniforms` has one number per row of the first array."""
         batch, rows, _ = self.shape
         return SamplingStruct(
             self.pointer("temperature", temperature, "float32", batch),
@@ -93,7 +93,7 @@ class Call:
         )
 
     def empty(self, *shape: int) -> Array:
-        """Return an int32 array of the first array's kind, on its device."""
+        """Return an int32 array of the same library and on the same device as the first array."""
         if isinstance(self._first, np.ndarray):
             return np.empty(shape, dtype=np.int32)
         import torch
@@ -101,7 +101,7 @@ class Call:
         return torch.empty(shape, dtype=torch.int32, device=self._first.device)
 
     def empty_bytes(self, count: int) -> Array:
-        """Return memory on the first array's device, a GPU."""
+        """Return uninitialized memory on the first array's GPU."""
         import torch
 
         return torch.empty(count, dtype=torch.uint8, device=self._first.device)
@@ -116,23 +116,22 @@ class Call:
 
 
 def address_of(array: Array) -> int:
-    """Return the address of an array's memory."""
-    view = _view_of(array)
+    view = _make_view(array)
     assert view is not None
     return view.address
 
 
-def _view_of(array: Array) -> View | None:
+def _make_view(array: Array) -> View | None:
     if isinstance(array, np.ndarray):
         strides = tuple(stride // array.itemsize for stride in array.strides)
         return View(array.ctypes.data, array.shape, strides, array.dtype.name, array.itemsize, "cpu")
     if not hasattr(array, "data_ptr"):
         return None
-    dtype, device = _name_of(array.dtype), _name_of(array.device)
+    dtype, device = _torch_name(array.dtype), _torch_name(array.device)
     return View(array.data_ptr(), tuple(array.shape), array.stride(), dtype, array.element_size(), device)
 
 
 @cache
-def _name_of(thing: Any) -> str:
-    """Return torch's name of a dtype or device; cached, because it is the slowest query on a tensor."""
+def _torch_name(thing: Any) -> str:
+    """Return torch's name of a dtype or device; cached because it is the slowest query on a tensor."""
     return str(thing).removeprefix("torch.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled library of what builds call on this machine's processors: where it pays and can be had."""
+"""The compiled library for CPU work of builds (quantization and hashing): loaded or compiled if it pays off."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from trtspec.kernels.build import HOST_PLUGINS, build_library, find_libraries, l
 
 log = logging.getLogger(__name__)
 
-WORTH_BYTES = 512 << 20  # which numpy converts in about a second
-COMPILE_BYTES = 4 << 30  # less gains nothing on the three seconds that compiling takes, once for a machine's user
+WORTH_BYTES = 512 << 20  # numpy converts as many in about a second
+COMPILE_BYTES = 4 << 30  # for fewer, the three seconds of compiling (once per user) do not pay off
 COMPILE_S = 60
 
 
 def host_library(nbytes: int) -> KernelLibrary | None:
-    """Return the library for work on so many bytes, compiled within `COMPILE_S` where none loads and they are many.
+    """Return the library for work on `nbytes` bytes; for many bytes, compile it within `COMPILE_S` if none loads.
 
-    None where it would not pay, or there is neither a library nor a compiler: numpy and hashlib say the same.
+    Returns None if it does not pay off, or if there is neither a library nor a compiler; then numpy and hashlib compute
+    the same results.
     """
     if nbytes < WORTH_BYTES:
         return None
@@ -29,5 +30,5 @@ def host_library(nbytes: int) -> KernelLibrary | None:
             found = build_library(plan_library(HOST_PLUGINS), COMPILE_S)
         return load_library(found) if found else None
     except (TrtspecError, OSError) as error:
-        log.info("weights are converted in numpy and hashed by hashlib, which is slower and says the same: %s", error)
+        log.info("using numpy and hashlib, which are slower but equivalent: %s", error)
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled kernels of plugins/, called by pointer on numpy arrays or torch tensors.
+"""Bindings to the compiled kernels of plugins/, for numpy arrays or torch tensors.
 
-Arguments and results are described in plugins/README.md; `trtspec.kernels.bit_exact` implements the same in numpy. All
-arrays of a call and its results are on one device.
+Arguments and results are described in plugins/README.md; `trtspec.kernels.bit_exact` is the numpy equivalent. All
+arrays and results of a call are on one device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trtspec.kernels.arrays import Array, Call, address_of
 
 
 class ChainResult(NamedTuple):
-    """Arrays [batch]; `output` [batch, draft_len + 1] is the accepted tokens, the next one, then -1."""
+    """Arrays [batch]; `output` [batch, draft_len + 1] has the accepted tokens, the next token, then -1."""
 
     accepted: Array
     output: Array
@@ -31,7 +31,7 @@ class ChainResult(NamedTuple):
 
 
 class TreeResult(NamedTuple):
-    """Arrays [batch]; `path` [batch, nodes] is the accepted nodes from the root down, then -1."""
+    """Arrays [batch]; `path` [batch, nodes] has the accepted nodes from the root down, then -1."""
 
     path: Array
     path_len: Array
@@ -44,19 +44,19 @@ _KERNELS = ("verify_chain", "verify_block", "verify_tree", "compact_kv")
 
 @dataclass(frozen=True)
 class KernelLibrary:
-    """A loaded library. Calling a kernel that it lacks, or on a GPU that it has no code for, raises TrtspecError."""
+    """A loaded library. Calls of kernels that it lacks, or on unsupported GPUs, raise TrtspecError."""
 
     path: Path
     handle: ctypes.CDLL
 
     @property
     def kernels(self) -> list[str]:
-        """The names of the kernels in the library, as their folders are called."""
+        """The names of the library's kernels, which are the names of their folders."""
         return [name for name in _KERNELS if hasattr(self.handle, f"trtspec_{name}_cpu")]
 
     @property
     def has_cuda(self) -> bool:
-        """Whether its kernels run on GPUs too."""
+        """Whether its kernels also run on GPUs."""
         return any(self._function(f"trtspec_{name}_cuda")(None, None) != NO_DEVICE_CODE for name in self.kernels)
 
     def verify_chain(
@@ -75,19 +75,19 @@ class KernelLibrary:
         threads: int = 0,
         kernel: str = "verify_chain",
     ) -> ChainResult:
-        """Verify a batch of chains; raises TrtspecError for arrays that do not match.
+        """Verify a batch of chains; raise TrtspecError for arrays that do not match.
 
         Args:
             target: [batch, draft_len + 1, vocab] logits, float32, float16 or bfloat16; the last axis dense.
             tokens: [batch, draft_len] int32.
             draft: [batch, draft_len, draft_vocab]: logits of the target's dtype, or float32 probabilities.
             draft_kind: 1 for logits, 2 for probabilities.
-            draft_column: [vocab] int32, what `columns_of` makes.
+            draft_column: [vocab] int32, as returned by `columns_of`.
             lengths: [batch] int32.
             temperature, top_k, top_p: [batch], float32, int32, float32.
-            uniforms: [batch, draft_len + 1] uint32; None for greedy requests.
-            threads: of a CPU; 0 for as many as there are.
-            kernel: verify_block accepts chains as a whole.
+            uniforms: [batch, draft_len + 1] uint32, or None for greedy requests.
+            threads: number of CPU threads; 0 for all.
+            kernel: "verify_block" to accept chains as a whole.
         """
         call = Call(target)
         batch, rows, vocab = call.shape
@@ -124,16 +124,16 @@ class KernelLibrary:
         alpha: float = 0.3,
         threads: int = 0,
     ) -> TreeResult:
-        """Verify a batch of trees; raises TrtspecError for arrays that do not match.
+        """Verify a batch of trees; raise TrtspecError for arrays that do not match.
 
         Args:
             target: [batch, nodes, vocab] logits, float32, float16 or bfloat16; only the last axis must be dense.
             tokens, parents: [batch, nodes] int32.
             mode: 0 for deterministic children, 1 for children sampled without replacement from `draft`, 2 for typical
                 acceptance.
-            draft: [batch, nodes, draft_vocab], in mode 1 what each node's children were sampled from.
-            limits: [batch] int32, the most tokens that may be accepted.
-            uniforms: [batch, nodes] uint32; None for greedy requests.
+            draft: [batch, nodes, draft_vocab], in mode 1 the distribution of each node's children.
+            limits: [batch] int32, the maximum number of accepted tokens.
+            uniforms: [batch, nodes] uint32, or None for greedy requests.
             threshold, alpha: of mode 2.
             draft_kind, draft_column, temperature, top_k, top_p, threads: as for chains.
         """
@@ -168,11 +168,12 @@ class KernelLibrary:
         """Compact the cache entries of accepted nodes in place.
 
         Args:
-            cache: [planes, rows or blocks, slots, values] of any dtype, the last axis dense: `planes` is whatever there
-                is beside them, such as layers, keys and values, heads; with more axes in front, up to three.
-            path: [batch, nodes] int32, path_len: [batch] int32, as `verify_tree` returns them.
+            cache: [planes, rows or blocks, slots, values] of any dtype, the last axis dense. `planes` are up to three
+                other axes, such as layers, keys and values, heads.
+            path: [batch, nodes] int32, path_len: [batch] int32, as returned by `verify_tree`.
             start: [batch] int32, the slot of each root, counted through all blocks of the request.
-            block_table: [batch, blocks] int32, the number of each block in the cache; None for caches with a row each.
+            block_table: [batch, blocks] int32, the number of each block in the cache, or None for caches with one row
+                per request.
         """
         call = Call(path, axes=2)
         batch, nodes = call.shape
@@ -207,12 +208,12 @@ class KernelLibrary:
             with call.on_stream() as stream:
                 workspace = self._workspace(kernel, args, call)
                 code = function(byref(args), c_void_p(stream))
-                del workspace  # it is not reused before the kernel ends: all work is on one stream
+                del workspace  # safe: it is reused only after the kernel ends, because all work is on one stream
         if code:
             raise TrtspecError(f"{kernel}: {self.message(code)}", where=str(self.path))
 
     def _workspace(self, kernel: str, args: Structure, call: Call) -> Array:
-        """Allocate the workspace that the kernel asks for; the caller keeps it until the launch."""
+        """Allocate the workspace that the kernel requires; the caller keeps it until the launch."""
         if kernel == "compact_kv":
             return None
         workspace = call.empty_bytes(self._function(f"trtspec_{kernel}_workspace")(byref(args)))
@@ -221,19 +222,19 @@ class KernelLibrary:
 
     def _function(self, name: str) -> Callable[..., int]:
         if not hasattr(self.handle, name):
-            hint = "build it with `trtspec plugins build`, and --arch for a GPU"
-            raise TrtspecError(f"this library has no {name}", where=str(self.path), hint=hint)
+            hint = "build it with `trtspec plugins build`, with --arch for a GPU"
+            raise TrtspecError(f"the library lacks {name}", where=str(self.path), hint=hint)
         function: Callable[..., int] = getattr(self.handle, name)
         return function
 
     def message(self, code: int) -> str:
-        """Return what a function's return value means."""
+        """Return the error message of a return code."""
         text: bytes = self.handle.trtspec_error(c_int(code))
         return text.decode()
 
 
 def load_library(path: Path) -> KernelLibrary:
-    """Load a library that `build.build_library` made; raises TrtspecError where that fails."""
+    """Load a library built by `build.build_library`; raise TrtspecError if that fails."""
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
@@ -241,7 +242,7 @@ def load_library(path: Path) -> KernelLibrary:
         raise TrtspecError(f"cannot be loaded: {error}", where=str(path), hint=hint) from None
     if not hasattr(handle, "trtspec_abi_version") or handle.trtspec_abi_version() != ABI_VERSION:
         hint = "build it again: trtspec plugins build"
-        raise TrtspecError(f"is not a library of interface {ABI_VERSION}", where=str(path), hint=hint)
+        raise TrtspecError(f"does not implement interface version {ABI_VERSION}", where=str(path), hint=hint)
     handle.trtspec_error.restype = ctypes.c_char_p
     for kernel in _KERNELS:
         if hasattr(handle, f"trtspec_{kernel}_workspace"):
@@ -250,7 +251,7 @@ def load_library(path: Path) -> KernelLibrary:
 
 
 def columns_of(d2t: np.ndarray[Any, Any] | Sequence[int], vocab: int) -> np.ndarray[Any, Any]:
-    """Return [vocab] int32: each target id's column, -1 for none, given the ids [draft_vocab] of all columns."""
+    """Return each target id's draft column, -1 for none, [vocab] int32, given all columns' ids [draft_vocab]."""
     ids = np.asarray(d2t)
     known = (ids >= 0) & (ids < vocab)
     columns = np.full(vocab, -1, dtype=np.int32)
@@ -259,5 +260,5 @@ def columns_of(d2t: np.ndarray[Any, Any] | Sequence[int], vocab: int) -> np.ndar
 
 
 def _padded(numbers: Sequence[int], filling: int) -> list[int]:
-    """Return three numbers: `numbers`, with `filling` before them."""
+    """Return three numbers: `numbers`, preceded by `filling`."""
     return [*[filling] * (3 - len(numbers)), *numbers]

@@ -25,17 +25,17 @@ def verify_block(
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
 ) -> list[VerifyResult]:
-    """Return the accepted part of each row's chain and its next token; the arguments are those of `verify_chain`."""
+    """Return the accepted part of each row's chain and its next token; same arguments as `verify_chain`."""
     if params is None or uniforms is None:
         return verify_chain(logits, tokens, lens)
     target_probs = params.probs(logits)
     if draft_probs is None:
         draft_probs = torch.zeros_like(target_probs[:, :-1]).scatter_(-1, tokens.unsqueeze(-1), 1.0)
-    # behind a row's last token nothing was drafted
+    # mask positions after a row's last drafted token
     limits = torch.tensor(lens, device=logits.device).unsqueeze(1)
     places = torch.arange(tokens.shape[1] + 1, device=logits.device)
     drafted = F.pad(draft_probs, (0, 0, 0, 1)) * (places < limits).unsqueeze(-1)
-    kept = _kept(target_probs[:, :-1], draft_probs, tokens)
+    kept = _covered_shares(target_probs[:, :-1], draft_probs, tokens)
     surplus = (kept.unsqueeze(-1) * target_probs - drafted).clamp_min(0.0)
     chance = _chance(surplus.sum(-1), kept)[:, 1:]
     taken = (uniforms[:, :-1] < chance) & (places[1:] <= limits)
@@ -47,8 +47,10 @@ def verify_block(
     return [VerifyResult(list(range(1, count + 1)), token) for count, token in results]
 
 
-def _kept(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """Return the share of each prefix's draft mass that the target covers [rows, draft_len + 1]; 1 of no tokens."""
+def _covered_shares(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
+    """Return the share of each prefix's draft mass that the target covers [rows, draft_len + 1]; 1 for the empty
+    prefix.
+    """
     ids = tokens.unsqueeze(-1)
     target, draft = (probs.gather(-1, ids).squeeze(-1) for probs in (target_probs, draft_probs))
     kept = [target_probs.new_ones(len(tokens))]

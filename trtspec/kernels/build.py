@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles kernels of plugins/ into a shared library, once for each set of sources, compilers, flags and processors.
+"""Compile kernels of plugins/ into a shared library, once per set of sources, compilers, flags and processors.
 
-    cache/plugins/<key>/libtrtspec.so    published atomically, with its description in library.json beside it
+    cache/plugins/<key>/libtrtspec.so    published atomically, with its description in library.json
     cache/plugins/<key>.lock             held while it is built
 
 Only `build_library` compiles; `find_libraries` searches the cache.
@@ -38,7 +38,7 @@ LIBRARY = "libtrtspec.so"
 DESCRIPTION = "library.json"
 SCHEMA = "trtspec.kernels/1"
 MANIFEST = "plugin.yaml"
-HOST_PLUGINS = ("quantize", "sha256")  # what builds call, in one library
+HOST_PLUGINS = ("quantize", "sha256")  # the plugins that builds use, in one library
 COMMON_SOURCES = ("common/abi.cpp",)
 WITHOUT_CUDA = ("common/no_cuda.cpp",)
 HEADERS = ("common/*.h", "common/*.cuh", "include/**/*.h")
@@ -51,7 +51,7 @@ _ERROR = re.compile(
 
 
 class Sources(BaseModel):
-    """Files of a plugin's folder."""
+    """Source files in a plugin's folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -71,18 +71,18 @@ class Plugin(BaseModel):
     architectures: list[Annotated[str, Field(pattern="^sm_[0-9]+[af]?$")]]
 
     def paths(self, architectures: tuple[str, ...], machine: str) -> list[str]:
-        """Return the files to compile below plugins/: AVX-512's on x86, CUDA's where there are architectures."""
+        """Return the files to compile, relative to plugins/: AVX-512 files on x86, CUDA files for GPU architectures."""
         files = self.sources.host + (self.sources.avx512 if machine == "x86_64" else [])
         return [f"{self.name}/{file}" for file in files + (self.sources.cuda if architectures else [])]
 
 
 @dataclass(frozen=True)
 class LibrarySpec:
-    """A library that can be built: its kernels, its GPU architectures (none: CPUs only), and its toolchain."""
+    """A library to build: its plugins, its GPU architectures (empty: CPUs only), and its toolchain."""
 
     plugins: tuple[str, ...]
     architectures: tuple[str, ...]
-    sources: str  # a digest of them and of the compilers' flags
+    sources: str  # digest of the source files and the compiler flags
     toolchain: Toolchain
 
     @property
@@ -105,7 +105,7 @@ class LibrarySpec:
 
 @dataclass(frozen=True)
 class BuiltLibrary:
-    """A library in the cache, as its description has it."""
+    """A library in the cache, as described by its library.json."""
 
     path: Path
     plugins: list[str]
@@ -120,14 +120,14 @@ class BuiltLibrary:
 
 
 def discover_plugins() -> dict[str, Plugin]:
-    """Return {name: plugin} over the folders that have a plugin.yaml."""
+    """Return {name: plugin} for the folders with a plugin.yaml."""
     from trtspec.core.package_data import read_own
 
     found = {}
     for path in sorted(plugins_dir().glob(f"*/{MANIFEST}")):
         plugin = Plugin.model_validate(read_own(path))
         if plugin.name != path.parent.name:
-            raise TrtspecError(f"is named {plugin.name!r}, unlike its folder", where=str(path))
+            raise TrtspecError(f"the name {plugin.name!r} differs from its folder's", where=str(path))
         found[plugin.name] = plugin
     return found
 
@@ -135,13 +135,13 @@ def discover_plugins() -> dict[str, Plugin]:
 def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = ()) -> LibrarySpec:
     """Return the spec of a library of some plugins (none: all) for this machine's compilers.
 
-    Raises TrtspecError for unknown plugins and architectures, and where a compiler is missing.
+    Raises TrtspecError for unknown plugins and architectures, and if a compiler is missing.
     """
     known = discover_plugins()
     for name in names:
         if name not in known:
             raise TrtspecError(
-                f"there is no plugin {name!r}; known: {', '.join(known)}", hint=did_you_mean(name, known)
+                f"unknown plugin {name!r}; available: {', '.join(known)}", hint=did_you_mean(name, known)
             )
     toolchain = probe_toolchain()
     toolchain.check_architectures(architectures)
@@ -151,10 +151,10 @@ def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = (
 
 
 def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
-    """Return the library, building it where there is none that loads; each run of a compiler takes at most `timeout_s`.
+    """Return the library's path; build it if it does not load. Each compiler run takes at most `timeout_s`.
 
-    Raises StepError with the compiler's first error, and StepTimeout where it, or a process that builds the same, takes
-    longer.
+    Raises StepError with the compiler's first error, and StepTimeout if a compiler, or another process that builds the
+    same library, takes longer.
     """
     if not loads(spec.path):
         from filelock import Timeout
@@ -165,13 +165,13 @@ def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
                 if not loads(spec.path):
                     _publish(spec, timeout_s)
         except Timeout:
-            message = f"another process has been building it for {timeout_s:.0f} s"
+            message = f"another process has been building this library for {timeout_s:.0f} s"
             raise StepTimeout(message, where=str(spec.path)) from None
     return spec.path
 
 
 def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
-    """Return the libraries of these sources and flags that have some plugins, or all; most GPU architectures first."""
+    """Return up-to-date libraries with the named plugins, or all plugins; most GPU architectures first."""
     wanted, sources = set(names or discover_plugins()), _digest_sources()
     made = (one for one in list_libraries() if one.sources == sources and one.machine == platform.machine())
     fitting = [one for one in made if wanted <= set(one.plugins)]
@@ -185,7 +185,7 @@ def list_libraries() -> list[BuiltLibrary]:
 
 
 def loads(path: Path) -> bool:
-    """Return whether there is a library that the system loads: a loss of power may have left something else."""
+    """Return whether a loadable library exists; a power failure may have damaged it."""
     try:
         ctypes.CDLL(str(path))
     except OSError:
@@ -202,14 +202,14 @@ def _publish(spec: LibrarySpec, timeout_s: float) -> None:
         (made / DESCRIPTION).write_bytes(seal(SCHEMA, spec.describe()))
         for path in (made / LIBRARY, made / DESCRIPTION, made):
             sync(path)
-        with suppress(FileNotFoundError):  # one that does not load
+        with suppress(FileNotFoundError):  # move away a library that does not load
             os.rename(spec.path.parent, Path(temporary) / "broken")
         os.rename(made, spec.path.parent)
     sync(_libraries())
 
 
 def _compile(spec: LibrarySpec, workdir: Path, library: Path, timeout_s: float) -> None:
-    """Compile every source and link the objects; CUDA's only where the library is for GPUs."""
+    """Compile all sources and link them; CUDA sources only if the library is for GPUs."""
     folder, known = plugins_dir(), discover_plugins()
     includes = (str(folder), str(folder / "include"))
     common = COMMON_SOURCES if spec.architectures else COMMON_SOURCES + WITHOUT_CUDA
@@ -229,18 +229,18 @@ def _compile(spec: LibrarySpec, workdir: Path, library: Path, timeout_s: float) 
 def _run(command: tuple[str, ...], timeout_s: float) -> None:
     log.info("run %s", shlex.join(command))
     try:
-        # the error pattern expects English
+        # the error pattern requires English messages
         environment = {**os.environ, "LC_ALL": "C"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment)
     except subprocess.TimeoutExpired:
-        raise StepTimeout(f"{command[0]} did not end within {timeout_s:.0f} s") from None
+        raise StepTimeout(f"{command[0]} did not finish within {timeout_s:.0f} s") from None
     if done.returncode:
-        raise _error_of(command, done.stderr + done.stdout)
+        raise _first_error(command, done.stderr + done.stdout)
 
 
-def _error_of(command: tuple[str, ...], output: str) -> StepError:
+def _first_error(command: tuple[str, ...], output: str) -> StepError:
     """Return a compiler's first error, with the source line it refers to."""
-    hint = f"to see all of it, run: {shlex.join(command)}"
+    hint = f"for the full output, run: {shlex.join(command)}"
     found = _ERROR.search(output)
     if found is None:
         last = "\n".join(output.splitlines()[-SHOWN_LINES:])
@@ -258,7 +258,7 @@ def _source_line(found: re.Match[str]) -> str:
 
 
 def _digest_sources() -> str:
-    """Return the digest of all source files of the plugins, and of what compilers are told of them."""
+    """Return the digest of the plugins' source files and the compiler flags."""
     folder = plugins_dir()
     headers = (path.relative_to(folder).as_posix() for pattern in HEADERS for path in folder.glob(pattern))
     plugins = discover_plugins().values()

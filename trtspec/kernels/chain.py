@@ -27,12 +27,12 @@ def verify_chain(
     """Return the accepted part of each row's chain and its next token, with one transfer to the host.
 
     Args:
-        logits: [rows, draft_len + 1, vocab], the target's at each drafted position and after the last.
-        tokens: [rows, draft_len], drafted.
-        lens: how many of the drafted tokens count in each row.
-        params: how rows sample. Without `params` and `uniforms` every row is greedy.
-        draft_probs: [rows, draft_len, vocab], what each token was sampled from; None for deterministic tokens, such as
-            the most probable ones or looked-up ones.
+        logits: [rows, draft_len + 1, vocab], the target's logits at each drafted position and after the last.
+        tokens: [rows, draft_len], the drafted tokens.
+        lens: the number of valid drafted tokens in each row.
+        params: the sampling parameters. Without `params` and `uniforms` every row is greedy.
+        draft_probs: [rows, draft_len, vocab], the distribution of each drafted token, or None for deterministic
+            tokens, such as the most probable or looked-up ones.
         uniforms: [rows, draft_len + 1] in [0, 1): one for each drafted token, then one for the next token.
     """
     limits = torch.tensor(lens, device=logits.device)
@@ -49,14 +49,14 @@ def verify_chain(
 def _sample(
     target_probs: Tensor, tokens: Tensor, limits: Tensor, draft_probs: Tensor | None, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return how many tokens are accepted [rows] and the next token [rows]."""
+    """Return the number of accepted tokens [rows] and the next token [rows]."""
     ids = tokens.unsqueeze(-1)
     target = target_probs[:, :-1].gather(-1, ids).squeeze(-1)
     draft = torch.ones_like(target) if draft_probs is None else draft_probs.gather(-1, ids).squeeze(-1)
     accepted = _count(uniforms[:, :-1] * draft < target, limits)
     rows = torch.arange(len(accepted), device=accepted.device)
     after = target_probs[rows, accepted]
-    # the position after the last token has no draft; its padding is masked below
+    # the position after the last token is padded; the padding is masked below
     if draft_probs is None:
         residual = after.scatter(1, F.pad(tokens, (0, 1))[rows, accepted].unsqueeze(1), 0.0)
     else:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled verifiers as torch operators: `torch.ops.trtspec.verify_chain` and `verify_tree`.
 
-They are for graphs: torch.compile and torch.export take them without a graph break, and CUDA graphs replay them. Their
-arguments are those of `bindings.KernelLibrary`, which is faster where there is no graph.
+They are meant for graphs: torch.compile and torch.export support them without a graph break, and CUDA graphs replay
+them. They take the arguments of `bindings.KernelLibrary`, which is faster outside graphs.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _library: KernelLibrary | None = None
 
 
 def load_ops(path: Path) -> None:
-    """Set the library that the operators call; raises TrtspecError where it cannot be loaded."""
-    global _library  # noqa: PLW0603 - operators belong to the process
+    """Set the library that the operators call; raise TrtspecError if it cannot be loaded."""
+    global _library  # noqa: PLW0603 - operators are global to the process
     _library = load_library(path)
 
 
-def _loaded() -> KernelLibrary:
+def _get_library() -> KernelLibrary:
     if _library is None:
-        raise TrtspecError("torch.ops.trtspec has no library yet", hint="call trtspec.kernels.ops.load_ops(path)")
+        raise TrtspecError("torch.ops.trtspec lacks a library", hint="call trtspec.kernels.ops.load_ops(path) first")
     return _library
 
 
 def _verify_chain(target: Tensor, tokens: Tensor, **how: Any) -> tuple[Tensor, ...]:
-    return tuple(_loaded().verify_chain(target=target, tokens=tokens, **how))
+    return tuple(_get_library().verify_chain(target=target, tokens=tokens, **how))
 
 
 def _verify_tree(target: Tensor, tokens: Tensor, parents: Tensor, **how: Any) -> tuple[Tensor, ...]:
-    return tuple(_loaded().verify_tree(target=target, tokens=tokens, parents=parents, **how))
+    return tuple(_get_library().verify_tree(target=target, tokens=tokens, parents=parents, **how))
 
 
 def _shapes_of_chain(target: Tensor, tokens: Tensor, **how: Any) -> tuple[Tensor, ...]:

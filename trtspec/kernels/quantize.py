@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled arithmetic of conversions (plugins/quantize), on numpy arrays of bit patterns [rows, columns].
+"""The compiled conversion arithmetic (plugins/quantize), for numpy arrays of bit patterns [rows, columns].
 
-What it says is `checkpoint.arithmetic`'s, bit for bit. Formats have safetensors' names.
+Its results are bit-identical to `checkpoints.arithmetic`. Formats have the names of safetensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Bits = npt.NDArray[Any]
 
 
 class Instructions(IntEnum):
-    """`trtspec_instructions`: what a call is computed with; the results are the same."""
+    """`trtspec_instructions`: the instruction set of a call; the results do not depend on it."""
 
     FASTEST = 0
     PORTABLE = 1
@@ -62,31 +62,31 @@ class QuantizeArgs(Structure):
 
 @dataclass(frozen=True)
 class CompiledArithmetic:
-    """Arithmetic of a library, by the fastest instructions of this machine or by some that it has.
+    """The arithmetic of a library, with the fastest instruction set of this machine or a given one.
 
-    Rows may lie apart and at any address; the values of a row are next to each other.
+    Rows may have any stride and address; the values of a row are contiguous.
     """
 
     library: KernelLibrary
     instructions: Instructions = Instructions.FASTEST
 
     def count(self, bits: Bits, dtype: str) -> tuple[int, int, int]:
-        """Return the pattern of the largest finite magnitude, and how many values are NaN and infinite."""
+        """Return the pattern of the largest finite magnitude and the numbers of NaN and infinite values."""
         census = CensusStruct()
         self._run(COUNT, bits, dtype, census=pointer(census))
         return census.largest, census.nans, census.infinities
 
     def cast(self, bits: Bits, source: str, target: str) -> Bits:
-        """Return patterns of `source` in `target`; equal formats pass through untouched."""
+        """Return the patterns converted from `source` to `target`; equal formats are returned as is."""
         return bits if source == target else self._cast(bits, source, target, None)
 
     def quantizer(self, dtype: str, scale: np.float32) -> Callable[[Bits], Bits]:
-        """Return what makes patterns of `dtype`, divided by a scale, F8_E4M3."""
+        """Return a function that divides patterns of `dtype` by a scale and converts them to F8_E4M3."""
         divisor = c_float(float(scale))
         return lambda bits: self._cast(bits, dtype, "F8_E4M3", divisor)
 
     def quantize_rows(self, bits: Bits, dtype: str) -> tuple[Bits, npt.NDArray[np.float32], tuple[int, int, int]]:
-        """Return F8_E4M3 patterns, the scale of each row [rows, 1], and what `count` says of the rows."""
+        """Return F8_E4M3 patterns, the scale of each row [rows, 1], and the `count` of the input."""
         census, scales = CensusStruct(), np.empty((len(bits), 1), np.float32)
         encoded = np.empty(bits.shape, np.uint8)
         self._run(QUANTIZE_ROWS, bits, dtype, encoded, scales=scales.ctypes.data, census=pointer(census))
@@ -105,13 +105,13 @@ class CompiledArithmetic:
         if encoded is not None:
             args.target, args.target_stride = encoded.ctypes.data, encoded.strides[0]
         if bits.dtype != ITEMS[dtype] or (bits.shape[1] > 1 and bits.strides[1] != bits.itemsize):
-            raise TrtspecError(f"quantize: {bits.dtype} {bits.shape} {bits.strides} is not rows of {dtype}")
+            raise TrtspecError(f"quantize: {bits.dtype} {bits.shape} {bits.strides} is not an array of {dtype} rows")
         if code := self.library.handle.trtspec_quantize_cpu(byref(args)):
             raise TrtspecError(f"quantize: {self.library.message(code)}", where=str(self.library.path))
 
 
 def fastest_of(library: KernelLibrary) -> Instructions:
-    """Return the fastest instructions of a library on this machine; raises TrtspecError where it has none."""
+    """Return a library's fastest instruction set on this machine; raise TrtspecError if none is supported."""
     code = library.handle.trtspec_quantize_instructions()
     if code < 0:
         raise TrtspecError(library.message(code), where=str(library.path))

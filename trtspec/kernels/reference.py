@@ -2,20 +2,22 @@
 """The acceptance rules of speculative sampling in numpy and float64: the reference for every faster implementation.
 
 Chain (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318): the drafted token x at a position
-is accepted when u * draft_probs[x] < target_probs[x]; at the first rejection the next token is sampled from
-max(target_probs - draft_probs, 0), renormalised; when all are accepted, from the target's row after the last one.
+is accepted when u * draft_probs[x] < target_probs[x]. At the first rejection the next token is sampled from
+max(target_probs - draft_probs, 0), renormalised. When all are accepted, it is sampled from the target's row after the
+last one.
 
 Tree of sampled tokens (SpecInfer, arXiv:2305.09781; without replacement: Sequoia, arXiv:2402.12374): the same rule is
-applied at every node to one child after the other. After a rejection the residual takes the place of the target, and
-the next child counts as sampled from the draft without the tokens of its earlier siblings.
+applied at every node to one child after the other. After a rejection the residual replaces the target, and the next
+child counts as sampled from the draft without the tokens of its earlier siblings.
 
 Tree of deterministic tokens: sample the target's token at a node; if a child has it, that child is accepted. This is
 the rule above with one-hot draft_probs for each child: the first is accepted with its probability a, the second, tested
 against the residual, with (1 - a) * b / (1 - a) = b, and so on.
 
 With these rules the output has exactly the target's distribution, whatever the draft; `verify_typical` is lossy.
-Uniforms are arguments, so that implementations can be compared token by token. Plain loops keep the code readable.
-A tree is `parents` [nodes]: node 0 is the root, parents precede children, the root and unused nodes have -1.
+Uniforms are arguments, so that implementations can be compared token by token. The code uses plain loops for
+readability. A tree is `parents` [nodes]: node 0 is the root, parents precede children, the root and unused nodes have
+-1.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ Ints = npt.NDArray[np.int64]
 def probs_of(logits: Floats, temperature: float, top_k: int, top_p: float) -> Floats:
     """Return the probabilities [vocab] that a request samples from.
 
-    Temperature 0 is greedy: all mass on the largest logit, the lowest id among equals. Otherwise temperature, then
-    the `top_k` most probable tokens (0 = all), then the smallest set of them with `top_p` of their mass; among equal
-    probabilities lower ids come first.
+    Temperature 0 is greedy: all mass on the largest logit, the lowest id among equals. Otherwise the temperature is
+    applied, then the `top_k` most probable tokens are kept (0 = all), then the smallest set of them with `top_p` of
+    their mass; among equal probabilities lower ids come first.
     """
     if temperature == 0.0:
         one_hot = np.zeros(len(logits))
@@ -66,7 +68,7 @@ def verify_chain(target_probs: Floats, draft_probs: Floats | None, tokens: Ints,
 
     Args:
         target_probs: [draft_len + 1, vocab], the target's row at each drafted position and after the last.
-        draft_probs: [draft_len, vocab], what each drafted token was sampled from; None for deterministic tokens.
+        draft_probs: [draft_len, vocab], the distribution of each drafted token, or None for deterministic tokens.
         tokens: [draft_len].
         uniforms: [draft_len + 1] in [0, 1): one per drafted token, then one for the next token.
     """
@@ -89,7 +91,7 @@ def verify_deterministic(
         target_probs: [nodes, vocab], the target's row after each node.
         tokens: [nodes]; the root's is ignored.
         parents: [nodes].
-        limit: the most tokens that may be accepted.
+        limit: the maximum number of accepted tokens.
         uniforms: [nodes] in [0, 1): a node's uniform samples the token after it.
     """
     node = 0
@@ -106,15 +108,15 @@ def verify_deterministic(
 def verify_sampled(
     target_probs: Floats, draft_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats
 ) -> VerifyResult:
-    """Verify one request's tree, whose siblings were sampled without replacement.
+    """Verify one request's tree whose siblings were sampled without replacement.
 
     Args:
         target_probs: [nodes, vocab], the target's row after each node.
-        draft_probs: [nodes, vocab], what each node's children were sampled from, in node order; children for which no
-            weight is left count as deterministic.
+        draft_probs: [nodes, vocab], the distribution of each node's children, which were sampled in node order;
+            children without remaining weight count as deterministic.
         tokens: [nodes]; the root's is ignored.
         parents: [nodes].
-        limit: the most tokens that may be accepted.
+        limit: the maximum number of accepted tokens.
         uniforms: [nodes] in [0, 1): a node's uniform accepts it, the root's samples the next token.
     """
     node = 0
@@ -140,8 +142,8 @@ def verify_typical(
 ) -> VerifyResult:
     """Verify one request's tree by typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which is lossy.
 
-    A child is accepted when the target gives its token more than min(threshold, alpha * exp(-entropy)). The longest
-    accepted path wins, the first in node order among equals; `uniform` samples the next token after it.
+    A child is accepted when the target's probability of its token exceeds min(threshold, alpha * exp(-entropy)). The
+    longest accepted path wins, the first in node order among equals; `uniform` samples the next token after it.
     """
     best: list[int] = []
     paths: dict[int, list[int]] = {0: best}
@@ -170,13 +172,13 @@ def accepts(target: Floats, proposal: Floats, token: int, uniform: float) -> boo
 
 
 def residual(target: Floats, proposal: Floats) -> Floats:
-    """Return the distribution [vocab] that replaces a rejected token; the target's where no mass is left."""
+    """Return the distribution [vocab] after a rejection; the target's if no mass is left."""
     rest = np.maximum(target - proposal, 0.0)
     return rest / rest.sum() if rest.sum() > 0.0 else target
 
 
 def without(draft: Floats, token: int) -> Floats:
-    """Return the weights [vocab] without a token."""
+    """Return the weights [vocab] with the weight of a token set to 0."""
     rest = draft.copy()
     rest[token] = 0.0
     return rest

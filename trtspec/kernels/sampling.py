@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From logits to probabilities and from probabilities to tokens, batched in torch on any device."""
+"""Conversion of logits to probabilities, and sampling of tokens from them, batched in torch on any device."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-FEW = 64  # tokens that are looked for before all are sorted
+FEW = 64  # size of the top-k search before a full sort
 _ALL = 2**31 - 1
 _BELOW_ONE = 1.0 - 2.0**-53
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How each row of a batch turns logits into probabilities: `temperature`, `top_k` and `top_p` are [batch]."""
+    """The sampling parameters of a batch: `temperature`, `top_k` and `top_p` are [batch]."""
 
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
-    truncates: bool  # whether any row uses top_k or top_p, which cost a search
-    mixed: bool = True  # whether greedy rows may be among them, which cost an argmax and a one-hot
-    truncated: Tensor | None = None  # the rows that use them; None for all
+    truncates: bool  # whether any row uses top_k or top_p, which require a search
+    mixed: bool = True  # whether rows may be greedy, which requires an argmax and a one-hot
+    truncated: Tensor | None = None  # the rows that use top_k or top_p, or None for all
 
     def probs(self, logits: Tensor) -> Tensor:
         """Return float32 probabilities for logits [batch, ..., vocab]; a row with temperature 0 becomes one-hot."""
@@ -44,7 +44,7 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def _cuts(self, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor]:
-        """Return how many tokens those rows keep at most, None for any, and which share of their mass."""
+        """Return the maximum number of tokens of the truncated rows, or None, and their share of the mass."""
         top_k, top_p = self._truncations
         return None if top_k is None else top_k.view(shape), top_p.view(shape)
 
@@ -63,10 +63,10 @@ class SamplingParams:
 
 
 def _truncate(probs: Tensor, most: Tensor | None, share: Tensor) -> Tensor:
-    """Return probs [..., vocab] with all but the first of each row at zero: `most`, and `share` of these' mass.
+    """Keep only the first tokens of each row of probs [..., vocab]: at most `most`, and `share` of their mass.
 
-    On a CPU the first few are looked for before all are sorted, which takes up to thirty times as long; a row comes out
-    with the same bits by either way.
+    On a CPU, a top-k search precedes the full sort, which takes up to thirty times as long; the results are
+    bit-identical.
     """
     if probs.shape[-1] <= FEW or probs.device.type != "cpu":
         return _truncate_sorted(probs, most, share)
@@ -74,7 +74,7 @@ def _truncate(probs: Tensor, most: Tensor | None, share: Tensor) -> Tensor:
     last, total = _last(ranked, most, share)
     least = ranked.gather(-1, last)
     kept = probs.masked_fill(probs < least, 0.0).div_(total)
-    # more than the few are kept, or equals of the last one are not
+    # undecided: more than FEW tokens are kept, or ties of the last one
     is_unsure = ranked.gather(-1, last.add(1).clamp_max_(FEW - 1)) == least
     if most is not None:
         is_unsure |= (most > FEW) & (most != _ALL)
@@ -93,7 +93,7 @@ def _truncate_sorted(probs: Tensor, most: Tensor | None, share: Tensor) -> Tenso
 
 
 def _last(ranked: Tensor, most: Tensor | None, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last place that is kept of the largest probabilities [..., width], and the mass up to there."""
+    """Return the last kept index of the largest probabilities [..., width], and the mass up to it."""
     width, upto = ranked.shape[-1], ranked.cumsum(-1)
     if most is None:
         is_inside = upto < share
@@ -106,11 +106,12 @@ def _last(ranked: Tensor, most: Tensor | None, share: Tensor) -> tuple[Tensor, T
 
 
 def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return tokens [batch] at `uniforms` [batch] of the cumulative weights [batch, vocab]; never one of weight zero.
+    """Return tokens [batch] at `uniforms` [batch] of the cumulative weights [batch, vocab]; never a token of weight
+    zero.
 
-    Where all weights are zero, the last token.
+    If all weights are zero, return the last token.
     """
     cumulated = weights.cumsum(-1, dtype=torch.float64)
-    # what is below the whole mass is found at a token that adds to it
+    # a value below the total mass is always found at a token with weight
     below = uniforms.double().clamp_max(_BELOW_ONE).unsqueeze(-1) * cumulated[:, -1:]
     return torch.searchsorted(cumulated, below, right=True).squeeze(-1).clamp_max(weights.shape[-1] - 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-test of a compiled library on this machine: random batches are compared with `exact`, id for id.
+"""Self-test of a compiled library on this machine: random batches are compared with `bit_exact`, id for id.
 
-It takes a few seconds. The checks of the acceptance rules themselves are in tests/kernels/exactness.py.
+Takes a few seconds. The acceptance rules themselves are tested in tests/kernels/exactness.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """One kernel on one kind of batch; `detail` says what differs."""
+    """The result of one kernel on one kind of batch; `detail` lists the differences."""
 
     name: str
     ok: bool
@@ -38,30 +38,30 @@ class Check:
 
 
 def run_self_test(library: KernelLibrary, device: str = "cpu") -> Iterator[Check]:
-    """Yield a check for each kernel of the library and kind of batch; `device` is "cpu" or a GPU by torch's name."""
-    place = _placer(device)
+    """Yield a check per kernel of the library and kind of batch; `device` is "cpu" or torch's name of a GPU."""
+    to_device = _device_mover(device)
     for dtype, vocab in product(DTYPES, VOCABS):
         batch = f"{np.dtype(dtype)}, vocabulary of {vocab}"
         for kernel, rule in CHAIN_RULES.items():
             for kind in (None, *DraftKind) if kernel in library.kernels else ():
                 chains = _chains(vocab, dtype, kind)
-                got = library.verify_chain(**place(vars(chains)), kernel=kernel)
-                yield _compare(f"{kernel}, {_word(kind)}, {batch}", got, rule(chains))
+                got = library.verify_chain(**to_device(vars(chains)), kernel=kernel)
+                yield _compare(f"{kernel}, {_kind_name(kind)}, {batch}", got, rule(chains))
         for mode in Mode if "verify_tree" in library.kernels else ():
             trees = _trees(vocab, dtype, mode)
-            tree = library.verify_tree(**place(vars(trees)))
+            tree = library.verify_tree(**to_device(vars(trees)))
             yield _compare(f"verify_tree, {mode.name.lower()}, {batch}", tree, bit_exact.verify_tree(trees))
     if "compact_kv" in library.kernels:
-        yield _compact(library, place)
+        yield _compact(library, to_device)
 
 
-def _compact(library: KernelLibrary, place: Callable[[Arrays], Arrays]) -> Check:
+def _compact(library: KernelLibrary, to_device: Callable[[Arrays], Arrays]) -> Check:
     rng = np.random.default_rng(SEED)
     cache = rng.normal(size=(1, REQUESTS, 3 * ROWS, 16)).astype(np.float32)
     path = np.array([[1, 3, 5, -1, -1, -1], [2, 4, -1, -1, -1, -1], [5, -1, -1, -1, -1, -1], [-1] * 6], dtype=np.int32)
     start = np.arange(REQUESTS, dtype=np.int32)
     expected = bit_exact.compact_kv(cache[0], bit_exact.kv_moves(path, start))
-    arrays = place({"cache": cache, "path": path, "path_len": (path >= 0).sum(1).astype(np.int32), "start": start})
+    arrays = to_device({"cache": cache, "path": path, "path_len": (path >= 0).sum(1).astype(np.int32), "start": start})
     library.compact_kv(**arrays)
     same = np.array_equal(_to_numpy(arrays["cache"])[0], expected)
     return Check("compact_kv", same, "" if same else "the cache differs")
@@ -94,7 +94,7 @@ def _trees(vocab: int, dtype: type, mode: Mode) -> TreeBatch:
 
 
 def _common(rng: np.random.Generator, target: Array, drafted: Array, kind: DraftKind | None) -> Arrays:
-    """Return the draft, near the `drafted` rows, and how requests sample: greedily, and with each truncation."""
+    """Return a draft close to the `drafted` rows, and sampling parameters: greedy and with each truncation."""
     arrays: Arrays = {
         "temperature": np.array([0.0, 1.0, 0.7, 1.5], dtype=np.float32),
         "top_k": np.array([0, 0, 40, 0], dtype=np.int32),
@@ -115,12 +115,12 @@ def _logits(rng: np.random.Generator, vocab: int, dtype: type) -> Array:
 
 
 def _tokens(rng: np.random.Generator, logits: Array) -> Array:
-    """Return probable tokens, of which some are accepted and some are not."""
+    """Return probable tokens, some of which are accepted."""
     noisy = logits + rng.gumbel(size=logits.shape)
     return noisy.argmax(-1).astype(np.int32)
 
 
-def _placer(device: str) -> Callable[[Arrays], Arrays]:
+def _device_mover(device: str) -> Callable[[Arrays], Arrays]:
     """Return a function that moves a call's arrays to a device."""
     if device == "cpu":
         return dict
@@ -129,19 +129,19 @@ def _placer(device: str) -> Callable[[Arrays], Arrays]:
 
     if not torch.cuda.is_available():
         raise TrtspecError(
-            "no CUDA device is here to test the library on", hint="without --arch the CPU's part is tested"
+            "no CUDA device is available to test the library", hint="omit --arch to test the CPU kernels"
         )
 
-    def place(arrays: Arrays) -> Arrays:
+    def to_device(arrays: Arrays) -> Arrays:
         is_array = {name: isinstance(value, np.ndarray) for name, value in arrays.items()}
         return {name: torch.from_numpy(v).to(device) if is_array[name] else v for name, v in arrays.items()}
 
-    return place
+    return to_device
 
 
 def _to_numpy(array: Array) -> Any:
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
 
-def _word(kind: DraftKind | None) -> str:
+def _kind_name(kind: DraftKind | None) -> str:
     return "deterministic" if kind is None else kind.name.lower()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SHA-256 of several streams at once in one thread (plugins/sha256); `hashlib` is the oracle."""
+"""SHA-256 of several streams in parallel in one thread (plugins/sha256); `hashlib` is the reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Block = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class StreamDigest:
-    """What was hashed of a stream: the state after its whole blocks, and the bytes behind them."""
+    """The state of a stream: the hash of its whole blocks, and the remaining bytes."""
 
     def __init__(self, code: CompiledSha256) -> None:
         self._code = code
@@ -38,42 +38,42 @@ class StreamDigest:
         self._rest, self._nbytes = b"", 0
 
     def whole_blocks(self, data: memoryview) -> Block:
-        """Take further bytes; return those of whole blocks that are still to be hashed."""
+        """Append bytes; return the whole blocks that remain to be hashed."""
         self._nbytes += data.nbytes
         if self._rest:
             missing = BLOCK_BYTES - len(self._rest)
             self._rest, data = self._rest + bytes(data[:missing]), data[missing:]
             if len(self._rest) < BLOCK_BYTES:
-                return _bytes_of(b"")
-            self._code.hash_blocks([(self.state, _bytes_of(self._rest))])
+                return _as_array(b"")
+            self._code.hash_blocks([(self.state, _as_array(self._rest))])
         end = data.nbytes - data.nbytes % BLOCK_BYTES
         self._rest = bytes(data[end:])
-        return _bytes_of(data[:end])
+        return _as_array(data[:end])
 
     def hexdigest(self) -> str:
-        """Return the digest of what was hashed so far."""
+        """Return the digest of the bytes so far."""
         zeros = -(len(self._rest) + 1 + 8) % BLOCK_BYTES
         padding = b"\x80" + bytes(zeros) + struct.pack(">Q", 8 * self._nbytes)
         state = self.state.copy()
-        self._code.hash_blocks([(state, _bytes_of(self._rest + padding))])
+        self._code.hash_blocks([(state, _as_array(self._rest + padding))])
         return state.astype(">u4").tobytes().hex()
 
 
 class CompiledSha256:
-    """Hashing by a library; raises TrtspecError where the processor has no instructions for it."""
+    """Hashing with a library; raises TrtspecError if the processor lacks the instructions."""
 
     most = MOST_STREAMS
 
     def __init__(self, library: KernelLibrary) -> None:
         self._library = library
-        self.hash_blocks([(np.array(INITIAL, np.uint32), _bytes_of(b""))])
+        self.hash_blocks([(np.array(INITIAL, np.uint32), _as_array(b""))])
 
     def begin(self) -> StreamDigest:
-        """Return the digest of nothing."""
+        """Return a digest of no bytes."""
         return StreamDigest(self)
 
     def grow(self, grown: Sequence[tuple[Any, memoryview]]) -> None:
-        """Hash further bytes of each of some digests."""
+        """Append bytes to each of several digests."""
         left = [(digest.state, digest.whole_blocks(data)) for digest, data in grown]
         while left := [each for each in left if each[1].size]:
             common = min(blocks.size for _, blocks in left)
@@ -82,7 +82,7 @@ class CompiledSha256:
             left = [(state, blocks[common:]) for state, blocks in left]
 
     def hash_blocks(self, streams: Sequence[tuple[np.ndarray[Any, Any], Block]]) -> None:
-        """Hash as many whole blocks of each of some streams into its state."""
+        """Hash the same number of whole blocks of each stream into its state."""
         count = len(streams)
         states = (c_void_p * count)(*(state.ctypes.data for state, _ in streams))
         data = (c_void_p * count)(*(blocks.ctypes.data for _, blocks in streams))
@@ -92,7 +92,7 @@ class CompiledSha256:
 
 
 def run_self_test(library: KernelLibrary) -> Iterator[Check]:
-    """Yield a check for each number of streams, of different lengths; none where this machine cannot run it."""
+    """Yield a check per number of streams, with different lengths; none if this machine is unsupported."""
     try:
         code = CompiledSha256(library)
     except TrtspecError:
@@ -108,15 +108,15 @@ def run_self_test(library: KernelLibrary) -> Iterator[Check]:
 
 
 def choose_hashing(nbytes: int) -> Hashing:
-    """Return what hashes so many bytes: a library where it pays and can be had, else hashlib."""
+    """Return the implementation for `nbytes` bytes: the library if it is available and pays off, else hashlib."""
     library = host_library(nbytes)
     checks = list(run_self_test(library)) if library else []
     if library and checks and all(check.ok for check in checks):
         return CompiledSha256(library)
     if checks:
-        log.warning("%s: its digests are wrong on this machine; files are hashed by hashlib", library)
+        log.warning("%s failed its self-test on this machine; hashing files with hashlib", library)
     return Hashlib()
 
 
-def _bytes_of(data: bytes | memoryview) -> Block:
+def _as_array(data: bytes | memoryview) -> Block:
     return np.asarray(memoryview(data))

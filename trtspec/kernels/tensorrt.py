@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification as a TensorRT plan of one layer: a model of its own, for an ensemble or any other program.
+"""Verification as a TensorRT plan with one layer, for use in an ensemble or in other programs.
 
-Only `build_plan` needs TensorRT and a GPU; the layer's tensors are known without them. The plugin itself is in
-plugins/tensorrt, which lists its tensors too.
+Only `build_plan` needs TensorRT and a GPU; the layer's tensors are known without them. The plugin is in
+plugins/tensorrt, whose README lists the tensors too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32"
 class PlanTensor:
     """An input or output: its name, its numpy dtype, and its dimensions without the batch.
 
-    Triton wants one where there are none: `dims: [1]` with `reshape: {shape: []}`.
+    Triton requires at least one dimension: for none, write `dims: [1]` with `reshape: {shape: []}`.
     """
 
     name: str
@@ -34,10 +34,10 @@ class PlanTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyLayer(ABC):
-    """One verification layer, of the sizes that its plan is built for.
+    """One verification layer with the sizes of its plan.
 
     Rows of logits have `columns`, of which the first `vocab` are ids; a draft's rows have `draft_columns`, by default
-    as many. For a draft with its own vocabulary, `draft_column` is the draft's column of each target id, -1 for none.
+    as many. For a draft with another vocabulary, `draft_column` is the draft's column of each target id, -1 for none.
     Uniforms are passed as int32 with the bits of the unsigned number. Without `sampled` every request is greedy.
     """
 
@@ -53,7 +53,7 @@ class VerifyLayer(ABC):
 
     @abstractmethod
     def inputs(self) -> list[PlanTensor]:
-        """Return the inputs of a request; `draft_column` is not one, it is a constant of the plan."""
+        """Return the inputs of a request; `draft_column` is a constant of the plan instead."""
 
     @abstractmethod
     def outputs(self) -> list[PlanTensor]:
@@ -83,7 +83,7 @@ class VerifyLayer(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainLayer(VerifyLayer):
-    """verify_chain for chains of up to `draft_len` tokens."""
+    """A verify_chain layer for chains of up to `draft_len` tokens."""
 
     plugin: ClassVar[str] = "TrtspecVerifyChain"
 
@@ -106,7 +106,7 @@ class ChainLayer(VerifyLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeLayer(VerifyLayer):
-    """verify_tree for trees of up to `nodes` nodes, the root among them."""
+    """A verify_tree layer for trees of up to `nodes` nodes, including the root."""
 
     plugin: ClassVar[str] = "TrtspecVerifyTree"
 
@@ -136,20 +136,20 @@ class TreeLayer(VerifyLayer):
 def build_plan(layer: VerifyLayer, library: Path, max_batch_size: int) -> bytes:
     """Return a serialized plan for batches of 1 to `max_batch_size` requests.
 
-    `library` is the plugin library for the installed TensorRT's major version. A plan can be loaded by the version of
-    TensorRT that made it. Raises TrtspecError where TensorRT is not installed, cannot load the library, or refuses.
+    `library` is the plugin library for the installed TensorRT's major version. Only the same version of TensorRT can
+    load the plan. Raises TrtspecError if TensorRT is not installed, cannot load the library, or rejects the network.
     """
     import numpy as np
 
     trt = _import_tensorrt()
-    logger = _refusals(trt)
+    logger = _make_logger(trt)
     registry = trt.get_plugin_registry()
     known = registry.get_creator(layer.plugin, PLUGIN_VERSION, "") is not None
     if not known and registry.load_library(str(library)) is None:
         raise TrtspecError(
-            f"TensorRT {trt.__version__} cannot load it",
+            f"TensorRT {trt.__version__} cannot load the library",
             where=str(library),
-            hint="it is made for one major version: make plugins-trt TENSORRT_ROOT=..., with that version's headers",
+            hint="build it for this major version: make plugins-trt TENSORRT_ROOT=..., with that version's headers",
         )
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -160,7 +160,7 @@ def build_plan(layer: VerifyLayer, library: Path, max_batch_size: int) -> bytes:
         config.add_optimization_profile(_profile(builder, layer, max_batch_size))
         plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise TrtspecError(f"TensorRT builds no plan of it: {'; '.join(logger.messages)}", where=layer.plugin)
+        raise TrtspecError(f"TensorRT cannot build the plan: {'; '.join(logger.messages)}", where=layer.plugin)
     return bytes(plan)
 
 
@@ -169,16 +169,16 @@ def _import_tensorrt() -> Any:
         import tensorrt
     except ImportError:
         raise TrtspecError(
-            "TensorRT's Python package is not installed, plans cannot be built here",
-            hint="install the package tensorrt, in the version that the server has",
+            "plans cannot be built: TensorRT's Python package is not installed",
+            hint="install the package tensorrt, in the server's version",
         ) from None
     return tensorrt
 
 
-def _refusals(trt: ModuleType) -> Any:
-    """Return a logger that collects TensorRT's errors."""
+def _make_logger(trt: ModuleType) -> Any:
+    """Return a TensorRT logger that collects errors."""
 
-    class Refusals(trt.ILogger):  # type: ignore[name-defined, misc]
+    class ErrorLogger(trt.ILogger):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             super().__init__()
             self.messages: list[str] = []
@@ -187,11 +187,11 @@ def _refusals(trt: ModuleType) -> Any:
             if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
                 self.messages.append(message)
 
-    return Refusals()
+    return ErrorLogger()
 
 
 def _add_layer(trt: Any, network: Any, layer: VerifyLayer, column: Any) -> bool:
-    """Add the plugin and its tensors to the network; returns False where TensorRT refused, which it has logged."""
+    """Add the plugin and its tensors to the network; return False if TensorRT rejects it, with errors in the log."""
     plugin = create_plugin(trt, layer)
     tensors = {
         tensor.name: network.add_input(tensor.name, _data_type(trt, tensor.dtype), (-1, *tensor.dims))
@@ -199,7 +199,7 @@ def _add_layer(trt: Any, network: Any, layer: VerifyLayer, column: Any) -> bool:
     }
     ordered = list(tensors.values())
     if layer.draft_column:
-        # after the draft's rows, as the plugin lists them
+        # after the draft's rows, as in the plugin's list of inputs
         constant = network.add_constant(column.shape, trt.Weights(column))
         ordered.insert(list(tensors).index("draft") + 1, constant.get_output(0))
     added = None if plugin is None else network.add_plugin_v3(ordered, [], plugin)
@@ -212,14 +212,14 @@ def _add_layer(trt: Any, network: Any, layer: VerifyLayer, column: Any) -> bool:
 
 
 def create_plugin(trt: Any, layer: VerifyLayer) -> Any:
-    """Return the plugin from the registry of `trt` (tensorrt or tensorrt_lean); None where it refuses the fields."""
+    """Return the plugin from the registry of `trt` (tensorrt or tensorrt_lean), or None if it rejects the fields."""
     import numpy as np
 
     def field(name: str, value: float) -> Any:
         kind = trt.PluginFieldType.INT32 if isinstance(value, int) else trt.PluginFieldType.FLOAT32
         return trt.PluginField(name, np.array([value], np.int32 if isinstance(value, int) else np.float32), kind)
 
-    # The collection copies pointers and keeps nothing alive: the list holds the values until the plugin has read them.
+    # The collection stores only pointers: the list keeps the values alive until the plugin has read them.
     fields = [field(name, value) for name, value in layer.fields().items()]
     collection = trt.PluginFieldCollection(fields)
     creator = trt.get_plugin_registry().get_creator(layer.plugin, PLUGIN_VERSION, "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toolchain that compiles kernels on this machine: a C++ compiler, and nvcc where it is installed.
+"""The toolchain for kernels on this machine: a C++ compiler, and nvcc if it is installed.
 
 A toolchain is identified by its compilers' versions, not by their paths: equal versions build equal libraries.
 """
@@ -22,19 +22,19 @@ CXX = ("g++", "clang++")
 NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
 TIMEOUT_S = 60
 
-# No contraction and no reordering: bit-equal results on every machine depend on it. A loop that clang does not
-# vectorize is slower, not wrong. The tests compile with -Werror; a user's compiler may be one that warns of more.
+# Bit-identical results on every machine require code without contraction and reordering. Loops that clang does not
+# vectorize are only slower. The tests compile with -Werror; users do not, because their compilers may warn of more.
 CXX_FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-fopenmp",
     "-Wall", "-Wextra", "-Wno-pass-failed", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
 )  # fmt: skip
 NVCC_FLAGS = (
-    "-std=c++17", "-O3", "--fmad=false", "-split-compile=0",  # on as many threads as there are cores
+    "-std=c++17", "-O3", "--fmad=false", "-split-compile=0",  # one thread per core
     "-Xcompiler=-Wall,-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
 )  # fmt: skip
-# The minimum x86 machine that a library is compiled for: AVX2, FMA and F16C.
+# The minimum x86 machine: AVX2, FMA and F16C.
 X86_FLAGS = ("-march=x86-64-v3",)
-# For sources of this name, which are used at run time where the machine has AVX-512.
+# For sources with this name, which are used on machines with AVX-512.
 AVX512, AVX512_FLAGS = "avx512.cpp", ("-march=x86-64-v4",)
 
 FLAGS = (*CXX_FLAGS, *NVCC_FLAGS, *X86_FLAGS, *AVX512_FLAGS)
@@ -44,7 +44,7 @@ NO_KEY = {"key": False}
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Compilers and their versions; `nvcc_version` is "" where libraries are for CPUs only."""
+    """Compilers and their versions; `nvcc_version` is "" for CPU-only libraries."""
 
     machine: str
     cxx_version: str
@@ -82,25 +82,25 @@ class Toolchain:
         return replace(self, nvcc="", nvcc_version="")
 
     def check_architectures(self, architectures: tuple[str, ...]) -> None:
-        """Raise TrtspecError for architectures that nvcc does not know, and where there is no nvcc."""
+        """Raise TrtspecError for architectures unknown to nvcc, or if nvcc is missing."""
         if not architectures:
             return
         if not self.nvcc:
-            hint = "install the CUDA toolkit, or build without --arch for CPUs alone"
-            raise TrtspecError("nvcc is not here, so nothing can be compiled for a GPU", hint=hint)
+            hint = "install the CUDA toolkit, or build for CPUs without --arch"
+            raise TrtspecError("nvcc, which compiles for GPUs, was not found", hint=hint)
         known = _output(self.nvcc, "--list-gpu-code").split()
         for name in architectures:
             if re.sub("[af]$", "", name) not in known:  # listed without the letter
-                raise TrtspecError(f"nvcc does not know {name!r}; it knows {', '.join(known)}")
+                raise TrtspecError(f"nvcc does not support {name!r}; supported: {', '.join(known)}")
 
 
 def probe_toolchain() -> Toolchain:
-    """Return this machine's compilers; raises TrtspecError without a C++ compiler."""
-    cxx = _first_of(CXX)
+    """Return this machine's compilers; raise TrtspecError if a C++ compiler is missing."""
+    cxx = _find_program(CXX)
     if not cxx:
         hint = "install g++, or build on another machine with the same kind of processor"
-        raise TrtspecError(f"no C++ compiler is on the PATH ({' or '.join(CXX)})", hint=hint)
-    nvcc = _first_of(NVCC)
+        raise TrtspecError(f"no C++ compiler on the PATH ({' or '.join(CXX)})", hint=hint)
+    nvcc = _find_program(NVCC)
     nvcc_version = _output(nvcc, "--version").strip().rpartition("\n")[2] if nvcc else ""
     return Toolchain(platform.machine(), _output(cxx, "--version").partition("\n")[0], nvcc_version, cxx, nvcc)
 
@@ -113,7 +113,7 @@ def architecture_of(sm: int) -> str:
 def code_flags(architectures: tuple[str, ...]) -> tuple[str, ...]:
     """Return nvcc's flags for machine code of each architecture, and PTX for the newest portable one.
 
-    Code for an architecture with a letter, such as sm_90a, runs only on that one, and so does its PTX.
+    Code and PTX for an architecture with a letter, such as sm_90a, run only on that architecture.
     """
     numbers = [name.removeprefix("sm_") for name in architectures]
     flags = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
@@ -122,7 +122,7 @@ def code_flags(architectures: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def _first_of(names: tuple[str, ...]) -> str:
+def _find_program(names: tuple[str, ...]) -> str:
     return next((path for name in names if (path := shutil.which(name))), "")
 
 
@@ -131,5 +131,5 @@ def _output(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise TrtspecError(f"{' '.join(command)} does not run: {error}") from None
+        raise TrtspecError(f"{' '.join(command)} failed: {error}") from None
     return done.stdout

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of drafted trees: the rules of `reference`, batched in torch on any device.
 
-A row's result depends only on that row. The decisions of all nodes are computed at once on the device; the walk from
-the root down is plain Python on the host.
+A row's result depends only on that row. The decisions of all nodes are computed in one pass on the device; the walk
+from the root down is plain Python on the host.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tree:
         parents = [-1]
         for choice in in_node_order(choices):
             if choice in nodes:
-                raise ValueError(f"choice {choice} stands twice" if choice else "a choice is empty")
+                raise ValueError(f"duplicate choice {choice}" if choice else "a choice is empty")
             if choice[:-1] not in nodes:
                 raise ValueError(f"choice {choice} needs {choice[:-1]}, which is missing")
             parents.append(nodes[choice[:-1]])
@@ -60,11 +60,13 @@ class Tree:
 
     @cached_property
     def sees(self) -> Bools:
-        """[rows, nodes, nodes]: whether a node sees another: itself and its ancestors; an unused node sees itself."""
+        """[rows, nodes, nodes]: whether a node attends to another: itself and its ancestors; unused nodes only to
+        themselves.
+        """
         rows, nodes = self.parents.shape
         row = np.arange(rows)[:, None]
         sees = np.tile(np.eye(nodes, dtype=np.bool_), (rows, 1, 1))
-        # each iteration doubles the distance; a node without a parent is its own
+        # each iteration doubles the distance; a node without a parent is its own parent
         above = np.where(self.parents < 0, np.arange(nodes), self.parents)
         while True:
             sees |= sees[row, above]
@@ -107,7 +109,7 @@ class Tree:
     def rounds(self) -> list[tuple[Ints, Ints]]:
         """The nodes [n] that have a first child with these children [rows, n], then the same for second children, etc.
 
-        Rows in which a node has no such child have 0, the root's number.
+        Rows in which a node lacks such a child have 0, the root's number.
         """
         rounds = []
         for turn in range(max(len(family) for families in self.children for family in families)):
@@ -120,7 +122,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Typical:
-    """Typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which does not keep the target's distribution."""
+    """Typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which changes the output distribution."""
 
     threshold: float = 0.09
     alpha: float = 0.3
@@ -139,13 +141,13 @@ def verify_tree(
     """Return the accepted path of each row's tree and its next token, with at most two transfers to the host.
 
     Args:
-        logits: [rows, nodes, vocab], the target's after each node.
-        tokens: [rows, nodes], drafted; the root's and unused nodes' may be any of the vocabulary.
+        logits: [rows, nodes, vocab], the target's logits after each node.
+        tokens: [rows, nodes], the drafted tokens; the root and unused nodes may have any id.
         tree: the shape of the trees.
-        limits: the most tokens that may be accepted in each row.
-        params: how rows sample. Without `params` and `uniforms` every row is greedy.
-        draft_probs: [rows, nodes, vocab], what each node's children were sampled from, in node order without
-            replacement; a row of zeros, or None, for deterministic children.
+        limits: the maximum number of accepted tokens of each row.
+        params: the sampling parameters. Without `params` and `uniforms` every row is greedy.
+        draft_probs: [rows, nodes, vocab], the distribution of each node's children, which were sampled in node order
+            without replacement; a row of zeros, or None, for deterministic children.
         uniforms: [rows, nodes] in [0, 1). With `draft_probs`, a node's uniform decides whether it is accepted, and the
             root's samples the next token; without, a node's uniform samples the token after it.
         typical: accept by this lossy rule, however the children were drafted; the root's uniform samples the next
@@ -169,16 +171,16 @@ def verify_tree(
 def _agree(tree: Tree, sampled: Tensor, tokens: Tensor) -> list[VerifyResult]:
     """Accept children as long as one has the token `sampled` [rows, nodes] after its parent."""
     following, drafted = torch.stack([sampled, tokens]).tolist()
-    rows = zip(following, drafted, _of_rows(tree.parents.tolist(), len(tokens)), strict=True)
+    rows = zip(following, drafted, _per_row(tree.parents.tolist(), len(tokens)), strict=True)
     fits = [[own[parent] == token for token, parent in zip(row, parents, strict=True)] for own, row, parents in rows]
     paths = _walk(tree, fits)
     return [VerifyResult(path, own[_end(path)]) for path, own in zip(paths, following, strict=True)]
 
 
 def _walk(tree: Tree, fits: list[list[bool]]) -> list[list[int]]:
-    """Return the paths from each root to the first child that fits, as long as there is one."""
+    """Return the path from each root through the first fitting child of each node."""
     paths = []
-    for fit, family in zip(fits, _of_rows(tree.children, len(fits)), strict=True):
+    for fit, family in zip(fits, _per_row(tree.children, len(fits)), strict=True):
         path: list[int] = []
         while (child := next((child for child in family[_end(path)] if fit[child]), None)) is not None:
             path.append(child)
@@ -199,7 +201,7 @@ def _draw_after(paths: list[list[int]], probs: Tensor, uniforms: Tensor) -> list
 
 
 def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: Typical) -> Tensor:
-    """Return for each node [rows, nodes] whether its token is probable enough after its parent; roots mean nothing.
+    """Return for each node [rows, nodes] whether its token is probable enough after its parent; roots are undefined.
 
     A one-hot row has entropy 0, so only its most probable token can be accepted.
     """
@@ -213,7 +215,7 @@ def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: Typic
 def _longest(tree: Tree, fits: Tensor) -> list[list[int]]:
     """Return each row's longest path of nodes that fit [rows, nodes], the first in node order among equals."""
     longest = []
-    for fit, parents in zip(fits.tolist(), _of_rows(tree.parents.tolist(), len(fits)), strict=True):
+    for fit, parents in zip(fits.tolist(), _per_row(tree.parents.tolist(), len(fits)), strict=True):
         paths: dict[int, list[int]] = {0: []}
         for node, parent in enumerate(parents):
             if fit[node] and parent in paths:
@@ -227,9 +229,9 @@ def _reject_recursively(
 ) -> tuple[Tensor, Tensor]:
     """Test every node as if its parent were accepted: all first children, then all second ones, and so on.
 
-    A child is tested as if its earlier siblings were rejected; where one of them is accepted, the walk ignores it.
-    Returns the target's residual after each node if all of its children are rejected [rows, nodes, vocab], and which
-    nodes are accepted, bool [rows, nodes].
+    A child is tested as if its earlier siblings were rejected; if one of them is accepted, the walk ignores it. Returns
+    the target's residual after each node if all of its children are rejected [rows, nodes, vocab], and which nodes are
+    accepted, bool [rows, nodes].
     """
     left, drafts = target_probs.to(draft_probs.dtype, copy=True), draft_probs.clone()
     accepted = torch.zeros_like(tokens, dtype=torch.bool)
@@ -239,19 +241,21 @@ def _reject_recursively(
         token = tokens.gather(1, children).unsqueeze(2)
         target, draft = left.index_select(1, nodes), drafts.index_select(1, nodes)
         proposal = _proposal(draft, token)
-        asked = uniforms.gather(1, children).unsqueeze(2) * proposal.gather(2, token)
-        accepted.scatter_(1, children, (asked < target.gather(2, token)).squeeze(2))
+        bound = uniforms.gather(1, children).unsqueeze(2) * proposal.gather(2, token)
+        accepted.scatter_(1, children, (bound < target.gather(2, token)).squeeze(2))
         left.index_copy_(1, nodes, _rest(target, proposal, tested=(children > 0).unsqueeze(2)))
         drafts.index_copy_(1, nodes, draft.scatter_(2, token, 0.0))
     return left, accepted
 
 
 def _proposal(draft: Tensor, token: Tensor) -> Tensor:
-    """Return the distribution of token [rows, n, 1]: the remaining weights [rows, n, vocab], else one-hot."""
+    """Return the distribution of token [rows, n, 1]: the remaining weights [rows, n, vocab], or one-hot if there are
+    none.
+    """
     mass = draft.sum(-1, keepdim=True)
-    nothing = mass == 0.0
-    proposal = draft / mass.masked_fill_(nothing, 1.0)
-    return proposal.scatter_(2, token, proposal.gather(2, token).masked_fill_(nothing, 1.0))
+    empty = mass == 0.0
+    proposal = draft / mass.masked_fill_(empty, 1.0)
+    return proposal.scatter_(2, token, proposal.gather(2, token).masked_fill_(empty, 1.0))
 
 
 def _rest(target: Tensor, proposal: Tensor, tested: Tensor) -> Tensor:
@@ -261,6 +265,6 @@ def _rest(target: Tensor, proposal: Tensor, tested: Tensor) -> Tensor:
     return torch.where(tested & (mass > 0.0), residual.div_(mass), target)
 
 
-def _of_rows(items: list[T], rows: int) -> list[T]:
-    """Return one item for each row; a single item is shared by all rows."""
+def _per_row(items: list[T], rows: int) -> list[T]:
+    """Return one item per row; a single item is shared by all rows."""
     return items * rows if len(items) == 1 else items

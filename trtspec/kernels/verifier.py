@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verifiers that an engine chooses from: torch, or a compiled library where one was built.
+"""The verifiers of an engine: torch, or a compiled library if one was built.
 
-Both return the same results, except where a uniform lies within float32's rounding of where the result changes. The
-choice is made once, when an engine is loaded; nothing is compiled here.
+Both return the same results, except if a uniform is within float32 rounding error of a decision boundary. The choice is
+made once, when an engine is loaded; nothing is compiled here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KERNELS = ("verify_chain", "verify_tree")
 
 
 class Verifier(Protocol):
-    """Verification of chains and of trees; the arguments are those of `chain.verify_chain` and `tree.verify_tree`."""
+    """Verification of chains and trees, with the arguments of `chain.verify_chain` and `tree.verify_tree`."""
 
     def chain(
         self,
@@ -56,7 +56,7 @@ class Verifier(Protocol):
         draft_probs: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> list[VerifyResult]:
-        """Return the same where chains are accepted as a whole."""
+        """Return the same for chains that are accepted as a whole."""
 
     def tree(
         self,
@@ -82,9 +82,9 @@ class TorchVerifier:
 
 @dataclass(frozen=True)
 class CompiledVerifier:
-    """Verification by a compiled library, which takes logits of float32, float16 and bfloat16.
+    """Verification by a compiled library, for logits of float32, float16 and bfloat16.
 
-    Raises TrtspecError for target logits that are NaN or infinite: no token can follow from them.
+    Raises TrtspecError for target logits that are NaN or infinite, because no token can be sampled from them.
     """
 
     library: KernelLibrary
@@ -115,7 +115,7 @@ class CompiledVerifier:
         return [VerifyResult(list(range(1, count + 1)), token) for _, count, token in rows]
 
     def block(self, *arguments: Any, **named: Any) -> list[VerifyResult]:
-        """Verify chains as a whole; the arguments are those of `chain`."""
+        """Verify chains as a whole; same arguments as `chain`."""
         return self.chain(*arguments, **named | {"kernel": "verify_block"})
 
     def tree(
@@ -151,35 +151,35 @@ class CompiledVerifier:
 
 
 def libraries_of(artifact: Path) -> tuple[Path, ...]:
-    """Return the libraries an artifact may use: its own ones, then those compiled on this machine before."""
+    """Return the candidate libraries of an artifact: those in it, then those compiled on this machine."""
     return (*sorted((artifact / PLUGINS).glob("*.so")), *find_libraries(KERNELS))
 
 
 def choose_verifier(
     candidates: Sequence[Path], device: torch.device, dtype: torch.dtype, *, block: bool = False
 ) -> Verifier:
-    """Return the first library that can verify logits of `dtype` on `device`, or torch where there is none.
+    """Return the first library that can verify logits of `dtype` on `device`, or else torch.
 
-    With `block` it has to accept chains as a whole, too.
+    With `block` the library must also accept chains as a whole.
     """
     if dtype == torch.float64:
-        log.info("drafts are verified in torch: the model computes in float64, which compiled libraries do not take")
+        log.info("verifying drafts with torch: compiled libraries do not support float64")
         return TorchVerifier()
     for path in candidates:
         try:
             verifier = CompiledVerifier(load_library(path))
             _prove(verifier, device, dtype, block)
         except TrtspecError as error:
-            log.warning("drafts are not verified by a compiled library: %s", error)
+            log.warning("not verifying drafts with a compiled library: %s", error)
         else:
-            log.info("drafts are verified by %s", path)
+            log.info("verifying drafts with %s", path)
             return verifier
-    log.info("drafts are verified in torch")
+    log.info("verifying drafts with torch")
     return TorchVerifier()
 
 
 def _prove(verifier: CompiledVerifier, device: torch.device, dtype: torch.dtype, block: bool) -> None:
-    """Let a library verify an empty draft: it may lack the kernels, or code for this machine."""
+    """Verify an empty draft: the library may lack the kernels, or code for this machine."""
     logits = torch.tensor([[[0.0, 1.0]]], device=device, dtype=dtype)
     tokens = torch.zeros((1, 1), dtype=torch.int32, device=device)
     verifier.chain(logits, tokens[:, :0], [0])
@@ -189,7 +189,7 @@ def _prove(verifier: CompiledVerifier, device: torch.device, dtype: torch.dtype,
 
 
 def _sampling(params: SamplingParams | None, uniforms: Tensor | None) -> dict[str, Any]:
-    """Return the sampling arguments of a library call; none where all rows are greedy."""
+    """Return the sampling arguments of a library call; empty if all rows are greedy."""
     if params is None or uniforms is None:
         return {}
     how = {"temperature": params.temperature.contiguous(), "uniforms": (uniforms * 2.0**32).to(torch.uint32)}
@@ -210,7 +210,7 @@ def _ints(values: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _check_rows(statuses: Sequence[int]) -> None:
-    """Raise for invalid target logits; an invalid draft row only lowers acceptance and does not change the output."""
+    """Raise TrtspecError for invalid target logits; an invalid draft row only lowers acceptance."""
     for row, status in enumerate(statuses):
         if status & (NONFINITE | EMPTY):
             raise TrtspecError(f"the target's logits of row {row} are NaN or infinite")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """`path`: the accepted nodes from the root down, without the root (a chain's are 1, 2, ...); `token` comes next."""
+    """`path`: the accepted nodes from the root down, without the root (1, 2, ... for a chain); `token` comes next."""
 
     path: list[int]
     token: int

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A matrix of weights in another format: what a checkpoint's conversion does to each of its values. plugins/quantize/README.md
- * says what is computed.
+ * Conversion of a matrix of weights to another format. plugins/quantize/README.md specifies the results.
  *
- * One call is one thread's work on memory of its caller: nothing is allocated or kept. Rows lie `*_stride` bytes apart,
- * values of a row next to each other; neither has to be aligned. A return value other than TRTSPEC_OK (verify.h) is of
- * the call, and nothing was written.
+ * One call is the work of one thread on its caller's memory: nothing is allocated or kept. Rows are `*_stride` bytes
+ * apart, values of a row are contiguous; both may be unaligned. With a return value other than TRTSPEC_OK (verify.h)
+ * nothing was written.
  */
 #ifndef TRTSPEC_QUANTIZE_H
 #define TRTSPEC_QUANTIZE_H
@@ -27,10 +26,10 @@ enum trtspec_quantize_operation {
     TRTSPEC_QUANTIZE_ROWS = 2 /* each row's scale into `scales`, the row divided by it into the target; and `census` */
 };
 
-/* By what it is computed; the results are the same. */
+/* The instruction set; the results do not depend on it. */
 enum trtspec_instructions {
-    TRTSPEC_FASTEST = 0,  /* the best that this machine has */
-    TRTSPEC_PORTABLE = 1, /* what the whole library was compiled for: AVX2 on x86 */
+    TRTSPEC_FASTEST = 0,  /* the best one of this machine */
+    TRTSPEC_PORTABLE = 1, /* the one of the whole library: AVX2 on x86 */
     TRTSPEC_AVX512 = 2
 };
 
@@ -46,7 +45,7 @@ typedef struct trtspec_quantize_args {
     int32_t operation;    /* trtspec_quantize_operation */
     int32_t instructions; /* trtspec_instructions */
     int32_t source_dtype;
-    int32_t target_dtype; /* of a cast; quantized rows are TRTSPEC_FLOAT8_E4M3 */
+    int32_t target_dtype; /* for casts; quantized rows are TRTSPEC_FLOAT8_E4M3 */
     int32_t reserved;
     int64_t rows;
     int64_t columns;
@@ -54,13 +53,13 @@ typedef struct trtspec_quantize_args {
     int64_t source_stride;
     void* target;
     int64_t target_stride;
-    float* scales; /* of a cast: one, or null; of quantized rows: [rows] */
+    float* scales; /* for casts: one, or null; for quantized rows: [rows] */
     trtspec_census* census;
 } trtspec_quantize_args;
 
 TRTSPEC_API int trtspec_quantize_cpu(const trtspec_quantize_args* args);
 
-/* Which of trtspec_instructions the fastest are here; TRTSPEC_UNSUPPORTED_CPU where this machine lacks the library's. */
+/* The fastest trtspec_instructions here; TRTSPEC_UNSUPPORTED_CPU if this machine cannot run the library. */
 TRTSPEC_API int trtspec_quantize_instructions(void);
 
 #ifdef __cplusplus

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Verification of drafted tokens: from logits to accepted tokens, the same ids on every machine. plugins/README.md says
- * what is computed; this header says how it is called.
+ * Verification of drafted tokens: from logits to accepted tokens, with the same ids on every machine. plugins/README.md
+ * specifies the results; this header is the interface.
  *
- * Every function takes one struct of plain fields. `struct_size` is sizeof the struct as the caller knows it: fields
- * are only ever added at its end. Pointers are the device's for *_cuda and the host's for *_cpu; those marked "or
- * null" may be left out. Nothing is allocated or kept between calls, and rows do not depend on each other. A return
- * value other than TRTSPEC_OK is of the call, and nothing was written; what is wrong with a single request is said in
- * its `status`.
+ * Every function takes one struct of plain fields. `struct_size` is sizeof the struct in the caller's version: fields
+ * are only ever added at its end. Pointers refer to the device for *_cuda and to the host for *_cpu; those marked "or
+ * null" are optional. Nothing is allocated or kept between calls, and rows do not depend on each other. With a return
+ * value other than TRTSPEC_OK nothing was written; errors of a single request are reported in its `status`.
  */
 #ifndef TRTSPEC_VERIFY_H
 #define TRTSPEC_VERIFY_H
@@ -26,44 +25,44 @@ extern "C" {
 
 #define TRTSPEC_ABI_VERSION 1
 
-/* What a call returns. */
+/* Return values. */
 enum {
     TRTSPEC_OK = 0,
     TRTSPEC_BAD_STRUCT_SIZE = -1, /* smaller than this library's struct */
     TRTSPEC_BAD_SIZE = -2,        /* a count or stride is out of range */
-    TRTSPEC_BAD_DTYPE = -3,       /* not a trtspec_dtype, or not the one that the draft has to have */
-    TRTSPEC_BAD_KIND = -4,        /* draft_kind or mode is unknown, or the mode asks for a draft that is not there */
-    TRTSPEC_BAD_POINTER = -5,     /* null where it is needed, or not aligned to its elements */
-    TRTSPEC_BAD_WORKSPACE = -6,   /* smaller than the size function says */
-    TRTSPEC_NO_DEVICE_CODE = -7,  /* this library has none for this GPU, or was built without CUDA */
+    TRTSPEC_BAD_DTYPE = -3,       /* not a trtspec_dtype, or not the one required for the draft */
+    TRTSPEC_BAD_KIND = -4,        /* draft_kind or mode is unknown, or the mode requires a missing draft */
+    TRTSPEC_BAD_POINTER = -5,     /* null but required, or not aligned to its elements */
+    TRTSPEC_BAD_WORKSPACE = -6,   /* smaller than the result of the size function */
+    TRTSPEC_NO_DEVICE_CODE = -7,  /* the library has none for this GPU, or was built without CUDA */
     TRTSPEC_LAUNCH_FAILED = -8,   /* CUDA refused the launch */
     TRTSPEC_UNSUPPORTED_CPU = -9  /* the library was compiled for a newer instruction set than this CPU has */
 };
 
-/* The bits of a request's status; 0 where all is well. */
+/* The bits of a request's status; 0 without errors. */
 enum {
     TRTSPEC_NONFINITE = 1,      /* NaN or +inf in a target row: the walk ends there, next is its largest finite */
     TRTSPEC_EMPTY = 2,          /* a target row without a finite logit: next is -1 */
     TRTSPEC_BAD_DRAFT = 4,      /* a drafted id outside the vocabulary: rejected */
-    TRTSPEC_DRAFT_NONFINITE = 8 /* a draft row that is no distribution: rejected, next from the target's own row */
+    TRTSPEC_DRAFT_NONFINITE = 8 /* a draft row that is not a distribution: rejected, next from the target's row */
 };
 
 enum trtspec_dtype { TRTSPEC_NONE = 0, TRTSPEC_FLOAT32 = 1, TRTSPEC_FLOAT16 = 2, TRTSPEC_BFLOAT16 = 3 };
 
 enum trtspec_draft_kind {
-    TRTSPEC_DRAFT_CHOSEN = 0,       /* tokens are deterministic (ranked, looked up): there is no distribution */
-    TRTSPEC_DRAFT_LOGITS = 1,       /* warped as the target's are, and of the same dtype */
-    TRTSPEC_DRAFT_PROBABILITIES = 2 /* taken as they are, float32 */
+    TRTSPEC_DRAFT_CHOSEN = 0,       /* tokens are deterministic (ranked, looked up), without distributions */
+    TRTSPEC_DRAFT_LOGITS = 1,       /* with the target's sampling parameters and dtype */
+    TRTSPEC_DRAFT_PROBABILITIES = 2 /* used unchanged, float32 */
 };
 
 enum trtspec_tree_mode {
     TRTSPEC_TREE_POINT_MASS = 0, /* children are deterministic */
     TRTSPEC_TREE_RECURSIVE = 1,  /* children were sampled without replacement from their parent's draft row */
-    TRTSPEC_TREE_TYPICAL = 2     /* lossy: whatever is probable enough */
+    TRTSPEC_TREE_TYPICAL = 2     /* lossy: accepts tokens that are probable enough */
 };
 
-/* Logits or probabilities [batch, rows, entries], entries next to each other; strides count elements and may
- * be 0, for one row or request that stands for all. */
+/* Logits or probabilities [batch, rows, entries], entries contiguous; strides count elements and may be 0, to use one
+ * row or request for all. */
 typedef struct trtspec_rows {
     const void* data;
     int64_t request_stride;
@@ -72,7 +71,7 @@ typedef struct trtspec_rows {
     int32_t entries;
 } trtspec_rows;
 
-/* How each request of a batch samples; null arrays say the same for all. */
+/* The sampling parameters of each request of a batch; null arrays are the same for all. */
 typedef struct trtspec_sampling {
     const float* temperature; /* [batch] or null (1); 0 is greedy */
     const float* top_p;       /* [batch] or null (1: all) */
@@ -95,25 +94,25 @@ typedef struct trtspec_chain_args {
     int32_t* output;              /* out: [batch, draft_len + 1] accepted tokens, the next one, then -1; or null */
     int32_t* next;                /* out: [batch] */
     int32_t* status;              /* out: [batch] */
-    void* workspace;              /* as many bytes as trtspec_verify_chain_workspace says; null where that is 0 */
+    void* workspace;              /* of the size trtspec_verify_chain_workspace; null if that is 0 */
     uint64_t workspace_bytes;
 } trtspec_chain_args;
 
 typedef struct trtspec_tree_args {
     uint32_t struct_size;
     int32_t batch;
-    int32_t nodes;                /* the root among them, which is node 0 */
+    int32_t nodes;                /* including the root, which is node 0 */
     int32_t mode;                 /* trtspec_tree_mode */
-    int32_t draft_kind;           /* of the recursive mode; the others do not look at the draft */
-    float threshold;              /* of the typical mode, as alpha */
+    int32_t draft_kind;           /* for the recursive mode; others ignore the draft */
+    float threshold;              /* for the typical mode, like alpha */
     float alpha;
     int32_t reserved;             /* 0 */
     trtspec_rows target;          /* [batch, nodes, vocab] logits after each node */
-    trtspec_rows draft;           /* [batch, nodes, draft vocab]: what each node's children were drawn from */
+    trtspec_rows draft;           /* [batch, nodes, draft vocab]: the distribution of each node's children */
     const int32_t* draft_column;  /* as in a chain */
-    const int32_t* tokens;        /* [batch, nodes]; the root's is not looked at */
-    const int32_t* parents;       /* [batch, nodes]: a node before it, or -1 for the root and for what is not used */
-    const int32_t* limits;        /* [batch] or null: the most tokens that may be accepted */
+    const int32_t* tokens;        /* [batch, nodes]; the root's is ignored */
+    const int32_t* parents;       /* [batch, nodes]: a preceding node, or -1 for the root and unused nodes */
+    const int32_t* limits;        /* [batch] or null: the maximum number of accepted tokens */
     trtspec_sampling sampling;
     int32_t* path;                /* out: [batch, nodes] the accepted nodes from the root down, then -1 */
     int32_t* path_len;            /* out: [batch] */
@@ -123,13 +122,13 @@ typedef struct trtspec_tree_args {
     uint64_t workspace_bytes;
 } trtspec_tree_args;
 
-/* Moves what a cache holds of accepted nodes together: in each row, slot start + path[i] goes to slot start + 1 + i.
- * Paths go down a tree, so path[i] > i, and no slot is overwritten before it is read. A slot's vector lies at
+/* Moves the cache entries of accepted nodes together: in each row, slot start + path[i] moves to slot start + 1 + i.
+ * Paths go down a tree, so path[i] > i, and no slot is overwritten before it is read. A slot's vector is at
  *   cache + x * plane_strides[0] + y * plane_strides[1] + z * plane_strides[2]      0 <= x < planes[0] ...
  *   + row * row_stride + slot * token_stride                                        without block_table
  *   + block_table[row * table_stride + slot / block_tokens] * block_stride
  *   + slot % block_tokens * token_stride                                            with one
- * The planes are whatever the cache has beside rows and slots: keys and values, layers, heads. Strides are in bytes. */
+ * The planes are all other dimensions of the cache: keys and values, layers, heads. Strides are in bytes. */
 typedef struct trtspec_compact_args {
     uint32_t struct_size;
     int32_t batch;
@@ -151,18 +150,18 @@ typedef struct trtspec_compact_args {
 
 TRTSPEC_API int trtspec_abi_version(void);
 
-/* What a return value means; never null. */
+/* The message of a return value; never null. */
 TRTSPEC_API const char* trtspec_error(int code);
 
-/* verify_block takes what verify_chain does, and accepts a chain as a whole.
- * `threads` 0: as many as the machine has. The result does not depend on them. */
+/* verify_block takes the arguments of verify_chain, and accepts a chain as a whole.
+ * `threads` 0: all threads of the machine. The result does not depend on their number. */
 TRTSPEC_API int trtspec_verify_chain_cpu(const trtspec_chain_args* args, int threads);
 TRTSPEC_API int trtspec_verify_block_cpu(const trtspec_chain_args* args, int threads);
 TRTSPEC_API int trtspec_verify_tree_cpu(const trtspec_tree_args* args, int threads);
 TRTSPEC_API int trtspec_compact_kv_cpu(const trtspec_compact_args* args, int threads);
 
-/* `stream` is a cudaStream_t of the current device; the call returns once the work is in it. A library that was built
- * without CUDA has these too, and they say TRTSPEC_NO_DEVICE_CODE. */
+/* `stream` is a cudaStream_t of the current device; the call returns when the work is enqueued. In a library that was
+ * built without CUDA these functions return TRTSPEC_NO_DEVICE_CODE. */
 TRTSPEC_API int trtspec_verify_chain_cuda(const trtspec_chain_args* args, void* stream);
 TRTSPEC_API int trtspec_verify_block_cuda(const trtspec_chain_args* args, void* stream);
 TRTSPEC_API int trtspec_verify_tree_cuda(const trtspec_tree_args* args, void* stream);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What any decoder takes, against numbers that others published or that are computed by hand."""
+"""The memory use of decoders, compared with published or hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_layer_keeps_keys_and_values_of_whole_heads() -> None:
 
 
 def test_a_latent_is_kept_whole_on_every_rank() -> None:
-    """DeepSeek V3: 70,272 bytes a token in 16 bits (arXiv:2505.09343, table 1: 70.272 KB)."""
+    """DeepSeek V3: 70,272 bytes per token in 16 bits (arXiv:2505.09343, table 1: 70.272 KB)."""
     found = outline(num_hidden_layers=61, kv_lora_rank=512, qk_rope_head_dim=64)
     assert found.cache_bytes(1, 1, tensor=1, item_bytes=2) == 70_272
     assert found.cache_bytes(1, 1, tensor=8, item_bytes=2) == 70_272
@@ -52,7 +52,7 @@ def test_layers_with_a_window_keep_no_more() -> None:
 
 
 def test_what_a_config_leaves_to_its_class_is_known() -> None:
-    """Gemma 3 4B says neither its vocabulary nor its heads; every sixth layer sees the whole text."""
+    """Gemma 3 4B's config has neither its vocabulary nor its heads; every sixth layer is without a window."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
     found = read_outline(Source(Path("model"), {"model_type": "gemma3", "text_config": text}, {}))
     assert (found.vocab_size, found.max_positions, found.kept_numbers) == (262_208, 131_072, 262_208 * 2560)
@@ -61,7 +61,7 @@ def test_what_a_config_leaves_to_its_class_is_known() -> None:
 
 
 def test_linear_attention_keeps_a_state_and_full_attention_the_text() -> None:
-    """Qwen3.8-27B: 65,536 bytes a token, and 150,994,944 of a text's state in float32."""
+    """Qwen3.8-27B: 65,536 bytes per token, and 150,994,944 bytes of state per text in float32."""
     linear = {"linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     found = outline(num_hidden_layers=64, head_dim=256, full_attention_interval=4, **linear)
     assert found.cache_bytes(1, 0, tensor=1, item_bytes=2) == 150_994_944
@@ -87,7 +87,7 @@ def test_a_size_that_is_missing(key: str) -> None:
 class TestARecipe:
     @pytest.fixture
     def unknown(self, recipe: Path) -> Path:
-        """The tiny pair, of an architecture that no family describes."""
+        """The tiny pair, with an architecture without a family."""
         for name in ("target", "draft"):
             config = recipe.parent / name / "config.json"
             config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["NewForCausalLM"]}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pruned checkpoint says what the target without the sublayers says."""
+"""A pruned checkpoint has the logits of the target without the sublayers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_pruned(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="its weights are quantized already, and a pruned draft is made of un"):
         prune_checkpoint(quantized, Skip(mlp=[0]), tmp_path / "pruned")
     (tmp_path / "there").mkdir()
-    with pytest.raises(CheckpointError, match="something lies here already"):
+    with pytest.raises(CheckpointError, match="already exists"):
         prune_checkpoint(model, Skip(mlp=[0]), tmp_path / "there")
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written: Not a directory"):

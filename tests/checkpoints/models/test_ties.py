@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tied config.json beside an LM head of the file's own: which one is used, and what is told of it."""
+"""A tied config.json with a stored LM head: the head that is used, and the diagnostics."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_head_of_a_preview_is_not_called_equal(tmp_path: Path) -> None:
     edit(source, tie_word_embeddings=True)
     loaded = load_source(source)
     preview = type(loaded)(loaded.root, loaded.config, loaded.tensors, absent={"model.safetensors": ("0", 1)})
-    assert "once the weights are here" in read_model(preview, "auto").matched.skipped[HEAD]
+    assert "when the weights are available" in read_model(preview, "auto").matched.skipped[HEAD]
 
 
 def test_difference_in_the_last_item_is_found(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources in FP8 as llm-compressor writes them (compressed-tensors), made here from the public format."""
+"""FP8 sources in llm-compressor's format (compressed-tensors), generated from the public specification."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def compressed_tensors(by: str = "tensor", kv_cache: bool = False, **differences: Any) -> dict[str, Any]:
-    """Return a `quantization_config` as llm-compressor writes it; `differences` are of its one group."""
+    """Return llm-compressor's `quantization_config`; `differences` change its single group."""
     common = {"num_bits": 8, "type": "float", "symmetric": True}
     dynamic = by == "channel"
     group = {
@@ -44,7 +44,7 @@ def compressed_tensors(by: str = "tensor", kv_cache: bool = False, **differences
 
 
 def compress(root: Path, document: dict[str, Any], linear: re.Pattern[str] = LINEAR) -> Path:
-    """Quantize a source in place as `document` says: weights by tensor or by row, with input scales out of a hat."""
+    """Quantize a source in place according to `document`: weights by tensor or by row, with arbitrary input scales."""
     tensors = load_file(root / "model.safetensors")
     by_row = document["config_groups"]["group_0"]["weights"]["strategy"] == "channel"
     for number, name in enumerate(sorted(name for name in tensors if linear.fullmatch(name))):

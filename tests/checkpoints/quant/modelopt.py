@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's exporter as an oracle: random models of every family, and the checkpoint that ModelOpt writes of one."""
+"""NVIDIA's exporter as a reference: random models of every family, and ModelOpt's checkpoint of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from trtspec.checkpoints.quant.activations import Activations
 
-# What ModelOpt calls the decoder of each architecture.
+# ModelOpt's decoder type of each architecture.
 DECODERS = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
@@ -29,7 +29,7 @@ DECODERS = {
     "Qwen2ForCausalLM": "qwen",
     "Qwen3ForCausalLM": "qwen",
 }
-# Options that config.json of an architecture has beyond the common ones.
+# Additional options in config.json of each architecture.
 FLAGS: dict[str, tuple[str, ...]] = {
     "Gemma2ForCausalLM": (),
     "Gemma3ForCausalLM": (),
@@ -40,13 +40,13 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "Qwen2ForCausalLM": ("tie_word_embeddings",),
     "Qwen3ForCausalLM": ("attention_bias", "tie_word_embeddings"),
 }
-# What transformers calls a configuration that is not named like its model.
+# transformers' config classes that are not named like their models.
 CONFIGS = {"Gemma3ForCausalLM": "Gemma3TextConfig"}
-# What a source is stored in, and what it is converted to.
+# (dtype of the source, dtype of the conversion)
 DTYPES = (("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float16"), ("bfloat16", "float16"))
-# Ranks of a stage, and stages.
+# (ranks per stage, stages)
 LAYOUTS = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))
-# The modules of a layer, in transformers' words and in TensorRT-LLM's.
+# The modules of a layer, by transformers' names, with TensorRT-LLM's names.
 EXPERT = re.compile(r"experts\.\d+\.")
 MODULES = {
     "self_attn": "attention",
@@ -67,9 +67,9 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model and how it is converted: `weights`, `kv_cache` and `exclude` as in a recipe's `quantization`.
+    """A model and its conversion: `weights`, `kv_cache` and `exclude` as in a recipe's `quantization`.
 
-    `shape` is what config.json says, `stored` the dtype of the source, `dtype` that of what is not quantized.
+    `shape` is the content of config.json, `stored` the dtype of the source, `dtype` the dtype of unquantized tensors.
     """
 
     architecture: str
@@ -83,13 +83,13 @@ class Case:
     exclude: tuple[str, ...] = ("lm_head",)
 
     def __str__(self) -> str:
-        """Return what a test is named after."""
+        """Return the test id."""
         parts = [self.architecture.removesuffix("ForCausalLM"), f"tp{self.tensor}", f"pp{self.pipeline}", self.dtype]
         return "-".join([*parts, *(text for text in (self.weights, self.kv_cache) if text != "none")])
 
 
 def random_case(architecture: str, tensor: int, pipeline: int, seed: int = 0, **quantization: Any) -> Case:
-    """Return a small configuration drawn for these arguments, always the same one."""
+    """Return a small configuration, which is a deterministic function of the arguments."""
     draw = random.Random(f"{architecture} {tensor} {pipeline} {seed} {quantization}")
     kv_heads = draw.choice([heads for heads in (1, 2, 3, 4, 6, 8) if not (heads % tensor and tensor % heads)])
     heads = kv_heads * draw.choice([group for group in (1, 2, 3, 4) if not kv_heads * group % tensor])
@@ -122,9 +122,9 @@ def random_case(architecture: str, tensor: int, pipeline: int, seed: int = 0, **
 
 
 def make_model(case: Case, *, stacked_experts: bool = False) -> Any:
-    """Return transformers' model of a case with random weights, norms and biases too.
+    """Return transformers' model of a case with random weights, norms and biases.
 
-    A mixture gets a module for each expert, unless its experts shall be stacked as in transformers 5.
+    A mixture has a module for each expert, or with `stacked_experts` the stacked experts of transformers 5.
     """
     import transformers
 
@@ -144,9 +144,9 @@ def make_model(case: Case, *, stacked_experts: bool = False) -> Any:
 
 
 class MixtralSparseMoeBlock(nn.Module):
-    """The MLP of Mixtral as transformers 4 had it, with a module for each expert.
+    """The MLP of Mixtral as in transformers 4, with a module for each expert.
 
-    ModelOpt goes by the class's name and by the names of its children; it cannot export the stacked experts of
+    ModelOpt identifies it by the names of the class and its children; it cannot export the stacked experts of
     transformers 5.
     """
 
@@ -159,7 +159,7 @@ class MixtralSparseMoeBlock(nn.Module):
             nn.init.normal_(parameter, std=config.initializer_range)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the experts' outputs, weighed by the router's renormalized probabilities."""
+        """Return the sum of the experts' outputs, weighted by the router's renormalized probabilities."""
         probabilities = self.gate(hidden).softmax(-1)
         kept = probabilities.topk(self.top_k)
         weights = torch.zeros_like(probabilities).scatter(-1, kept.indices, kept.values / kept.values.sum(-1, True))
@@ -167,7 +167,7 @@ class MixtralSparseMoeBlock(nn.Module):
 
 
 class Expert(nn.Module):
-    """One gated MLP: w1 goes through the activation, w3 does not, w2 leads back."""
+    """One gated MLP: w1 goes through the activation, w3 does not, w2 projects back."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -176,12 +176,11 @@ class Expert(nn.Module):
         self.w3 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the MLP's output."""
         return self.w2(nn.functional.silu(self.w1(hidden)) * self.w3(hidden))
 
 
 def save_source(model: Any, root: Path) -> Path:
-    """Save a model in the layout of public checkpoints, where Mixtral's block has a name of its own."""
+    """Save a model in the layout of public checkpoints, with Mixtral's name of its MLP."""
     from safetensors.torch import save_file
 
     root.mkdir(parents=True)
@@ -198,13 +197,13 @@ def save_source(model: Any, root: Path) -> Path:
 
 
 def quantize(model: Any, case: Case) -> None:
-    """Let ModelOpt put its quantizers in, as a case says, and calibrate them with a few random prompts."""
+    """Insert ModelOpt's quantizers for a case, and calibrate them with a few random prompts."""
     import modelopt.torch.quantization as mtq
 
     nothing = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
     schemes = {"none": nothing, "fp8": mtq.FP8_DEFAULT_CFG, "fp8_rowwise": mtq.FP8_PER_CHANNEL_PER_TOKEN_CFG}
     scheme = copy.deepcopy(schemes[case.weights])
-    if "lm_head" not in case.exclude:  # which ModelOpt's own lists leave out; what comes later wins
+    if "lm_head" not in case.exclude:  # ModelOpt's lists exclude it; later entries win
         e4m3 = {"num_bits": (4, 3), "axis": None}
         scheme["quant_cfg"] += [
             {"quantizer_name": f"lm_head.{kind}_quantizer", "cfg": e4m3} for kind in ("weight", "input")
@@ -219,7 +218,7 @@ def quantize(model: Any, case: Case) -> None:
 
 
 def measured(model: Any) -> Activations:
-    """Return what ModelOpt's calibration measured, under the names of the converted checkpoint."""
+    """Return the results of ModelOpt's calibration, with the names of the converted checkpoint."""
     found = Activations()
     tables = {"input_quantizer": found.inputs, "k_bmm_quantizer": found.keys, "v_bmm_quantizer": found.values}
     for path, quantizer in model.named_modules():
@@ -231,7 +230,7 @@ def measured(model: Any) -> Activations:
 
 
 def converted_module(path: str) -> str:
-    """Return the module of the converted checkpoint that a module of transformers' model becomes a part of."""
+    """Return the module of the converted checkpoint that contains a module of transformers' model."""
     if path == "lm_head":
         return path
     layer, _, module = path.removeprefix("model.layers.").partition(".")
@@ -240,7 +239,7 @@ def converted_module(path: str) -> str:
 
 @torch.inference_mode()
 def export(model: Any, case: Case, root: Path) -> None:
-    """Let ModelOpt write its TensorRT-LLM checkpoint of a model to `root`."""
+    """Export a model to `root` as ModelOpt's TensorRT-LLM checkpoint."""
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
 
     with patch.dict(sys.modules, tensorrt_llm_knowing(case.architecture) if needs_tensorrt_llm(case) else {}):
@@ -255,20 +254,20 @@ def export(model: Any, case: Case, root: Path) -> None:
 
 
 def needs_tensorrt_llm(case: Case) -> bool:
-    """Return whether ModelOpt leaves config.json, but not the tensors, of a model to TensorRT-LLM."""
+    """Return whether ModelOpt requires TensorRT-LLM for a model's config.json (but not for its tensors)."""
     return DECODERS[case.architecture] not in ("llama", "qwen")
 
 
 def tensorrt_llm_knowing(architecture: str) -> dict[str, ModuleType]:
-    """Return modules of TensorRT-LLM's names, whose config class of a model adds nothing to what it is handed."""
+    """Return stand-ins for TensorRT-LLM's modules, whose config class of a model adds nothing."""
 
     class Config(SimpleNamespace):
         def to_dict(self) -> dict[str, Any]:
             return {"mapping": self.mapping, "quantization": self.quant_config}
 
-    given = SimpleNamespace(from_dict=lambda values: values)
+    identity = SimpleNamespace(from_dict=lambda values: values)
     config_class = SimpleNamespace(from_hugging_face=lambda hf_config_or_dir, **rest: Config(**rest))
     package, models, utils = (ModuleType(f"tensorrt_llm{name}") for name in ("", ".models", ".models.modeling_utils"))
     models.__dict__["MODEL_MAP"] = {architecture: SimpleNamespace(config_class=config_class)}
-    utils.__dict__.update(Mapping=given, QuantConfig=given)
+    utils.__dict__.update(Mapping=identity, QuantConfig=identity)
     return {module.__name__: module for module in (package, models, utils)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What computes a conversion changes none of its bytes, and a conversion needs no compiler."""
+"""All implementations of a conversion write the same bytes, and a conversion does not need a compiler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trtspec.kernels.quantize import CompiledArithmetic, Instructions, fastest_o
 
 
 class Ones(dict[str, float]):
-    """As if 1 had been measured of whatever is asked for."""
+    """A calibration result of 1 for every module."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -66,7 +66,7 @@ def test_what_computes_changes_no_byte(
 
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> list[float]:
-    """The bounds of what was compiled since; each compilation runs out of its time."""
+    """The time limits of all compilations, each of which times out."""
     bounds: list[float] = []
 
     def run(command: tuple[str, ...], timeout_s: float) -> None:
@@ -88,10 +88,7 @@ def test_a_compiler_is_not_waited_for_long(compilations: list[float], caplog: py
     caplog.set_level(logging.INFO, autoload.log.name)
     assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
     assert set(compilations) == {60}
-    assert caplog.messages == [
-        "weights are converted in numpy and hashed by hashlib, which is slower and says the same: "
-        "g++ did not end within 60 s"
-    ]
+    assert caplog.messages == ["using numpy and hashlib, which are slower but equivalent: g++ did not end within 60 s"]
 
 
 def test_without_a_compiler_numpy_converts(
@@ -100,7 +97,7 @@ def test_without_a_compiler_numpy_converts(
     caplog.set_level(logging.INFO, autoload.log.name)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
-    assert "no C++ compiler is on the PATH" in caplog.messages[0]
+    assert "no C++ compiler on the PATH" in caplog.messages[0]
 
 
 def test_where_nothing_can_be_kept_numpy_converts(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,12 +150,12 @@ def test_a_library_that_computes_something_else_is_not_used(
     monkeypatch.setattr(CompiledArithmetic, wrong, one_value_off(getattr(CompiledArithmetic, wrong)))
     assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
     assert caplog.messages == [
-        f"{path}: its arithmetic is wrong on this machine; weights are converted in numpy, which is slower"
+        f"{path} failed its self-test on this machine; converting weights with numpy, which is slower"
     ]
 
 
 def one_value_off(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As a function of arithmetic, or one that returns such a function, with the first value changed."""
+    """Return a function of arithmetic, or one that returns such a function, with the first value changed."""
 
     def change(*arguments: Any) -> Any:
         found = function(*arguments)
@@ -186,4 +183,4 @@ def test_a_library_that_cannot_be_loaded_is_none(
         path.write_bytes(b"\x7fELF")
     assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
     monkeypatch.setattr(build, "_run", run_build)
-    assert isinstance(choose_arithmetic(COMPILE_BYTES), CompiledArithmetic)  # which is built again where it pays
+    assert isinstance(choose_arithmetic(COMPILE_BYTES), CompiledArithmetic)  # rebuilt, because it pays off

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizations that cannot be taken over: each is refused with its reason, before a weight is read."""
+"""Unsupported quantizations are rejected with a reason before any weight is read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.checkpoints.quant.compressed import compressed_tensors, declare, refu
 from trtspec.checkpoints.quant.quant_config import source_format
 from trtspec.checkpoints.source import Source
 
-ONLY = "only FP8 with one scale for each tensor, or with one for each row, can be taken over"
-BLOCKS = f"a scale for each block of a weight; {ONLY}"
+ONLY = "only FP8 with one scale per tensor or one per row is supported"
+BLOCKS = f"it has one scale per block of a weight; {ONLY}"
 SEVERAL = compressed_tensors()
 SEVERAL["config_groups"]["group_1"] = compressed_tensors("channel")["config_groups"]["group_0"]
 
@@ -23,30 +23,30 @@ SEVERAL["config_groups"]["group_1"] = compressed_tensors("channel")["config_grou
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"quant_method": "awq", "bits": 4}, f"quantized with awq: integers with a scale for each group; {ONLY}"),
-        ({"quant_method": "gptq", "bits": 4}, f"quantized with gptq: integers with a scale for each group; {ONLY}"),
-        ({"quant_method": "quanto"}, f"quantized with quanto: which is not known here; {ONLY}"),
+        ({"quant_method": "awq", "bits": 4}, f"quantized with awq: it has integers with one scale per group; {ONLY}"),
+        ({"quant_method": "gptq", "bits": 4}, "quantized with gptq: it has integers with one scale per group;"),
+        ({"quant_method": "quanto"}, f"quantized with quanto: an unknown format; {ONLY}"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, f"quantized with fp8: {BLOCKS}"),
         ({"quant_method": "fp8", "activation_scheme": "dynamic"},
-         "quantized with fp8: no scale of the activations, which are measured while the engine runs"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantized with NVFP4: 4-bit floats with a scale"),
-        ({"quant_method": "compressed-tensors"}, "has no config_groups"),
+         "quantized with fp8: its activations are scaled at run time"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantized with NVFP4: it has 4-bit floats with one"),
+        ({"quant_method": "compressed-tensors"}, "lacks config_groups"),
         (compressed_tensors(input_activations={"strategy": "tensor", "dynamic": True}),
-         "FP8 weights by tensor and activations by tensor: no scale of the activations, which are measured while"),
+         "FP8 weights by tensor and activations by tensor: its activations are scaled at run time"),
         (compressed_tensors("channel", input_activations={"strategy": "tensor", "dynamic": False}),
-         "FP8 weights by channel and activations by tensor: no engine has a scale for each row and one for all"),
+         "FP8 weights by channel and activations by tensor: no engine supports row scales for weights with one"),
         (compressed_tensors(weights={"strategy": "block"}),
          f"FP8 weights by block and activations by tensor: {BLOCKS}"),
-        (compressed_tensors(weights={"type": "int"}), "quantized with 8-bit int weights: another format than FP8"),
+        (compressed_tensors(weights={"type": "int"}), "quantized with 8-bit int weights: the format is not FP8"),
         (compressed_tensors(weights={"num_bits": 4, "type": "int"}), "quantized with 4-bit int weights"),
         (compressed_tensors(input_activations={"type": "int"}), "quantized with 8-bit int activations"),
-        (compressed_tensors(input_activations=None), "not weights and what they are multiplied with, but other parts"),
-        (compressed_tensors(output_activations={"num_bits": 8}), "not weights and what they are multiplied with"),
-        (SEVERAL, "quantized with several schemes: its modules are quantized in different ways"),
+        (compressed_tensors(input_activations=None), "it does not quantize exactly weights and their inputs"),
+        (compressed_tensors(output_activations={"num_bits": 8}), "it does not quantize exactly weights and"),
+        (SEVERAL, "quantized with several schemes: its modules have different formats"),
         (compressed_tensors() | {"sparsity_config": {"format": "sparse-24-bitmask"}},
          "quantized with sparse-24-bitmask: its weights are stored without their zeros"),
         (compressed_tensors() | {"kv_cache_scheme": {"num_bits": 8, "type": "int"}},
-         'has a KV cache in {"num_bits": 8, "type": "int"}; only FP8 with one scale a layer can be taken over'),
+         'has a KV cache in {"num_bits": 8, "type": "int"}; only FP8 with one scale per layer is supported'),
     ],
 )  # fmt: skip
 def test_what_config_json_declares_may_be_refused(document: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_what_config_json_declares_may_be_refused(document: dict[str, Any], mess
     ],
 )
 def test_fp8_is_called_so_whatever_its_scales_are(document: dict[str, Any], weights: str) -> None:
-    """Engines that run a source as it is take what a conversion refuses."""
+    """Engines that run a source unconverted also accept formats that a conversion rejects."""
     source = Source(Path("/nowhere"), {"quantization_config": document}, {})
     assert source_format(source).weights == weights
 
@@ -72,13 +72,13 @@ def test_fp8_is_called_so_whatever_its_scales_are(document: dict[str, Any], weig
 @pytest.mark.parametrize(
     ("algorithm", "reason"),
     [
-        ("NVFP4_AWQ", "4-bit floats with a scale for each block"),
-        ("W4A8_AWQ", "integers with a scale for each group"),
-        ("W8A8_SQ_PER_CHANNEL", "8-bit integers"),
-        ("fp8_pb_wo", "a scale for each block of a weight"),
-        ("MXFP8", "a scale for each block of a weight"),
-        ("MIXED_PRECISION", "its modules are quantized in different ways"),
-        ("FP6", "which is not known here"),
+        ("NVFP4_AWQ", "it has 4-bit floats with one scale per block"),
+        ("W4A8_AWQ", "it has integers with one scale per group"),
+        ("W8A8_SQ_PER_CHANNEL", "it has 8-bit integers"),
+        ("fp8_pb_wo", "it has one scale per block of a weight"),
+        ("MXFP8", "it has one scale per block of a weight"),
+        ("MIXED_PRECISION", "its modules have different formats"),
+        ("FP6", "an unknown format"),
     ],
 )
 def test_what_modelopt_declares_may_be_refused(algorithm: str, reason: str, tmp_path: Path) -> None:

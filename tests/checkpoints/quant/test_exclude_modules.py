@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What config.json says was left in 16 bits is what TensorRT-LLM leaves, by each of the ways in which it reads that.
+"""TensorRT-LLM leaves exactly the modules in 16 bits that config.json excludes, in each of its ways to read the list.
 
-NVIDIA/TensorRT-LLM: quantization/quantize.py@89fd9b74 matches names of modules, and those of attentions, MLPs and norms
-where FP8 has a scale for each row; models/modeling_utils.py@01ea6d79 takes exact names, and prefixes before a `*`.
+NVIDIA/TensorRT-LLM: quantization/quantize.py@89fd9b74 matches names of modules, and names of attentions, MLPs and norms
+if FP8 has row scales; models/modeling_utils.py@01ea6d79 uses exact names, and prefixes before a `*`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAYERS = 3
 
 
 def convert_without(source: Path, out: Path, weights: str, patterns: str, mapping: ParallelMapping = ONE_RANK) -> Path:
-    """Convert to FP8, what the patterns match left out."""
+    """Convert to FP8, excluding modules that match the patterns."""
     scheme = Scheme(weights, exclude=("lm_head", *patterns.split("|")))
     return convert(source, out, mapping=mapping, scheme=scheme, activations=activations_of(LAYERS))
 
@@ -43,14 +43,14 @@ def read(root: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model of each kind of layer, by its family."""
+    """A model of each kind of layer, by family."""
     root = tmp_path_factory.mktemp("sources")
     return {
         family: make_model(root / family, family, num_hidden_layers=LAYERS) for family in ("llama", "qwen2", "mixtral")
     }
 
 
-# several stages number their layers from 0, so that no pattern can name one
+# pipeline stages number their layers from 0, so patterns cannot select single layers
 DIVIDED = [(patterns, ParallelMapping(2, 2)) for patterns in EVERYWHERE]
 
 
@@ -98,7 +98,7 @@ def test_norms_stay_with_what_they_feed(patterns: str, sources: dict[str, Path],
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # ModelOpt says that this exporter is on its way out
+@pytest.mark.filterwarnings("ignore")  # ModelOpt warns that this exporter is deprecated
 @pytest.mark.parametrize("pattern", ["transformer.layers.0.*", "*att*", "*.mlp.*"])
 def test_modelopt_leaves_the_same_modules(pattern: str, tmp_path: Path) -> None:
     case = modelopt.random_case("LlamaForCausalLM", 1, 1, weights="fp8", exclude=("lm_head", pattern))

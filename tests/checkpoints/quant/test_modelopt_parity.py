@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What we convert is what NVIDIA's exporter would have written: every tensor bit for bit, and every key of config.json.
+"""The conversion equals NVIDIA's exporter: every tensor bit for bit, and every key of config.json.
 
-Wherever the two differ, tests/checkpoints/quant/quirks.py says why.
+The differences and their reasons are in tests/checkpoints/quant/quirks.py.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from trtspec.checkpoints.quant.activations import Activations
 from trtspec.checkpoints.quant.scheme import Scheme
 from trtspec.checkpoints.sharding import ParallelMapping
 
-# ModelOpt warns that this exporter, TensorRT-LLM's checkpoint and large activations are on their way out.
+# ModelOpt warns that this exporter, TensorRT-LLM's checkpoint and large activations are deprecated.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 Tensors = dict[str, torch.Tensor]
 DENSE = [name for name in DECODERS if name != "MixtralForCausalLM"]
-# What both of them divide alike.
+# Architectures that both divide in the same way.
 DIVIDED = [name for name in DECODERS if name != "Phi3ForCausalLM"]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as its files say: config.json with its sections' keys joined by dots, and each rank's tensors."""
+    """The files of a checkpoint: config.json with its sections' keys joined by dots, and each rank's tensors."""
 
     config: dict[str, Any]
     ranks: list[Tensors]
@@ -54,7 +54,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Exports:
-    """One model's checkpoints: NVIDIA's and ours."""
+    """One model's checkpoints: NVIDIA's and trtspec's."""
 
     theirs: Checkpoint
     ours: Checkpoint
@@ -62,7 +62,7 @@ class Exports:
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Exports]:
-    """A function that has both convert the model of a case; a case is converted once."""
+    """A function that converts the model of a case with both; a case is converted once."""
     made: dict[str, Exports] = {}
 
     def make(case: Case) -> Exports:
@@ -74,7 +74,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Export
 
 
 def export_both(case: Case, model: Any, root: Path) -> Exports:
-    """Let both convert `model` into directories below `root`; activations are those that ModelOpt measured."""
+    """Convert `model` with both into directories below `root`, with the activations measured by ModelOpt."""
     source, activations = save_source(model, root / "source"), Activations()
     if case.weights != "none" or case.kv_cache != "none":
         quantize(model, case)
@@ -84,7 +84,7 @@ def export_both(case: Case, model: Any, root: Path) -> Exports:
 
 
 def convert_case(case: Case, source: Path, out: Path, activations: Activations | None = None) -> Path:
-    """Convert `source` as a case says."""
+    """Convert `source` according to a case."""
     mapping = ParallelMapping(case.tensor, case.pipeline)
     scheme = Scheme(case.weights, case.kv_cache, case.exclude)
     return convert(source, out, case.dtype, mapping=mapping, scheme=scheme, activations=activations)
@@ -109,7 +109,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same_tensors(ours: list[Tensors], theirs: list[Tensors]) -> None:
-    """Demand the same names, dtypes, shapes and bits on every rank."""
+    """Assert the same names, dtypes, shapes and bits on every rank."""
     assert len(ours) == len(theirs)
     for rank, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         assert mine.keys() == other.keys(), f"rank {rank}"
@@ -119,7 +119,7 @@ def assert_same_tensors(ours: list[Tensors], theirs: list[Tensors]) -> None:
 
 
 def per_row(architecture: str, tensor: int, pipeline: int, kv_cache: str) -> Case:
-    """Return a case of FP8 by rows, for which ModelOpt wants at least a key head on every rank."""
+    """Return a case of FP8 by rows, for which ModelOpt requires at least one key head per rank."""
     quantization = {"weights": "fp8_rowwise", "kv_cache": kv_cache}
     drawn = (random_case(architecture, tensor, pipeline, seed, **quantization) for seed in range(100))
     return next(case for case in drawn if case.shape["num_key_value_heads"] >= tensor)
@@ -131,7 +131,7 @@ def shaped(case: Case, **shape: Any) -> Case:
 
 
 def is_divided_alike(architecture: str, tensor: int) -> bool:
-    """Return whether both divide a model in the same way over so many ranks."""
+    """Return whether both divide a model in the same way over `tensor` ranks."""
     return tensor == 1 or architecture in DIVIDED
 
 
@@ -159,18 +159,18 @@ CASES = PLAIN + FP8 + BY_ROW + CACHE_ONLY
 
 
 def differences(exports: Exports) -> dict[str, str]:
-    """Return the keys of config.json that are not the same in both, with the kind of difference."""
+    """Return the keys of config.json that differ, with the kind of difference."""
     theirs, ours = exports.theirs.config, exports.ours.config
     found = {key: DIFFERS for key in theirs.keys() & ours.keys() if theirs[key] != ours[key]}
     return found | dict.fromkeys(theirs.keys() - ours.keys(), THEIRS) | dict.fromkeys(ours.keys() - theirs.keys(), OURS)
 
 
-# What the random cases have to be worth their number.
+# Properties that the random cases must cover.
 COVERED: dict[str, Callable[[Case], bool]] = {
     "key heads shared by ranks": lambda case: case.shape["num_key_value_heads"] < case.tensor,
     "as many key heads as heads": lambda case: case.shape["num_key_value_heads"] == case.shape["num_attention_heads"],
     "a padded vocabulary": lambda case: case.shape["vocab_size"] % case.tensor > 0,
-    "a head size of its own": lambda case: "head_dim" in case.shape,
+    "an explicit head size": lambda case: "head_dim" in case.shape,
     "a tied head": lambda case: case.shape["tie_word_embeddings"],
     "a biased attention": lambda case: case.shape.get("attention_bias", False),
     "a biased MLP": lambda case: case.shape.get("mlp_bias", False),
@@ -263,11 +263,11 @@ class TestWhatBothExport:
         both = export_both(case, model, tmp_path)
         assert both.ours.config["rotary_base"] == both.theirs.config["rotary_base"] == rope["rope_theta"]
         theirs = both.theirs.config.get("rotary_scaling")
-        # under "type" too, which is where older versions of TensorRT-LLM look
+        # also under "type", for older versions of TensorRT-LLM
         assert both.ours.config["rotary_scaling"] == (theirs and theirs | {"type": rope["rope_type"]})
 
 
-# What is in the table because ModelOpt refuses: a model, and the error.
+# Entries of the table that ModelOpt rejects: a model, and the error.
 REFUSED = {
     "uneven pipeline": (shaped(random_case("LlamaForCausalLM", 2, 3), num_hidden_layers=5), AssertionError),
     "shared key heads by rows": (
@@ -326,7 +326,7 @@ class TestTheTable:
 
     @pytest.mark.parametrize("weights", ["none", "fp8_rowwise"])
     def test_both_branches_of_phi_are_still_cut_as_one(self, weights: str, exports: Callable[[Case], Exports]) -> None:
-        """The first rank gets the linear branch and no other; ours has the same half of both on every rank."""
+        """ModelOpt's first rank gets only the linear branch; trtspec puts half of both branches on every rank."""
         case = shaped(random_case("Phi3ForCausalLM", 2, 1, weights=weights), num_key_value_heads=2)
         case = shaped(case, num_attention_heads=4, head_dim=8, hidden_size=32)
         both, (whole,) = exports(case), exports(replace(case, tensor=1)).theirs.ranks

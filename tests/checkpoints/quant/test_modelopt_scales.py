@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration against NVIDIA's: from the same texts, the scales that ModelOpt writes."""
+"""Calibration gives the same scales as ModelOpt's for the same texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCALES = ("activation_scaling_factor", "cache_scaling_factor")
 
 
 def make_source(root: Path, family: str, dtype: str, kv_factor: float = 1.0) -> Path:
-    """Save a random model, with what makes keys and values multiplied by `kv_factor`, and a tokenizer."""
+    """Save a random model, with the key and value projections multiplied by `kv_factor`, and a tokenizer."""
     file = make_model(root, family, dtype=dtype, vocab_size=PAIR_VOCAB) / "model.safetensors"
     tensors = load_file(file)
     for name, tensor in tensors.items():
@@ -76,7 +76,7 @@ def test_scales_are_those_of_modelopts_export(family: str, dtype: str, kv_factor
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_activations_of_experts_are_modelopts(dtype: str, tmp_path: Path) -> None:
-    """The exporter cannot write the stacked experts of transformers 5, whose quantizers measure all the same."""
+    """The exporter cannot write the stacked experts of transformers 5, but their quantizers work."""
     source = make_source(tmp_path, "mixtral", dtype)
     measured = calibrate_checkpoint(source, PROMPTS, MAX_LEN)
     modules = dict(quantized(source).named_modules())

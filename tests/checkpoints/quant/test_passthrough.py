@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 sources tensor by tensor: what ModelOpt exported for Hugging Face becomes what it exports for TensorRT-LLM.
+"""FP8 sources, tensor by tensor: ModelOpt's export for Hugging Face is converted to its export for TensorRT-LLM.
 
-The values of other layouts are held against the same arithmetic in torch.
+The values of other layouts are compared with the same arithmetic in torch.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tests.checkpoints.quant.modelopt import Case, export, make_model, quantize,
 from trtspec.checkpoints.sharding import ParallelMapping
 from trtspec.checkpoints.source import load_source
 
-# ModelOpt warns that this exporter and the versions beside it are not what it was tested with.
+# ModelOpt warns that this exporter was not tested with the installed versions.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
 def modelopt_case(architecture: str, weights: str, kv_cache: str, tensor: int = 1) -> Case:
-    """Return a case of a model in float32, of values that float16 has too.
+    """Return a case of a float32 model with values that float16 can represent.
 
-    ModelOpt divides a 16-bit weight in 16 bits when it exports for Hugging Face, and in 32 for TensorRT-LLM: only of a
-    float32 model both exports hold the same.
+    ModelOpt divides a 16-bit weight in 16 bits when it exports for Hugging Face, and in 32 for TensorRT-LLM: both
+    exports have the same values only for a float32 model.
     """
     shape = {**SHAPE, "head_dim": 8, "initializer_range": 0.2, "tie_word_embeddings": False}
     return Case(architecture, tensor, 1, "float32", "float16", shape, weights, kv_cache)
@@ -43,7 +43,7 @@ def quantized_model(case: Case) -> Any:
 
 
 def equalize(model: Any) -> None:
-    """Give the weights that engines fuse one scale, as quantizers do that export for engines."""
+    """Give the weights that engines fuse the same scale, as quantizers that export for engines do."""
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         for fused in ((attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)):
@@ -94,8 +94,8 @@ def test_a_unified_export_becomes_the_engine_export(
     ours = convert(source, tmp_path / "ours", "float16", mapping=ParallelMapping(tensor))
     for rank in range(tensor):
         assert_same_bytes(ours / f"rank{rank}.safetensors", tmp_path / "theirs" / f"rank{rank}.safetensors")
-    said, expected = (json.loads((root / "config.json").read_text()) for root in (ours, tmp_path / "theirs"))
-    assert said["quantization"] == expected["quantization"]
+    found, expected = (json.loads((root / "config.json").read_text()) for root in (ours, tmp_path / "theirs"))
+    assert found["quantization"] == expected["quantization"]
 
 
 def test_scales_of_an_export_that_scales_apart_are_merged(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_scales_of_an_export_that_scales_apart_are_merged(tmp_path: Path) -> Non
     scales = [name for name in theirs if name.endswith("scaling_factor")]
     assert len(scales) == 13 * case.shape["num_hidden_layers"]
     assert all(torch.equal(ours[name], theirs[name]) for name in scales)
-    # rounded twice, where the exporter rounds once: never more than one of e4m3's steps apart
+    # rounded twice instead of once: the difference is at most one step of e4m3
     weights = [name for name, tensor in theirs.items() if tensor.dtype == E4M3]
     steps = {name: (bits(ours[name]).int() - bits(theirs[name]).int()).abs().max().item() for name in weights}
     assert max(steps.values()) == 1
@@ -116,7 +116,7 @@ def test_scales_of_an_export_that_scales_apart_are_merged(tmp_path: Path) -> Non
 
 
 def fused(source: Tensors, *weights: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return weights one below the other at the largest of their scales, that scale, and the largest input scale."""
+    """Return concatenated weights at the largest of their scales, that scale, and the largest input scale."""
     own = [source[f"{name}_scale"].float() for name in weights]
     largest = torch.stack(own).max()
     values = [source[name].float() * scale for name, scale in zip(weights, own, strict=True)]
@@ -211,16 +211,16 @@ UP = "model.layers.1.mlp.up_proj"
         (lambda t: t.pop(f"{Q}.input_scale"), f"{Q}.input_scale: missing"),
         (lambda t: t.pop("model.layers.1.self_attn.k_scale"), "model.layers.1.self_attn.k_proj.k_scale: missing"),
         (lambda t: t.update({f"{Q}.weight_scale": torch.ones(32, 1)}),
-         f"{Q}.weight_scale: [32, 1] in model.safetensors, but a scale here has the shape [] or [1]"),
+         f"{Q}.weight_scale: [32, 1] in model.safetensors, but its scale must have the shape [] or [1]"),
         (lambda t: t.update({f"{Q}.input_scale": torch.ones(1, dtype=torch.int32)}),
-         f"{Q}.input_scale: dtype I32 in model.safetensors, but scales are BF16, F16, F32"),
+         f"{Q}.input_scale: dtype I32 in model.safetensors, but scales must be BF16, F16, F32"),
         (lambda t: t.update({f"{Q}.weight_scale_inv": torch.ones(1)}), f"{Q}.weight_scale_inv: no rule uses it"),
         (lambda t: t.update({f"{Q}.weight_scale": torch.tensor([0.0])}),
-         f"{Q}.weight_scale: 1 of 1 scales not positive and finite in model.safetensors"),
-        (lambda t: t.update({f"{Q}.input_scale": torch.tensor([-1.0])}), f"{Q}.input_scale: 1 of 1 scales not"),
-        (lambda t: t.update({f"{Q}.weight_scale": torch.tensor(float("nan"))}), f"{Q}.weight_scale: 1 of 1 scales not"),
+         f"{Q}.weight_scale: 1 of 1 scales are not positive and finite in model.safetensors"),
+        (lambda t: t.update({f"{Q}.input_scale": torch.tensor([-1.0])}), f"{Q}.input_scale: 1 of 1 scales are not"),
+        (lambda t: t.update({f"{Q}.weight_scale": torch.tensor(float("nan"))}), f"{Q}.weight_scale: 1 of 1 scales are"),
         (lambda t: t.update({"model.layers.1.self_attn.v_scale": torch.tensor(float("inf"))}),
-         "model.layers.1.self_attn.v_scale: 1 of 1 scales not positive and finite"),
+         "model.layers.1.self_attn.v_scale: 1 of 1 scales are not positive and finite"),
         (lambda t: t[f"{UP}.weight"].view(torch.uint8)[3, 4:6].fill_(0xFF), f"{UP}.weight: 2 NaN values"),
     ],
 )  # fmt: skip
@@ -233,9 +233,9 @@ def test_scales_have_to_add_up(change: Callable[[Tensors], object], message: str
 def test_scales_of_rows_have_to_add_up(tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors("channel"))
     edit(source, lambda tensors: tensors[f"{UP}.weight_scale"][5:8].zero_())
-    refused(source, f"{UP}.weight_scale: 3 of 48 scales not positive and finite")
+    refused(source, f"{UP}.weight_scale: 3 of 48 scales are not positive and finite")
     edit(source, lambda tensors: tensors.update({f"{UP}.weight_scale": torch.ones(1)}))
-    refused(source, f"{UP}.weight_scale: [1] in model.safetensors, but a scale here has the shape [48] or [48, 1]")
+    refused(source, f"{UP}.weight_scale: [1] in model.safetensors, but its scale must have the shape [48] or [48, 1]")
 
 
 def test_nan_weights_can_be_allowed(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is decided about a source that is quantized already: what stays in 16 bits, and what a recipe may ask of it."""
+"""Handling of quantized sources: the tensors that stay in 16 bits, and the supported requests of recipes."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_what_the_source_left_out_is_excluded(linear: str, excluded: list[str], 
 
 def test_a_source_may_quantize_its_cache_alone(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
-    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
-    (source / "hf_quant_config.json").write_text(json.dumps(said))
+    config = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (source / "hf_quant_config.json").write_text(json.dumps(config))
     names = [f"model.layers.{layer}.self_attn.{kind}_proj.{kind}_scale" for layer in range(2) for kind in "kv"]
     edit(source, lambda tensors: tensors.update({name: torch.tensor(2.0) for name in names}))
     out = convert(source, tmp_path / "c")
@@ -83,7 +83,7 @@ def test_a_source_may_quantize_its_cache_alone(tmp_path: Path) -> None:
         ("tensor", r".*[qv]_proj\.weight", f"engines fuse {Q}.weight, in FP8, and {K}.weight, in 16 bits"),
         ("tensor", r".*gate_proj\.weight", "engines fuse mlp.fc and mlp.gate of a layer"),
         ("tensor", r".*(embed_tokens|_proj)\.weight",
-         "model.embed_tokens.weight is in FP8, and engines have transformer.vocab_embedding in 16 bits"),
+         "model.embed_tokens.weight is in FP8, but engines require transformer.vocab_embedding in 16 bits"),
         ("channel", r"(.*_proj|lm_head)\.weight", "fp8_rowwise engines need lm_head in the model's dtype"),
     ],
 )  # fmt: skip
@@ -95,7 +95,7 @@ def test_what_engines_cannot_have_in_fp8_is_refused(by: str, linear: str, messag
 def test_experts_by_row_are_refused(tmp_path: Path) -> None:
     model = make_model(random_case("MixtralForCausalLM", 1, 1))
     source = compress(save_source(model, tmp_path / "hf"), compressed_tensors("channel"))
-    refused(source, "TensorRT-LLM has no fp8_rowwise mixture of experts")
+    refused(source, "TensorRT-LLM does not support fp8_rowwise for a mixture of experts")
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_asking_for_what_is_there_changes_nothing(by: str, kv_cache: bool, wante
 @pytest.mark.parametrize(
     ("by", "wanted", "message"),
     [
-        ("tensor", Scheme("fp8_rowwise"), "FP8 weights with one scale for each tensor, which are taken over"),
-        ("channel", Scheme("fp8"), "which are taken over and cannot become fp8"),
-        ("tensor", Scheme(kv_cache="fp8"), "the source has no scales for an FP8 KV cache, and what is quantized"),
+        ("tensor", Scheme("fp8_rowwise"), "FP8 weights with one scale for each tensor, which are copied"),
+        ("channel", Scheme("fp8"), "which are copied and cannot be converted to fp8"),
+        ("tensor", Scheme(kv_cache="fp8"), "the source lacks scales for an FP8 KV cache, and quantized sources"),
         ("tensor", Scheme("fp8", exclude=("*attention*",)),
-         "transformer.layers.0.attention.qkv is in FP8 in the source, and stays so"),
+         "transformer.layers.0.attention.qkv is in FP8 in the source and cannot be excluded"),
     ],
 )  # fmt: skip
 def test_asking_for_something_else_is_refused(by: str, wanted: Scheme, message: str, tmp_path: Path) -> None:
@@ -132,11 +132,9 @@ def test_asking_for_something_else_is_refused(by: str, wanted: Scheme, message: 
 def test_fp8_weights_need_a_document(tmp_path: Path) -> None:
     source = compress(make_llama(tmp_path / "hf"), compressed_tensors())
     declare(source, {})
-    refused(
-        source, "model.layers.0.mlp.down_proj.weight is in FP8, and nothing says how it is scaled", "hf_quant_config"
-    )
+    refused(source, "model.layers.0.mlp.down_proj.weight is in FP8, but its scaling is not declared", "hf_quant_config")
 
 
 def test_a_document_needs_fp8_weights(tmp_path: Path) -> None:
     source = declare(make_llama(tmp_path / "hf"), compressed_tensors())
-    refused(source, "compressed-tensors says that weights are in FP8, and none is")
+    refused(source, "the compressed-tensors configuration declares FP8 weights, but the source lacks them")

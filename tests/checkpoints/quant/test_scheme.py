@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules a scheme quantizes, what config.json says of it, and what cannot be done."""
+"""The modules that a scheme quantizes, their entry in config.json, and unsupported schemes."""
 
 from __future__ import annotations
 
@@ -124,14 +124,14 @@ def test_without_quantization_patterns_do_not_matter() -> None:
 
 
 FUSED = "engines fuse mlp.fc and mlp.gate of a layer; exclude both or none (layer 0)"
-TIED = "lm_head is the embedding of this model, which is not quantized; exclude lm_head"
+TIED = "lm_head is tied to the embedding, which is not quantized; exclude lm_head"
 ROWWISE_HEAD = "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head"
 ROWWISE_ATTENTION = (
     "fp8_rowwise engines have one format for a layer's attention; exclude '*.attention.*' or none (layer 0)"
 )
 ROWWISE_MLP = "fp8_rowwise engines have one format for a layer's mlp; exclude '*.mlp.*' or none (layer 0)"
 EXPERTS = "engines have one format for a layer's experts; exclude '*.mlp.*' or none (layer 0)"
-UNKNOWN = "no module matches '*.attn.*'; one is transformer.layers.0.attention.qkv"
+UNKNOWN = "no module matches '*.attn.*'; an example is transformer.layers.0.attention.qkv"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_experts_are_left_out_whole() -> None:
 def test_experts_cannot_be_quantized_by_rows() -> None:
     assert scheme_problems(Scheme("fp8"), *mixture()) == []
     (problem,) = scheme_problems(Scheme("fp8_rowwise"), *mixture())
-    assert problem == ("weights", "TensorRT-LLM has no fp8_rowwise mixture of experts; use fp8")
+    assert problem == ("weights", "TensorRT-LLM does not support fp8_rowwise for a mixture of experts; use fp8")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +176,6 @@ def test_experts_cannot_be_quantized_by_rows() -> None:
     ],
 )
 def test_single_layers_cannot_be_named_where_stages_number_them_anew(exclude: tuple[str, ...], named: bool) -> None:
-    problem = ("exclude", "stages number their layers from 0, so with several no pattern can name single layers")
+    problem = ("exclude", "pipeline stages number their layers from 0, so patterns cannot select single layers")
     found = stage_problems(Scheme("fp8", exclude=exclude), decoder_rules(model_config(num_layers=2)))
     assert found == [problem] * named

@@ -216,7 +216,7 @@ def test_nothing_drafted_for_a_while_is_read_later(source: Path, target: Path, t
 
 def test_a_translation_for_another_target_is_refused(target: Path, source: Path, tmp_path: Path) -> None:
     draft = translated(convert(source, tmp_path / "draft"), OF_THREE)
-    with pytest.raises(TrtspecError, match="is not for this target and this draft"):
+    with pytest.raises(TrtspecError, match="does not match this target and draft"):
         load(target, draft)
 
 

@@ -287,7 +287,9 @@ def test_pickles_are_not_opened(target: Path, tmp_path: Path) -> None:
     tensors = load_file(source / "medusa_lm_head.safetensors")
     (source / "medusa_lm_head.safetensors").unlink()
     torch.save(tensors, source / "medusa_lm_head.pt")
-    assert "is a pickle, which is not opened" in refused(source, "vllm", tmp_path / "out", r"no \*\.safetensors file")
+    assert "is a pickle, and pickles are not opened" in refused(
+        source, "vllm", tmp_path / "out", r"no \*\.safetensors file"
+    )
 
 
 def test_no_number_of_heads_is_too_small_for_the_usual_tree(target: Path, tmp_path: Path) -> None:

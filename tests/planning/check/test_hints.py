@@ -47,9 +47,9 @@ def widen(tensors: dict[str, Any]) -> None:
 
 CAUSES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "architecture": ({"architectures": ["SmolLM3ForCausalLM"]}, None, "docs/extending.md describes how to add"),
-    "activation": ({"hidden_act": "gelu"}, None, "choose an engine.backend that runs the checkpoint as it is"),
+    "activation": ({"hidden_act": "gelu"}, None, "choose an engine.backend that runs the checkpoint without"),
     "value": ({"hidden_size": "32"}, None, "correct it in config.json"),
-    "size that is absent": ({"hidden_size": None}, None, "config.json has no hidden_size"),
+    "size that is absent": ({"hidden_size": None}, None, "config.json lacks hidden_size"),
     "resized embedding": ({}, resize, "set vocab_size: 66 in config.json"),
     "float64": ({}, widen, "save the weights"),
     "surplus": ({}, lambda tensors: tensors.update({"score.weight": torch.zeros(2)}), "remove them from the file"),
@@ -78,7 +78,7 @@ def test_index_that_names_other_files_than_the_single_one_is_refused(source: Pat
     save_file(tensors, source / "model-00001-of-00001.safetensors")
     index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert hint_of(source) == "remove the weights not meant"
+    assert hint_of(source) == "remove the weights that should not be used"
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "consolidated.safetensors", "model.fp16.safetensors"])
@@ -132,6 +132,4 @@ def test_rope_of_two_values_is_refused_for_target_and_draft(trtspec: Run, recipe
 def test_value_head_is_skipped(tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", "qwen2")
     rewrite(source, lambda tensors: tensors.update({"v_head.summary.weight": torch.ones(1, 32)}))
-    assert load_model(source, "auto").matched.skipped == {
-        "v_head.summary.weight": "a value head of training, which no text depends on"
-    }
+    assert load_model(source, "auto").matched.skipped == {"v_head.summary.weight": "a value head used only in training"}

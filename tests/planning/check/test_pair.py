@@ -34,7 +34,7 @@ def test_tokenizers_that_split_differently(trtspec: Run, recipe: Path) -> None:
     make_tokenizer(recipe.parent / "draft", merges=MERGES[2:] + MERGES[:2])
     draft_in_parallel(recipe)
     assert the_problem(trtspec, recipe, DRAFT) == (
-        "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
+        "draft and target have different tokenizers: equal vocabularies, but different tokens for the same text",
         "choose a draft of the target's family",
     )
 
@@ -48,7 +48,7 @@ def test_tokenizers_with_other_words(trtspec: Run, recipe: Path) -> None:
     draft_in_parallel(recipe)
     message, hint = the_problem(trtspec, recipe, DRAFT)
     assert message == (
-        f"draft and target have different tokenizers: their vocabularies differ, as at 'A' (id {numbers['B']})"
+        f"draft and target have different tokenizers: their vocabularies differ, e.g. at 'A' (id {numbers['B']})"
     )
     assert hint == "draft tokens would mean other texts; choose a draft of the target's family"
 
@@ -73,7 +73,7 @@ def test_a_missing_tokenizer(role: str, trtspec: Run, recipe: Path) -> None:
 def test_a_tokenizer_that_is_none(trtspec: Run, recipe: Path) -> None:
     (recipe.parent / "target" / "tokenizer.json").write_text('{"version": ')
     message, _ = the_problem(trtspec, recipe, TARGET)
-    assert message == "target/tokenizer.json: not a tokenizer: it does not begin and end as a JSON object"
+    assert message == "target/tokenizer.json: not a tokenizer: not a JSON object"
 
 
 def test_a_draft_with_fewer_positions(trtspec: Run, recipe: Path) -> None:

@@ -114,7 +114,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "  model: ./target",
         "  model: ./target\n  quantization: {weights: fp8_rowwise, exclude: [lm_head, q_proj]}",
         (5, 59, "target.quantization.exclude.1"),
-        "no module matches 'q_proj'; one is transformer.layers.0.attention.qkv",
+        "no module matches 'q_proj'; an example is transformer.layers.0.attention.qkv",
         "target.quantization.exclude: fnmatch patterns of modules that are not quantized, by TensorRT-LLM's names",
     ),
     (
@@ -136,15 +136,15 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "  model: ./target",
         "  model: ./target\n  parallel: {tensor: 2, pipeline: 5}",
         (5, 13, "target.parallel"),
-        "4 layers are fewer than 5 pipeline stages",
+        "4 layers cannot be divided over 5 pipeline stages",
         "tensor can be 1, 2, 4; pipeline at most 4",
     ),
     (
         "gates:",
         "plugins: [verify_chian]\ngates:",
         (14, 10, "plugins"),
-        "there is no plugin 'verify_chian'; "
-        "known: compact_kv, quantize, sha256, verify_block, verify_chain, verify_tree",
+        "unknown plugin 'verify_chian'; "
+        "available: compact_kv, quantize, sha256, verify_block, verify_chain, verify_tree",
         "did you mean 'verify_chain'?",
     ),
     (

@@ -39,7 +39,7 @@ AS_IT_IS = (
     "engine.backend: llmapi or sglang or vllm runs the model without conversion; "
     "docs/extending.md describes how to add a family"
 )
-CORRECT = "correct it in config.json, or name a checkpoint that has it right"
+CORRECT = "correct it in config.json, or choose another checkpoint"
 
 
 CONFIGS: list[tuple[dict[str, Any], str, str | None]] = [
@@ -78,7 +78,7 @@ def test_a_truncated_shard(trtspec: Run, recipe: Path) -> None:
     shard.write_bytes(content[:-100])
     message, _ = the_problem(trtspec, recipe, DRAFT)
     whole, left = f"{len(content):,}", f"{len(content) - 100:,}"
-    assert message == (f"draft/model.safetensors: truncated: its tensors need {whole} bytes and the file has {left}")
+    assert message == (f"draft/model.safetensors: truncated: its tensors need {whole} bytes, but the file has {left}")
 
 
 def test_a_shape_that_is_not_what_config_says(trtspec: Run, recipe: Path) -> None:
@@ -86,9 +86,9 @@ def test_a_shape_that_is_not_what_config_says(trtspec: Run, recipe: Path) -> Non
     message, _ = the_problem(trtspec, recipe, DRAFT)
     assert message == (
         "draft: 3 tensors do not add up:\n"
-        "  model.layers.0.mlp.down_proj.weight: [16, 32] in model.safetensors, but config.json makes it [16, 40]\n"
-        "  model.layers.0.mlp.gate_proj.weight: [32, 16] in model.safetensors, but config.json makes it [40, 16]\n"
-        "  model.layers.0.mlp.up_proj.weight: [32, 16] in model.safetensors, but config.json makes it [40, 16]"
+        "  model.layers.0.mlp.down_proj.weight: [16, 32] in model.safetensors, but [16, 40] according to config.json\n"
+        "  model.layers.0.mlp.gate_proj.weight: [32, 16] in model.safetensors, but [40, 16] according to config.json\n"
+        "  model.layers.0.mlp.up_proj.weight: [32, 16] in model.safetensors, but [40, 16] according to config.json"
     )
 
 
@@ -97,7 +97,7 @@ def test_a_hub_model_that_was_not_downloaded(trtspec: Run, recipe: Path) -> None
     replace(recipe, "model: ./target", f"model: org/name\n  revision: {commit}")
     for command in ("check", "plan"):  # with the hub: tests/everyday/test_hub_check.py
         (problem,) = trtspec(command, recipe, "--json").document["problems"]
-        message = f"org/name at commit {commit}: it is not in the hub cache, and HF_HUB_OFFLINE is set"
+        message = f"org/name at commit {commit}: not in the hub cache, and HF_HUB_OFFLINE is set"
         assert (problem["line"], problem["message"]) == (TARGET[0], message)
         assert problem["hint"] == "unset HF_HUB_OFFLINE and try again"
 

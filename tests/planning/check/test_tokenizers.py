@@ -74,7 +74,7 @@ def test_an_unreadable_generation_config_is_an_error_before_the_build(
     (recipe.parent / "target" / "generation_config.json").write_bytes(content)
     message, hint = the_problem(trtspec, recipe, TARGET)
     assert message.startswith("target/generation_config.json: ")
-    assert hint == "repair the file, or remove it: then config.json names the end ids"
+    assert hint == "repair the file, or remove it to use the end ids of config.json"
 
 
 def _add_token(root: Path, at: int, content: str = "<more>") -> None:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of TensorRT's C++ plugin interface that plugins/tensorrt uses, for machines without TensorRT's headers.
 //
-// No package registry has the headers, so tests declare the interface: names, enumerators, member order and the order of
-// virtual functions are those of TensorRT 10 (-DNV_TENSORRT_MAJOR=10) and 11 (NVIDIA/TensorRT, include/, v10.0.0 to
-// v11.1). Tests build networks with real TensorRT against a library that was compiled with these declarations, so a
-// wrong layout fails there. Where TENSORRT_ROOT is set, NVIDIA's own headers are used instead.
+// The headers are not available from package registries, so tests declare the interface: names, enumerators, member order
+// and the order of virtual functions are those of TensorRT 10 (-DNV_TENSORRT_MAJOR=10) and 11 (NVIDIA/TensorRT, include/,
+// v10.0.0 to v11.1). Tests build networks with real TensorRT and a library compiled with these declarations, which would
+// fail with a wrong layout. If TENSORRT_ROOT is set, NVIDIA's headers are used instead.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -119,7 +119,7 @@ using v_1_0::ILoggerFinder;
 using v_1_0::IPluginCapability;
 using v_1_0::IPluginCreatorInterface;
 
-// The builder's expressions call an implementation behind them, so that the classes can grow.
+// The builder's expressions call an implementation class, so that the classes can be extended.
 class IDimensionExpr;
 
 namespace apiv {
@@ -260,7 +260,7 @@ class IPluginRegistry {
 public:
     using PluginLibraryHandle = void*;
 
-#if NV_TENSORRT_MAJOR < 11  // 11 dropped these, so its other functions moved up
+#if NV_TENSORRT_MAJOR < 11  // removed in 11, which changes the position of the other functions
     virtual bool registerCreator(IPluginCreator& creator, const char* plugin_namespace) noexcept = 0;
     virtual IPluginCreator* const* getPluginCreatorList(int32_t* count) const noexcept = 0;
     virtual IPluginCreator* getPluginCreator(const char* name, const char* version,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one name of CUDA's runtime that a plugin's interface has.
+// The only name of CUDA's runtime in a plugin's interface.
 #pragma once
 
 using cudaStream_t = struct CUstream_st*;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calibration measures: the largest magnitudes that went into linear layers and into the KV cache."""
+"""The result of calibration: the largest magnitudes of linear layers' inputs and of the KV cache."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_BYTES = 16 << 20
 
 @dataclass
 class Activations:
-    """Largest magnitudes by module name, as transformer.layers.0.attention.qkv for what goes into it.
+    """Largest magnitudes by module name, e.g. transformer.layers.0.attention.qkv for its input.
 
-    `keys` (after rotation) and `values` are what the attention of transformer.layers.0.attention puts into its cache.
+    `keys` (after rotation) and `values` are those that the attention of transformer.layers.0.attention caches.
     """
 
     inputs: dict[str, float] = field(default_factory=dict)
@@ -29,13 +29,13 @@ class Activations:
     values: dict[str, float] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write the document; the numbers are float32 and come back as they were."""
+        """Write the document; the float32 values are preserved exactly."""
         document = {"schema": SCHEMA, "inputs": self.inputs, "keys": self.keys, "values": self.values}
         path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def load_activations(path: Path) -> Activations:
-    """Return what was saved at `path`; raises CheckpointError where it is no such document."""
+    """Return the document at `path`; raise CheckpointError if it is invalid."""
     document = read_json(path, MAX_BYTES)
     tables = [document.get(name) for name in ("inputs", "keys", "values")]
     if document.get("schema") != SCHEMA or not all(_is_table(table) for table in tables):

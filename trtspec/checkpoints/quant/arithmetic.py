@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which code computes a conversion: the compiled library where it pays and can be had, else numpy.
+"""Choice of the implementation of a conversion: the compiled library if it is available and worthwhile, else numpy.
 
-It is chosen once, before anything is converted, and changes the time alone: outputs are the same bytes.
+The choice is made once, before the conversion starts, and affects only its speed: the output bytes are the same.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ log = logging.getLogger(__name__)
 
 
 def choose_arithmetic(nbytes: int) -> Arithmetic:
-    """Return what computes a conversion of so many bytes; may compile a library, once for a machine's user."""
+    """Return the implementation for a conversion of `nbytes`; may compile a library, once per user."""
     library = host_library(nbytes)
     try:
         found = _tested(library) if library else None
     except TrtspecError as error:
-        log.info("weights are converted in numpy: %s", error)
+        log.info("converting weights with numpy: %s", error)
         found = None
     if found is None:
         return NumpyArithmetic()
-    log.info("weights are converted by %s (%s)", found.library.path, found.instructions.name)
+    log.info("converting weights with %s (%s)", found.library.path, found.instructions.name)
     return found
 
 
 def _tested(library: KernelLibrary) -> CompiledArithmetic | None:
-    """Return a library's arithmetic where it says on this machine what numpy says, which takes 10 ms."""
+    """Return a library's arithmetic if it passes the self-test on this machine, which takes 10 ms."""
     if all(check.ok for check in run_self_test(library)):
         return CompiledArithmetic(library, fastest_of(library))
-    message = "%s: its arithmetic is wrong on this machine; weights are converted in numpy, which is slower"
+    message = "%s failed its self-test on this machine; converting weights with numpy, which is slower"
     log.warning(message, library.path)
     return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of every tensor of a model: the layout of each rank's file, and the tasks that fill it.
+"""Plan of a conversion: the dtype and position of every tensor, and the layout of each rank's file.
 
-Pure, from headers; running it is checkpoint/stream.py's.
+Uses only headers; checkpoints/stream.py runs the plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trtspec.checkpoints.trtllm import DTYPES, QKV, TrtllmQuantization, render_c
 
 @dataclass(frozen=True)
 class TargetTensor:
-    """One tensor of the converted checkpoint: its rule, what it becomes, and where."""
+    """One tensor of the converted checkpoint: its rule, its dtype and its positions."""
 
     rule: Rule
     dtype: str
@@ -37,15 +37,15 @@ class Conversion:
     targets: dict[str, TargetTensor] = field(default_factory=dict)
 
     def add(self, rule: Rule, dtype: str) -> None:
-        """Give a rule's target its place."""
+        """Add the target of a rule."""
         self.targets[rule.name] = TargetTensor(rule, dtype, shard(rule, self.mapping, self.config.num_layers))
 
     def scale_of(self, target: TargetTensor, name: str) -> TargetTensor:
-        """Return the scale beside a quantized weight."""
+        """Return the scale of a quantized weight."""
         return self.targets[f"{target.rule.module}.{name}"]
 
     def fused_with(self, target: TargetTensor) -> TargetTensor | None:
-        """Return the weight that the engine fuses with this one, where both are quantized."""
+        """Return the weight that the engine fuses with this one if both have the same dtype, else None."""
         rule = target.rule
         if isinstance(rule.at, Stage) or not rule.linear or not rule.linear.fused:
             return None
@@ -62,16 +62,15 @@ class Conversion:
 
     @property
     def quantization(self) -> TrtllmQuantization:
-        """Return what config.json says of how the weights and the cache are stored."""
+        """Return the `quantization` of config.json."""
         return self.scheme.describe([target.rule for target in self.targets.values()])
 
     def render_config(self) -> dict[str, Any]:
-        """Return config.json."""
         return render_config(self.config, self.mapping, self.quantization)
 
 
 def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: ParallelMapping, scheme: Scheme) -> Conversion:
-    """Decide dtype and place of every tensor, scales among them."""
+    """Plan the dtype and position of every tensor, including scales."""
     plan = Conversion(config, mapping, scheme)
     for rule in rules:
         quantized = scheme.quantizes(rule)
@@ -86,5 +85,5 @@ def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: ParallelMap
 
 
 def _scales(rule: Rule, scheme: Scheme) -> list[Rule]:
-    """Return rules for the scales beside a quantized weight."""
+    """Return the rules of the scales of a quantized weight."""
     return [row_scales(rule)] if scheme.weights == "fp8_rowwise" else [weight_scale(rule), activation_scale(rule)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The encodings of tensors that are FP8 in the source already: patterns and scales are moved, not made.
+"""Encodings of tensors that are already FP8 in the source: patterns and scales are copied.
 
-A pattern changes only where the engine fuses tensors that the source scales apart: they get the largest of their
-scales, and those with a smaller one are rounded anew, as in TensorRT-LLM (tensorrt_llm/quantization/layers.py).
+Patterns change only if the engine fuses tensors with different scales: they get the largest scale, and the tensors with
+a smaller one are rounded again, as in TensorRT-LLM (tensorrt_llm/quantization/layers.py).
 """
 
 from __future__ import annotations
@@ -18,35 +18,33 @@ from trtspec.checkpoints.quant.fp8 import Group, Slot, requantized
 from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.stream import Transfer, Worker
 
-NOT_A_NUMBER = 0x7F  # without its sign
+NOT_A_NUMBER = 0x7F  # without the sign bit
 
 
 @dataclass(frozen=True)
 class TakeTensors:
-    """FP8 tensors of each group get the group's largest scale; `scales` are the source's, by a weight's name."""
+    """Copies groups of FP8 tensors with the group's largest scale; `scales` are the source's, by weight name."""
 
     groups: tuple[Group, ...]
     scales: Mapping[str, TensorInfo]
 
     def run(self, worker: Worker) -> None:
-        """Move group by group."""
         for group in self.groups:
             own = [read_scale(worker, self.scales[transfer.source.name]) for transfer in group.transfers]
             largest = max(own)
-            _put(worker, group.scales, largest)  # first, as where tensors are quantized
+            _put(worker, group.scales, largest)  # first, as in QuantizeTensors
             for transfer, scale in zip(group.transfers, own, strict=True):
                 _move(worker, transfer, None if scale == largest else requantized(scale, largest))
 
 
 @dataclass(frozen=True)
 class TakeRows:
-    """FP8 tensors and the scales of their rows go where they belong, as they are; scales become float32."""
+    """Copies FP8 tensors and their row scales unchanged; scales are converted to float32."""
 
     transfers: tuple[Transfer, ...]
     scales: tuple[Transfer, ...]
 
     def run(self, worker: Worker) -> None:
-        """Move tensor by tensor."""
         for transfer in self.transfers:
             _move(worker, transfer)
         for transfer in self.scales:
@@ -58,7 +56,7 @@ class TakeRows:
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest of some scales, at least `least`, and where it goes."""
+    """The largest of some scales, at least `least`, and its positions."""
 
     sources: tuple[TensorInfo, ...]
     slots: tuple[Slot, ...]
@@ -67,17 +65,17 @@ class Largest:
 
 @dataclass(frozen=True)
 class TakeScales:
-    """Scales of activations and of the KV cache, each read once, however many of `scales` it goes into."""
+    """Copies the scales of activations and of the KV cache; each source is read once even if it is used twice."""
 
     scales: tuple[Largest, ...]
 
     @property
     def sources(self) -> dict[str, TensorInfo]:
-        """Return the tensors that are read, by name."""
+        """Return the source tensors by name."""
         return {source.name: source for scale in self.scales for source in scale.sources}
 
     def run(self, worker: Worker) -> None:
-        """Read all, then write all."""
+        """Read all scales, then write all."""
         values = {name: read_scale(worker, source) for name, source in self.sources.items()}
         for scale in self.scales:
             largest = max(values[source.name] for source in scale.sources)
@@ -85,22 +83,22 @@ class TakeScales:
 
 
 def read_scale(worker: Worker, source: TensorInfo) -> np.float32:
-    """Return the one value of a scale in float32; what is not positive and finite is a flaw."""
+    """Return a scale's value in float32; report it as a flaw if it is not positive and finite."""
     ((_, bits),) = worker.chunks(source)
     values = to_floats(bits, source.dtype).copy()  # the worker's buffer is used again
     is_scale = _check(worker, source, values)
-    return np.float32(values[0, 0]) if is_scale else np.float32(1.0)  # nothing that is made with a flaw is kept
+    return np.float32(values[0, 0]) if is_scale else np.float32(1.0)  # output with a flaw is discarded
 
 
 def _check(worker: Worker, source: TensorInfo, scales: Floats) -> bool:
     bad = int(np.count_nonzero(~(np.isfinite(scales) & (scales > 0))))
     if bad:
-        worker.flaws.add(source, f"{bad:,} of {scales.size:,} scales not positive and finite")
+        worker.flaws.add(source, f"{bad:,} of {scales.size:,} scales are not positive and finite")
     return not bad
 
 
 def _move(worker: Worker, transfer: Transfer, table: Bits | None = None) -> None:
-    """Write a tensor's patterns, each as `table` has it."""
+    """Write a tensor's patterns, mapped by `table` if given."""
     source, nans = transfer.source, 0
     for first, bits in worker.chunks(source, parts=transfer.parts):
         nans += int(np.count_nonzero((bits & NOT_A_NUMBER) == NOT_A_NUMBER))

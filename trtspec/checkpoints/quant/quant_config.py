@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint says of its own quantization: `hf_quant_config.json` (ModelOpt), or `quantization_config` in
-config.json (ModelOpt, compressed-tensors, FP8 of transformers and AutoFP8).
+"""The quantization declared by a checkpoint: `hf_quant_config.json` (ModelOpt), or `quantization_config` in config.json
+(ModelOpt, compressed-tensors, FP8 of transformers and AutoFP8).
 
 Formats: NVIDIA/Model-Optimizer, modelopt/torch/export/convert_hf_config.py; vllm-project/compressed-tensors,
-src/compressed_tensors/quantization/quant_config.py. What engines cannot take over is refused here, with the reason.
+src/compressed_tensors/quantization/quant_config.py. Formats that engines cannot use are rejected with the reason.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from trtspec.checkpoints.source import Source
 from trtspec.core.diagnostics import written
 from trtspec.core.errors import CheckpointError
 
-HINT = "convert the model that it was made from; with `weights: fp8` the recipe quantizes it"
-TAKEN = "only FP8 with one scale for each tensor, or with one for each row, can be taken over"
+HINT = "convert the original model and set `weights: fp8` in the recipe to quantize it"
+TAKEN = "only FP8 with one scale per tensor or one per row is supported"
 SCHEMES = {algorithm: weights for weights, algorithm in ALGORITHMS.items()}
-BLOCKS = "a scale for each block of a weight"
-MEASURED_LATER = "no scale of the activations, which are measured while the engine runs"
-SEVERAL = "its modules are quantized in different ways"
-# Why what is called so is not taken over; the first that is found in a name counts.
+BLOCKS = "it has one scale per block of a weight"
+MEASURED_LATER = "its activations are scaled at run time"
+SEVERAL = "its modules have different formats"
+# Reasons why a format is not supported; the first pattern found in its name counts.
 REASONS = (
     (r"MIXED", SEVERAL),
-    (r"FP4", "4-bit floats with a scale for each block"),
-    (r"AWQ|GPTQ|INT4|W4", "integers with a scale for each group"),
+    (r"FP4", "it has 4-bit floats with one scale per block"),
+    (r"AWQ|GPTQ|INT4|W4", "it has integers with one scale per group"),
     (r"BLOCK|_PB_|MXFP8", BLOCKS),
-    (r"INT8|W8A", "8-bit integers"),
+    (r"INT8|W8A", "it has 8-bit integers"),
 )
-# (how weights are scaled, how activations are, whether while the engine runs), in compressed-tensors' words
+# (strategy of weights, strategy of activations, whether dynamic), in compressed-tensors' terms
 STRATEGIES = {("tensor", "tensor", False): "fp8", ("channel", "token", True): "fp8_rowwise"}
 
 
 @dataclass(frozen=True)
 class QuantFormat:
-    """How a model's weights and KV cache are stored, whoever quantized them.
+    """The storage format of a model's weights and KV cache, independent of the tool that quantized them.
 
-    "none", "fp8" or "fp8_rowwise", and for weights that only an engine of another kind can use the format's own name.
+    "none", "fp8" or "fp8_rowwise"; for weights that only other engines support, the format's own name.
     """
 
     weights: str = "none"
@@ -49,7 +49,7 @@ class QuantFormat:
 
 @dataclass(frozen=True)
 class QuantConfig:
-    """The quantization that `tool` made: `weights` is none, fp8 or fp8_rowwise, `kv_cache` none or fp8."""
+    """The quantization made by `tool`: `weights` is "none", "fp8" or "fp8_rowwise", `kv_cache` "none" or "fp8"."""
 
     tool: str
     weights: str = "none"
@@ -57,9 +57,9 @@ class QuantConfig:
 
 
 def read_quant_config(source: Source) -> QuantConfig | None:
-    """Return what a source says of its quantization, None where it says nothing.
+    """Return the quantization that a source declares, or None.
 
-    Raises CheckpointError that says why for what cannot be taken over.
+    Raises CheckpointError with the reason if it is not supported.
     """
     if source.quantization:
         return _modelopt(source.quantization_reader)
@@ -74,9 +74,9 @@ def read_quant_config(source: Source) -> QuantConfig | None:
 
 
 def source_format(source: Source) -> QuantFormat:
-    """Return how a source is stored, for engines that run it as it is; it never raises.
+    """Return the storage format of a source, for engines that run it unconverted; never raises.
 
-    What a conversion cannot use goes by the name that the source gives it, as "awq".
+    Formats that the conversion does not support have the name in the source, e.g. "awq".
     """
     try:
         declared = read_quant_config(source)
@@ -86,18 +86,18 @@ def source_format(source: Source) -> QuantFormat:
 
 
 def _named_format(source: Source) -> QuantFormat:
-    said = _section(source.quantization, "quantization") or _section(source.config, "quantization_config")
-    name = str(said.get("quant_algo") or said.get("quant_method") or "quantized").lower()
-    if name == "fp8" and said.get("weight_block_size"):
+    declared = _section(source.quantization, "quantization") or _section(source.config, "quantization_config")
+    name = str(declared.get("quant_algo") or declared.get("quant_method") or "quantized").lower()
+    if name == "fp8" and declared.get("weight_block_size"):
         name = "fp8_block"
-    name = _grouped_format(said) or name
-    cache = said.get("kv_cache_quant_algo") or said.get("kv_cache_scheme")
+    name = _grouped_format(declared) or name
+    cache = declared.get("kv_cache_quant_algo") or declared.get("kv_cache_scheme")
     return QuantFormat(name, "fp8" if cache else "none")
 
 
-def _grouped_format(said: dict[str, Any]) -> str | None:
-    """Return what compressed-tensors' groups call FP8, None where not all of them are."""
-    groups = _section(said, "config_groups").values()
+def _grouped_format(declared: dict[str, Any]) -> str | None:
+    """Return the FP8 format of compressed-tensors' groups, or None if not all of them are FP8."""
+    groups = _section(declared, "config_groups").values()
     weights = [_section(group, "weights") for group in groups if isinstance(group, dict)]
     if not weights or any((each.get("type"), each.get("num_bits")) != ("float", 8) for each in weights):
         return None
@@ -112,18 +112,18 @@ def _section(document: dict[str, Any], key: str) -> dict[str, Any]:
 def _refuse(reader: ConfigReader, name: str, reason: str | None = None) -> CheckpointError:
     if reason is None:
         found = (why for pattern, why in REASONS if re.search(pattern, name.upper()))
-        reason = next(found, "which is not known here")
+        reason = next(found, "an unknown format")
     return reader.refuse(f"quantized with {name}: {reason}; {TAKEN}", HINT)
 
 
 def _modelopt(reader: ConfigReader) -> QuantConfig:
-    said = reader.section("quantization") or reader
-    algorithm = said.get("quant_algo", str, "")
+    section = reader.section("quantization") or reader
+    algorithm = section.get("quant_algo", str, "")
     if algorithm not in SCHEMES:
-        raise _refuse(said, algorithm)
+        raise _refuse(section, algorithm)
     # hf_quant_config.json has the first key, config.json the second
-    cache = said.values.get("kv_cache_quant_algo") or said.values.get("kv_cache_scheme")
-    return QuantConfig("ModelOpt", SCHEMES[algorithm], _cache(said, cache))
+    cache = section.values.get("kv_cache_quant_algo") or section.values.get("kv_cache_scheme")
+    return QuantConfig("ModelOpt", SCHEMES[algorithm], _cache(section, cache))
 
 
 def _compressed_tensors(reader: ConfigReader) -> QuantConfig:
@@ -132,7 +132,7 @@ def _compressed_tensors(reader: ConfigReader) -> QuantConfig:
         raise _refuse(sparsity, kind, "its weights are stored without their zeros")
     groups = reader.section("config_groups")
     if groups is None:
-        raise reader.refuse("has no config_groups", HINT)
+        raise reader.refuse("lacks config_groups", HINT)
     found = {_group(group) for name in groups.values if (group := groups.section(name))}
     if len(found) != 1:
         raise _refuse(groups, "several schemes", SEVERAL)
@@ -140,14 +140,14 @@ def _compressed_tensors(reader: ConfigReader) -> QuantConfig:
 
 
 def _group(reader: ConfigReader) -> str:
-    """Return what one group of modules is quantized with, as a recipe calls it."""
+    """Return the recipe's name for the quantization of one group of modules."""
     weights, inputs = reader.section("weights"), reader.section("input_activations")
     if weights is None or inputs is None or reader.values.get("output_activations"):
-        raise _refuse(reader, "compressed-tensors", "not weights and what they are multiplied with, but other parts")
+        raise _refuse(reader, "compressed-tensors", "it does not quantize exactly weights and their inputs")
     for what, part in (("weights", weights), ("activations", inputs)):
         kind = f"{part.positive('num_bits', 8)}-bit {part.get('type', str, 'int')}"
         if kind != "8-bit float":
-            raise _refuse(part, f"{kind} {what}", "another format than FP8")
+            raise _refuse(part, f"{kind} {what}", "the format is not FP8")
     dynamic = inputs.get("dynamic", bool, False)
     by = weights.get("strategy", str, "tensor")
     scaled = by, inputs.get("strategy", str, "token" if dynamic else "tensor"), dynamic
@@ -159,7 +159,7 @@ def _group(reader: ConfigReader) -> str:
 def _why_unserved(by: str, dynamic: bool) -> str:
     if by not in ("tensor", "channel"):
         return BLOCKS
-    return MEASURED_LATER if dynamic else "no engine has a scale for each row and one for all activations"
+    return MEASURED_LATER if dynamic else "no engine supports row scales for weights with one scale for all activations"
 
 
 def _plain_fp8(reader: ConfigReader) -> QuantConfig:
@@ -170,16 +170,16 @@ def _plain_fp8(reader: ConfigReader) -> QuantConfig:
     return QuantConfig("AutoFP8", "fp8", _cache(reader, reader.values.get("kv_cache_scheme")))
 
 
-def _cache(reader: ConfigReader, said: Any) -> str:
-    """Return a recipe's word for what is said of the KV cache: an algorithm, a compressed-tensors scheme, nothing."""
-    if not said:
+def _cache(reader: ConfigReader, declared: Any) -> str:
+    """Return the recipe's name for a declared KV cache format: an algorithm, a compressed-tensors scheme, or None."""
+    if not declared:
         return "none"
-    is_fp8 = said == "FP8"
-    if isinstance(said, dict):
-        wanted = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
-        is_fp8 = all(said.get(key, value) == value for key, value in wanted.items())
+    is_fp8 = declared == "FP8"
+    if isinstance(declared, dict):
+        expected = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
+        is_fp8 = all(declared.get(key, value) == value for key, value in expected.items())
     if not is_fp8:
         raise reader.refuse(
-            f"has a KV cache in {written(said)}; only FP8 with one scale a layer can be taken over", HINT
+            f"has a KV cache in {written(declared)}; only FP8 with one scale per layer is supported", HINT
         )
     return "fp8"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules of a model are quantized and how, as a recipe asks for it. Knows rules, not bytes."""
+"""The quantization scheme of a recipe: which modules are quantized, and in which format."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from trtspec.checkpoints.rules import Rule, Stage, layer_tensor
 from trtspec.checkpoints.trtllm import FP8, FP8_ROWWISE, LM_HEAD, TrtllmQuantization
 
 ALGORITHMS = {"none": "", "fp8": FP8, "fp8_rowwise": FP8_ROWWISE}
-# The engine picks experts in float32, whatever the experts are stored in.
+# The engine selects experts in float32, whatever the format of the experts.
 ROUTERS = "*router"
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """`weights` is none, fp8 or fp8_rowwise, `kv_cache` none or fp8; `exclude` are fnmatch patterns of module names."""
+    """The formats of the weights ("none", "fp8" or "fp8_rowwise") and the KV cache ("none" or "fp8").
+
+    `exclude` are fnmatch patterns of module names.
+    """
 
     weights: str = "none"
     kv_cache: str = "none"
@@ -27,34 +30,36 @@ class Scheme:
 
     @property
     def is_quantized(self) -> bool:
-        """Return whether anything becomes FP8."""
+        """Return whether weights or KV cache are FP8."""
         return self.weights != "none" or self.kv_cache != "none"
 
     @property
     def needs_activations(self) -> bool:
-        """Return whether something is scaled by what was measured on prompts; rows are scaled as they come."""
+        """Return whether calibration is needed; row scales of activations are computed at run time."""
         return self.weights == "fp8" or self.kv_cache == "fp8"
 
     def quantizes(self, rule: Rule) -> bool:
         """Return whether a rule's target becomes FP8."""
-        return self.weights != "none" and bool(rule.linear) and not _any_of(self.exclude).fullmatch(rule.module)
+        return (
+            self.weights != "none" and bool(rule.linear) and not _compile_patterns(self.exclude).fullmatch(rule.module)
+        )
 
     def describe(self, rules: list[Rule]) -> TrtllmQuantization:
-        """Return what config.json says of it.
+        """Return the `quantization` of config.json.
 
-        Modules are named and not matched: TensorRT-LLM's passes do not all read a `*` alike (fnmatch in
-        quantization/quantize.py, a prefix in QuantConfig._get_quant_cfg, by which MLPs are fused).
+        Modules are listed by name, because TensorRT-LLM's passes interpret `*` differently (fnmatch in
+        quantization/quantize.py; a prefix in QuantConfig._get_quant_cfg, which decides whether MLPs are fused).
         """
         if self.weights == "none":
             return TrtllmQuantization(kv_cache_algo=ALGORITHMS[self.kv_cache])
         left_out = (rule for rule in rules if rule.linear and not self.quantizes(rule))
-        names = [name for rule in left_out for name in self._names_of(rule)]
+        names = [name for rule in left_out for name in self._excluded_modules(rule)]
         if any(rule.experts for rule in rules):
             names.append(ROUTERS)
         return TrtllmQuantization(ALGORITHMS[self.weights], ALGORITHMS[self.kv_cache], tuple(dict.fromkeys(names)))
 
-    def _names_of(self, rule: Rule) -> list[str]:
-        """Return the modules of TensorRT-LLM that have to stay as they are for a linear layer to stay in 16 bits."""
+    def _excluded_modules(self, rule: Rule) -> list[str]:
+        """Return the TensorRT-LLM modules to exclude so that a linear layer stays in 16 bits."""
         block = rule.module.rpartition(".")[0]
         if rule.experts:
             return [block]
@@ -64,23 +69,23 @@ class Scheme:
 
 
 @cache
-def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(translate, patterns)) or r"(?!)")  # without patterns, what matches nothing
+def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)) or r"(?!)")  # without patterns: matches nothing
 
 
 def stage_problems(scheme: Scheme, rules: list[Rule]) -> list[tuple[str, str]]:
-    """Return what pipeline stages add to `scheme_problems`: each numbers its layers from 0, and patterns see that."""
+    """Return the problems of pipeline stages: each numbers its layers from 0, so patterns cannot name single layers."""
     by_kind: dict[str, set[bool]] = {}
     for rule in rules:
         if rule.linear and not isinstance(rule.at, Stage):
             by_kind.setdefault(rule.target, set()).add(scheme.quantizes(rule))
     if all(len(kinds) == 1 for kinds in by_kind.values()):
         return []
-    return [("exclude", "stages number their layers from 0, so with several no pattern can name single layers")]
+    return [("exclude", "pipeline stages number their layers from 0, so patterns cannot select single layers")]
 
 
 def scheme_problems(scheme: Scheme, config: ModelConfig, rules: list[Rule]) -> list[tuple[str, str]]:
-    """Return what cannot be done, each as (key below `quantization`, what is wrong in words)."""
+    """Return the reasons why a scheme is not supported, as (key below `quantization`, message)."""
     if scheme.weights == "none":
         return []
     found = []
@@ -88,33 +93,36 @@ def scheme_problems(scheme: Scheme, config: ModelConfig, rules: list[Rule]) -> l
     for number, pattern in enumerate(scheme.exclude):
         if not any(fnmatchcase(module, pattern) for module in modules):
             found.append(
-                (f"exclude.{number}", f"no module matches {pattern!r}; one is transformer.layers.0.attention.qkv")
+                (
+                    f"exclude.{number}",
+                    f"no module matches {pattern!r}; an example is transformer.layers.0.attention.qkv",
+                )
             )
     quantized = {(rule.at, rule.target) for rule in rules if scheme.quantizes(rule)}
     if any(target == LM_HEAD for _, target in quantized):
         if scheme.weights == "fp8_rowwise":
             found.append(("exclude", "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head"))
         elif config.tied_embeddings:
-            found.append(("exclude", "lm_head is the embedding of this model, which is not quantized; exclude lm_head"))
-    if problem := _torn(scheme, rules):
+            found.append(("exclude", "lm_head is tied to the embedding, which is not quantized; exclude lm_head"))
+    if problem := _format_conflict(scheme, rules):
         found.append(("exclude", problem))
     if config.num_experts and scheme.weights == "fp8_rowwise":
-        found.append(("weights", "TensorRT-LLM has no fp8_rowwise mixture of experts; use fp8"))
+        found.append(("weights", "TensorRT-LLM does not support fp8_rowwise for a mixture of experts; use fp8"))
     return found
 
 
-def _torn(scheme: Scheme, rules: list[Rule]) -> str | None:
-    """Return what is wrong where linear layers that engines have in one format are not left out together."""
+def _format_conflict(scheme: Scheme, rules: list[Rule]) -> str | None:
+    """Return a message if linear layers for which engines require one format are not excluded together."""
     kinds: dict[tuple[int, str], set[bool]] = {}
     for rule in rules:
-        if not isinstance(rule.at, Stage) and (reason := _unit(rule, scheme)):
+        if not isinstance(rule.at, Stage) and (reason := _shared_format_reason(rule, scheme)):
             kinds.setdefault((rule.at, reason), set()).add(scheme.quantizes(rule))
-    torn = (f"{reason} (layer {layer})" for (layer, reason), found in kinds.items() if len(found) > 1)
-    return next(torn, None)
+    conflicts = (f"{reason} (layer {layer})" for (layer, reason), found in kinds.items() if len(found) > 1)
+    return next(conflicts, None)
 
 
-def _unit(rule: Rule, scheme: Scheme) -> str:
-    """Return why engines quantize a linear layer together with others or not at all; "" where there is no reason."""
+def _shared_format_reason(rule: Rule, scheme: Scheme) -> str:
+    """Return why engines require one format for a linear layer and others, or ""."""
     if not rule.linear:
         return ""
     if rule.experts:

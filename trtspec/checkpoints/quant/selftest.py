@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-test of a library's arithmetic of conversions on this machine: all patterns of 16 bits, against numpy's."""
+"""Self-test of a library's conversion arithmetic on this machine: all 16-bit patterns are compared with numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALE = np.float32(0.0123)
 
 
 def run_self_test(library: KernelLibrary) -> Iterator[Check]:
-    """Yield a check for each set of instructions and format."""
+    """Yield a check for each instruction set and format."""
     bits = np.arange(1 << 16, dtype=np.uint16).reshape(64, -1)
     for each, dtype in product(range(Instructions.PORTABLE, fastest_of(library) + 1), ("BF16", "F16")):
         compiled = CompiledArithmetic(library, Instructions(each))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks that fill the files of a planned conversion: which encoding runs over which source tensors."""
+"""The tasks that write the files of a planned conversion: the encoding and the source tensors of each."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from trtspec.checkpoints.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.checkpoints.stream import Destination, Encoding, Task, Transfer, Worker
 from trtspec.core.errors import CheckpointError
 
-# NVIDIA's exporter never scales a cache up: what is below 448 is stored as it is
+# NVIDIA's exporter never scales a cache up: values below 448 are stored unscaled
 LEAST_CACHE_SCALE = 1.0
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Values that are known before anything is read: the scales of activations and of the KV cache."""
+    """Scales of activations and of the KV cache, which are known in advance."""
 
     values: tuple[tuple[Slot, np.float32], ...]
 
     def run(self, worker: Worker) -> None:
-        """Write them."""
         for slot, value in self.values:
             worker.put(slot.rank, slot.offset, np.array([value], np.float32))
 
@@ -44,10 +43,9 @@ def plan_tasks(
     activations: Activations,
     existing: Prequantized | None = None,
 ) -> list[Task]:
-    """Return the tasks; what is quantized in the source, as `existing` has it, is taken over.
+    """Return the tasks; tensors that are already quantized in the source (`existing`) are copied.
 
-    What computes them is chosen here, for which a library may be compiled. Raises CheckpointError where an activation
-    was not measured.
+    Also chooses the arithmetic, which may compile a library. Raises CheckpointError if an activation was not measured.
     """
     arithmetic = choose_arithmetic(sum(tensor.nbytes for sources in matched.sources.values() for tensor in sources))
     if existing:
@@ -66,7 +64,7 @@ def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched, a
         if target.dtype == "F8_E4M3":
             continue
         transfers = _transfers(target, sources, layouts)
-        if sources in found:  # a tied head, the heads of several steps: what is wanted twice is read once
+        if sources in found:  # a source used twice (a tied head, the heads of several steps) is read once
             name, _, others = found[sources]  # noqa: PLW2901
             transfers = _joined(others, transfers)
         found[sources] = name, target, transfers
@@ -138,7 +136,7 @@ def _tensor_task(name: str, groups: tuple[Group, ...], arithmetic: Arithmetic, e
 def _groups(
     plan: Conversion, layouts: list[FileLayout], matched: Matched, target: TargetTensor, transfers: tuple[Transfer, ...]
 ) -> tuple[Group, ...]:
-    """Return the tensors that share a scale: each expert's, a fused MLP's fc and gate, else all of a target."""
+    """Return the tensors that share a scale: an expert's, a fused MLP's fc and gate, or all of a target."""
     scale = plan.scale_of(target, "weights_scaling_factor")
     if experts := target.rule.experts:
         size = len(transfers) // experts
@@ -188,14 +186,16 @@ def _taken_scales(
 
 
 def _cached(rule: Rule) -> str:
-    """Return what a scale of the KV cache is for: "k", "v", "kv" for both, "" where it is no such scale."""
+    """Return the kind of a KV cache scale ("k", "v" or "kv" for both), or "" for other rules."""
     kind, found, _ = rule.target.removeprefix("attention.").partition("_cache_scaling_factor")
     return kind if found else ""
 
 
 def _measured(table: dict[str, float], module: str) -> float:
     if module not in table:
-        raise CheckpointError(f"no activation of {module} was measured", hint="calibrate with a prompt that reaches it")
+        raise CheckpointError(
+            f"the activation of {module} was not measured", hint="calibrate with a prompt that reaches it"
+        )
     return table[module]
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of drafts, bit-exact on every machine: plugins/README.md in numpy, the reference for compiled kernels.
 
-The rules are those of `reference`, whose output distribution is tested exactly; here they compute in integers,
-so that CUDA and C++ must return equal ids. Vectorized over the vocabulary, with plain loops over requests and
-positions: written for readability, not speed.
+The rules equal `reference`, whose output distribution is tested exactly. Here they compute in integers, so that
+CUDA and C++ must return equal ids. The code is vectorized over the vocabulary, with plain loops over requests and
+positions for readability.
 """
 
 from trtspec.kernels.bit_exact.batch import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments and results of verification as arrays of a batch, and one request of a batch."""
+"""Arguments and results of verification as arrays of a batch, and a view of one request."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class DraftKind(IntEnum):
-    """What rows of a draft hold."""
+    """The content of a draft's rows."""
 
     LOGITS = 1
     PROBABILITIES = 2
 
 
 class Mode(IntEnum):
-    """How the children of a node were drafted; TYPICAL is lossy acceptance, however they were drafted."""
+    """How the children of a node were drafted; TYPICAL is lossy acceptance of any children."""
 
     DETERMINISTIC = 0
     SAMPLED = 1
@@ -50,11 +50,11 @@ class Batch:
     Args:
         target: [batch, rows, vocab], logits.
         tokens: [batch, drafted], ids of the target.
-        draft: [batch, drafted, draft_vocab], what tokens were sampled from; None for deterministic tokens.
-        draft_kind: what `draft` holds.
-        draft_column: [vocab], the column of `draft` for each id, -1 for none; None where it is the id.
-        temperature, top_k, top_p: [batch]; None for 1, all and all.
-        uniforms: [batch, rows], 32 bits each; None for greedy requests.
+        draft: [batch, drafted, draft_vocab], the distributions of the tokens, or None for deterministic tokens.
+        draft_kind: the content of `draft`.
+        draft_column: [vocab], the column of `draft` for each id, -1 for none, or None if columns are ids.
+        temperature, top_k, top_p: [batch], or None for 1, all and all.
+        uniforms: [batch, rows], 32 bits each, or None for greedy requests.
     """
 
     target: Values
@@ -83,17 +83,17 @@ class Batch:
             draft_kind=self.draft_kind,
             draft_column=self.draft_column,
             sampling=sampling,
-            # a greedy request samples from one-hot rows, for which any uniform will do
+            # a greedy request samples from one-hot rows, so the uniform does not matter
             uniforms=[0] * self.target.shape[1] if self.uniforms is None else self.uniforms[index].tolist(),
         )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChainBatch(Batch):
-    """Chains: `target` has a row for each of the [batch, draft_len] tokens and one for what comes after the last.
+    """Chains: `target` has a row for each of the [batch, draft_len] tokens and one for the position after the last.
 
-    `lengths` [batch] is how many tokens count; None for all. `uniforms` [batch, draft_len + 1] are one for each token,
-    then one for the next token.
+    `lengths` [batch] is the number of valid tokens, or None for all. `uniforms` [batch, draft_len + 1] has one number
+    for each token, then one for the next token.
     """
 
     lengths: Ints | None = None
@@ -101,11 +101,12 @@ class ChainBatch(Batch):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TreeBatch(Batch):
-    """Trees: `target`, `tokens`, `draft` and `uniforms` have one row a node; a node's children are from its `draft`.
+    """Trees: `target`, `tokens`, `draft` and `uniforms` have one row per node; a node's `draft` row is for its
+    children.
 
     Args:
-        parents: [batch, nodes], each below its node; what is not makes a node unused. Node 0 is the root.
-        limits: [batch], the most tokens that may be accepted; None for no limit.
+        parents: [batch, nodes], each less than its node; other values mark unused nodes. Node 0 is the root.
+        limits: [batch], the maximum number of accepted tokens, or None for unlimited.
         mode: how the children were drafted.
         threshold, alpha: of Mode.TYPICAL.
     """
@@ -118,12 +119,12 @@ class TreeBatch(Batch):
 
     def __post_init__(self) -> None:
         if self.mode == Mode.SAMPLED and self.draft is None:
-            raise ValueError("Mode.SAMPLED needs the draft that tokens were sampled from")
+            raise ValueError("Mode.SAMPLED requires draft")
 
 
 @dataclass(frozen=True, eq=False)
 class ExactChainResult:
-    """[batch] each, but `output` [batch, draft_len + 1]: the accepted tokens, the next one, then -1."""
+    """Arrays [batch]; `output` [batch, draft_len + 1] has the accepted tokens, the next token, then -1."""
 
     accepted: Ints
     output: Ints
@@ -133,7 +134,7 @@ class ExactChainResult:
 
 @dataclass(frozen=True, eq=False)
 class ExactTreeResult:
-    """[batch] each, but `path` [batch, nodes]: the accepted nodes from the root down, then -1."""
+    """Arrays [batch]; `path` [batch, nodes] has the accepted nodes from the root down, then -1."""
 
     path: Ints
     path_len: Ints
@@ -143,10 +144,10 @@ class ExactTreeResult:
 
 @dataclass(frozen=True, eq=False)
 class DraftRow:
-    """A row of the draft, by the target's ids.
+    """A row of the draft, indexed by the target's ids.
 
-    `probs` [vocab] is 0 for ids without a column; `masses` [vocab] are the same in integers, of which `unit` make 1 and
-    the whole row has `total`. `usable` is whether the row is a distribution; `masses` mean nothing where it is not.
+    `probs` [vocab] is 0 for ids without a column; `masses` [vocab] are the same in integers, where `unit` is 1 and
+    `total` the sum of the row. `usable` is whether the row is a distribution; if not, `masses` are undefined.
     """
 
     probs: Floats
@@ -156,13 +157,13 @@ class DraftRow:
     usable: bool
 
     def is_prob(self, token: int) -> bool:
-        """Return whether a token's own value is a probability, whatever others are."""
+        """Return whether a token's own value is a probability, regardless of the others."""
         return bool(0.0 <= self.probs[token] <= 1.0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Request:
-    """One request of a batch: its rows of each array, and how it samples. A greedy one has no draft."""
+    """One request of a batch: its rows of each array, and its sampling parameters. A greedy request lacks a draft."""
 
     target: Values
     tokens: list[int]
@@ -174,7 +175,7 @@ class Request:
 
     @property
     def vocab(self) -> int:
-        """How many ids there are."""
+        """The number of ids."""
         return self.target.shape[1]
 
     def row(self, position: int) -> Row:
@@ -184,8 +185,8 @@ class Request:
     def draft_row(self, position: int) -> DraftRow:
         """Read a row of the draft; without a draft, a row of zeros."""
         if self.draft is None:
-            nothing = np.zeros(self.vocab)
-            return DraftRow(nothing, fix(nothing), FIXED_ONE, 0, usable=True)
+            zeros = np.zeros(self.vocab)
+            return DraftRow(zeros, fix(zeros), FIXED_ONE, 0, usable=True)
         if self.draft_kind == DraftKind.LOGITS:
             row = read_row(self.draft[position], self.sampling)
             if row.status:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of chains as a whole: offer every prefix its chance, and draw behind the longest that takes it.
+"""Verification of chains as a whole: test every prefix, and sample the token after the longest accepted one.
 
-The rule is that of `reference_block`, with the mass that is left in integers.
+The rule equals `reference_block`, with the remaining mass in integers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def verify_block(batch: ChainBatch) -> ExactChainResult:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The place behind `length` tokens, of whose draft mass the target covers the share `kept`.
+class _Position:
+    """The position after `length` tokens; the target covers the share `kept` of their draft mass.
 
-    `proposal` [vocab] is what the next one was drawn from; None where the chain ends.
+    `proposal` [vocab] is the distribution of the next drafted token, or None at the end of the chain.
     """
 
     length: int
@@ -35,7 +35,7 @@ class _Place:
 
     @property
     def surplus(self) -> Floats:
-        """What the target has beyond the draft [vocab]."""
+        """The target's mass in excess of the draft's [vocab]."""
         return self.kept * self.row.probs - self.proposal if self.proposal is not None else self.row.probs
 
     def stays(self, uniform: int) -> bool:
@@ -46,7 +46,7 @@ class _Place:
         return to_unit(uniform) * (surplus + (1.0 - self.kept)) < surplus
 
     def next(self, uniform: int) -> int:
-        """Return the token behind the prefix; by the target's own weights where the draft leaves nothing of them."""
+        """Return the token after the prefix; sampled from the target's own weights if no surplus is left."""
         if self.row.status:
             return self.row.argmax
         left = None if self.proposal is None else fix(self.surplus)
@@ -57,34 +57,34 @@ def _walk(request: Request, length: int) -> tuple[int, int, int]:
     """Return how many tokens are accepted, the next token, and the status."""
     if request.sampling.greedy:
         return chain.walk(request, length)
-    place = best = _place(request, length, 0, 1.0)
-    status = place.status
-    while place.proposal is not None:
-        token = request.tokens[place.length]
-        covered, drafted = place.kept * place.row.probs[token], place.proposal[token]
+    position = best = _read_position(request, length, 0, 1.0)
+    status = position.status
+    while position.proposal is not None:
+        token = request.tokens[position.length]
+        covered, drafted = position.kept * position.row.probs[token], position.proposal[token]
         kept = float(covered / drafted) if covered < drafted else 1.0
         if kept == 0.0:
             break
-        place = _place(request, length, place.length + 1, kept)
-        status |= place.status
-        if place.stays(request.uniforms[place.length - 1]):
-            best = place
+        position = _read_position(request, length, position.length + 1, kept)
+        status |= position.status
+        if position.stays(request.uniforms[position.length - 1]):
+            best = position
     return best.length, best.next(request.uniforms[-1]), status
 
 
-def _place(request: Request, length: int, here: int, kept: float) -> _Place:
-    """Read the rows of a place; the chain ends where one of them, or the token, is none."""
+def _read_position(request: Request, length: int, here: int, kept: float) -> _Position:
+    """Read the rows of a position; the chain ends if one of them, or the token, is invalid."""
     row = request.row(here)
     if row.status or here == length:
-        return _Place(here, kept, row, None, row.status)
+        return _Position(here, kept, row, None, row.status)
     token, draft = request.tokens[here], request.draft_row(here)
     if not 0 <= token < request.vocab:
-        return _Place(here, kept, row, None, BAD_DRAFT)
+        return _Position(here, kept, row, None, BAD_DRAFT)
     if not draft.usable:
-        return _Place(here, kept, row, None, DRAFT_NONFINITE)
-    return _Place(here, kept, row, _proposal(draft, token), 0)
+        return _Position(here, kept, row, None, DRAFT_NONFINITE)
+    return _Position(here, kept, row, _proposal(draft, token), 0)
 
 
 def _proposal(draft: DraftRow, token: int) -> Floats:
-    """Return what a token was drawn from [vocab]; one that its row gives no probability is deterministic."""
+    """Return the distribution [vocab] of a token; one-hot if its row gives it probability 0."""
     return draft.probs if draft.probs[token] != 0.0 else np.eye(1, len(draft.probs), token)[0]

@@ -16,7 +16,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 def kv_moves(path: Ints, starts: Ints) -> Ints:
     """Return moves [n, 3] of (row, from slot, to slot) for accepted nodes `path` [batch, nodes], -1 beyond the last.
 
-    A request's root lies in the slot `starts` [batch], its nodes behind it in order. In the order returned no slot is
+    A request's root is in the slot `starts` [batch], followed by its nodes in order. In the returned order no slot is
     written before it is read.
     """
     moves = [
@@ -29,7 +29,7 @@ def kv_moves(path: Ints, starts: Ints) -> Ints:
 
 
 def compact_kv(cache: npt.NDArray[Scalar], moves: Ints) -> npt.NDArray[Scalar]:
-    """Return a cache [rows, slots, ...] in which all moves are carried out, each slot read as it was before."""
+    """Return a cache [rows, slots, ...] after all moves, each of which reads the original slot."""
     moved = cache.copy()
     row, source, destination = moves.T
     moved[row, destination] = cache[row, source]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of chains: test each token against its row, and sample the replacement of the first rejected one."""
+"""Verification of chains: test each token against its row, and sample a replacement for the first rejected one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def verify_chain(batch: ChainBatch) -> ExactChainResult:
 
 
 def verify_each(batch: ChainBatch, rule: Callable[[Request, int], tuple[int, int, int]]) -> ExactChainResult:
-    """Return what a rule says of each request and the length of its chain: accepted, the next token, the status."""
+    """Apply a rule to each request and the length of its chain; the rule returns (accepted, next token, status)."""
     size, draft_len = batch.tokens.shape
     results = ExactChainResult(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
     for index in range(size):
@@ -28,7 +28,7 @@ def verify_each(batch: ChainBatch, rule: Callable[[Request, int], tuple[int, int
 
 
 def walk(request: Request, length: int) -> tuple[int, int, int]:
-    """Return how many tokens are accepted, the next token, and the status."""
+    """Return (number of accepted tokens, next token, status)."""
     for position in range(length):
         row = request.row(position)
         if row.status:
@@ -42,7 +42,7 @@ def walk(request: Request, length: int) -> tuple[int, int, int]:
 
 
 def _test(row: Row, draft: DraftRow, token: int, uniform: int) -> tuple[Weights | None, int]:
-    """Return None where the token is accepted, else weights [vocab] for the next one; and the status."""
+    """Return None if the token is accepted, else weights [vocab] for the next one; and the status."""
     if not 0 <= token < len(row.weights):
         return row.weights, BAD_DRAFT
     if draft.probs[token] == 0.0:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a row of logits to integer weights, and from integer weights to a token, as plugins/README.md fixes them.
+"""From a row of logits to integer weights, and from integer weights to a token, as specified in plugins/README.md.
 
-A sum of integers is the same in any order, so every decision by these weights is the same on every machine. All floats
-here are IEEE 754 and concern one id alone; nothing is contracted but where `fma32` stands.
+A sum of integers is the same in any order, so every decision based on these weights is the same on every machine. All
+floating-point operations are IEEE 754 and concern a single id; only `fma32` is contracted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BELOW_TWO = np.nextafter(np.float32(2.0), np.float32(0.0))
 
 @dataclass(frozen=True)
 class RowSampling:
-    """How one request samples: `top_k` 0 and `top_p` 1 keep all ids; temperature 0 is greedy."""
+    """Sampling parameters of one request: `top_k` 0 and `top_p` 1 keep all ids; temperature 0 is greedy."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -45,7 +45,7 @@ class RowSampling:
 
     @property
     def scale(self) -> np.float32:
-        """log2(e) over the temperature."""
+        """log2(e) divided by the temperature."""
         with np.errstate(over="ignore", divide="ignore"):
             return LOG2_E / np.float32(self.temperature)
 
@@ -59,7 +59,7 @@ class RowSampling:
 class Row:
     """The weights of a row of logits.
 
-    `exponents` [vocab] are log2 of weight over `ONE` and, like `weights` [vocab], meaningless where `status` is not 0:
+    `exponents` [vocab] are log2 of weight over `ONE`. They and `weights` [vocab] are undefined if `status` is not 0:
     NONFINITE, EMPTY or both. `argmax` is -1 in an empty row.
     """
 
@@ -84,14 +84,14 @@ class Row:
         return 1.0 / float(self.total)
 
     def without(self, token: int) -> Weights:
-        """Return the weights [vocab] without one token's."""
+        """Return the weights [vocab] with the weight of a token set to 0."""
         rest = self.weights.copy()
         rest[token] = 0
         return rest
 
 
 def read_row(logits: npt.NDArray[np.floating[Any]], sampling: RowSampling) -> Row:
-    """Turn logits [vocab], float32 or float16, into weights as a request samples."""
+    """Convert logits [vocab], float32 or float16, to weights with a request's sampling parameters."""
     row = logits.astype(np.float32)
     finite = np.isfinite(row)
     status = (0 if np.all(finite | np.isneginf(row)) else NONFINITE) | (0 if finite.any() else EMPTY)
@@ -107,14 +107,14 @@ def read_row(logits: npt.NDArray[np.floating[Any]], sampling: RowSampling) -> Ro
 
 
 def exponents(logits: Logits, scale: np.float32) -> Logits:
-    """Return (logit - largest) * scale [vocab] for logits of which one at least is finite."""
+    """Return (logit - largest) * scale [vocab] for logits of which at least one is finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         t: Logits = (logits - logits.max()) * scale
     return t
 
 
 def weights_of(t: Logits) -> Weights:
-    """Return 2^t * ONE cut off to integers, for exponents t <= 0, to a relative error of 1.8e-7; 0 unless t >= -45."""
+    """Return 2^t * ONE truncated to integers, for exponents t <= 0; relative error 1.8e-7; 0 unless t >= -45."""
     inside = t >= LOWEST_EXPONENT
     t = np.where(inside, t, np.float32(0.0))
     whole = np.floor(t)
@@ -130,10 +130,10 @@ def weights_of(t: Logits) -> Weights:
 
 
 def fma32(a: Logits, b: Logits, c: np.float32) -> Logits:
-    """Return a * b + c with one rounding.
+    """Return a * b + c with a single rounding.
 
-    The product of two float32 is exact in float64; the sum is rounded to odd there, which keeps what the rounding to
-    float32 has to know of the bits that were lost.
+    The product of two float32 is exact in float64. The sum is rounded to odd, which keeps the information that the
+    rounding to float32 needs.
     """
     product, addend = a.astype(np.float64) * b, np.float64(c)
     total = product + addend
@@ -145,9 +145,9 @@ def fma32(a: Logits, b: Logits, c: np.float32) -> Logits:
 
 
 def truncate(logits: Logits, weights: Weights, top_k: int, top_p: float) -> Weights:
-    """Return the weights [vocab] with all but the first `top_k` ids set to 0, and of these all but the first `top_p`.
+    """Return the weights [vocab] with only the first `top_k` ids kept, and of these only the first `top_p`.
 
-    First is the larger logit, the lower id among equals; what is masked is never kept.
+    The order is by decreasing logit, with lower ids first among equals; masked ids are never kept.
     """
     if top_k <= 0 and not top_p < 1.0:
         return weights
@@ -166,7 +166,7 @@ def truncate(logits: Logits, weights: Weights, top_k: int, top_p: float) -> Weig
 
 
 def draw(weights: Weights, uniform: int) -> int:
-    """Return the token at `uniform` / 2^32 of the cumulated weights [vocab], not all of them 0."""
+    """Return the token at `uniform` / 2^32 of the cumulative weights [vocab], at least one of which is not 0."""
     upto = np.cumsum(weights)
     return int(np.searchsorted(upto, np.uint64(uniform * int(upto[-1]) >> 32), side="right"))
 
@@ -177,15 +177,15 @@ def fix(values: Floats) -> Weights:
 
 
 def wrapped_sum(weights: Weights) -> int:
-    """Return the sum modulo 2^64, which is that of machines; only rows that sum to more than 4 come to it."""
+    """Return the sum modulo 2^64, as in machine arithmetic; only rows with a sum above 4 overflow."""
     return int(weights.sum())
 
 
 def to_unit(uniform: int) -> float:
-    """Return 32 bits as a number of [0, 1)."""
+    """Convert 32 bits to a number in [0, 1)."""
     return uniform * 2.0**-32
 
 
 def uniform_bits(uniforms: Floats) -> npt.NDArray[np.uint32]:
-    """Return numbers of [0, 1) as 32 bits each."""
+    """Convert numbers in [0, 1) to 32 bits each."""
     return (uniforms * 2.0**32).astype(np.uint32)

@@ -27,13 +27,13 @@ def verify_tree(batch: TreeBatch) -> ExactTreeResult:
     results = ExactTreeResult(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
     for index in range(size):
         walk = _Walk(batch, index)
-        token = _take(walk, batch)
+        token = _walk_to_end(walk, batch)
         results.path[index, : len(walk.path)], results.path_len[index] = walk.path, len(walk.path)
         results.next[index], results.status[index] = token, walk.status
     return results
 
 
-def _take(walk: _Walk, batch: TreeBatch) -> int:
+def _walk_to_end(walk: _Walk, batch: TreeBatch) -> int:
     """Walk to the end, and return the next token."""
     if walk.request.sampling.greedy or batch.mode == Mode.DETERMINISTIC:
         return _choose(walk)
@@ -69,18 +69,17 @@ class _Walk:
         return row
 
     def children(self, path: list[int]) -> list[int]:
-        """Return the children at the end of a path whose tokens are in the vocabulary; none at the limit."""
+        """Return the children at the end of a path that have valid tokens; empty at the limit."""
         node = path[-1] if path else 0
         within = len(path) < self._limit
         return [child for child, parent in self._parents.items() if parent == node and within]
 
     def token(self, node: int) -> int:
-        """Return a node's token."""
         return self.request.tokens[node]
 
 
 def _choose(walk: _Walk) -> int:
-    """Accept children as long as one has the token sampled after its parent; return the token that none has."""
+    """Accept children as long as one has the token sampled after its parent; return the last sampled token."""
     while True:
         row = walk.row(walk.node)
         if row.status:
@@ -93,38 +92,39 @@ def _choose(walk: _Walk) -> int:
 
 
 def _reject_recursively(walk: _Walk) -> int:
-    """Accept children as long as one passes, each tested after the rejection of its earlier siblings."""
+    """Accept children as long as one passes; each is tested after the rejection of its earlier siblings."""
     while True:
         row = walk.row(walk.node)
         if row.status:
             return row.argmax
-        left = _Left(row, walk.request.draft_row(walk.node))
-        child = _first_accepted(walk, left)
+        residual = _Residual(row, walk.request.draft_row(walk.node))
+        child = _first_accepted(walk, residual)
         if child is None:
-            return draw(left.weights(), walk.request.uniforms[0])
+            return draw(residual.weights(), walk.request.uniforms[0])
         walk.path.append(child)
 
 
-def _first_accepted(walk: _Walk, left: _Left) -> int | None:
-    """Return the first child that is accepted; None where none is, or the draft's row is unusable."""
+def _first_accepted(walk: _Walk, residual: _Residual) -> int | None:
+    """Return the first accepted child, or None, also if the draft's row is unusable."""
     for child in walk.children(walk.path):
         token = walk.token(child)
-        if not left.open[token]:
+        if not residual.open[token]:
             continue
-        if left.accepts(token, walk.request.uniforms[child]):
+        if residual.accepts(token, walk.request.uniforms[child]):
             return child
-        if not left.draft.usable:
+        if not residual.draft.usable:
             walk.status |= DRAFT_NONFINITE
             return None
-        left.reject(token)
+        residual.reject(token)
     return None
 
 
-class _Left:
-    """The residuals of a node's row and its draft while children are rejected; `open` [vocab]: not yet rejected.
+class _Residual:
+    """The residuals of a node's row and its draft while children are rejected; `open` [vocab] marks tokens not yet
+    rejected.
 
-    The target's residual is T = max(a * p - b * q, 0), a child is sampled from D = q * d; 0 for rejected tokens. To
-    put max(T - D, 0) in place of T changes a and b alone: where T is 0 it stays so.
+    The target's residual is T = max(a * p - b * q, 0), and a child is sampled from D = q * d; both are 0 for rejected
+    tokens. Replacing T by max(T - D, 0) only changes a and b, because T stays 0 where it is 0.
     """
 
     def __init__(self, row: Row, draft: DraftRow) -> None:
@@ -135,19 +135,19 @@ class _Left:
 
     def target(self, ids: int | slice = slice(None)) -> Floats:
         """T of one id, or [vocab]."""
-        left = np.maximum(self.a * self.row.probs[ids] - self.b * self.draft.probs[ids], 0.0)
-        return np.where(self.open[ids], left, 0.0)
+        residual = np.maximum(self.a * self.row.probs[ids] - self.b * self.draft.probs[ids], 0.0)
+        return np.where(self.open[ids], residual, 0.0)
 
     def accepts(self, token: int, uniform: int) -> bool:
-        """Test a token; one of probability 0 in the draft's row counts as deterministic."""
+        """Test a token; a token with probability 0 in the draft's row counts as deterministic."""
         if not self.draft.is_prob(token):
             return False
         drawn_from = self.draft.probs[token] * self.d
-        asked = to_unit(uniform) * drawn_from if drawn_from > 0.0 else to_unit(uniform)
-        return bool(asked < self.target(token))
+        bound = to_unit(uniform) * drawn_from if drawn_from > 0.0 else to_unit(uniform)
+        return bool(bound < self.target(token))
 
     def reject(self, token: int) -> None:
-        """Take a rejected token out of T and D, and normalise both."""
+        """Remove a rejected token from T and D, and normalise both."""
         sampled = self.draft.probs[token] * self.d > 0.0
         taken = self.d if sampled else 0.0
         rest = fix(self.target() - self.draft.probs * taken)
@@ -163,8 +163,8 @@ class _Left:
         """Return weights [vocab] for the next token."""
         if self.open.all():
             return self.row.weights
-        left = fix(self.target())
-        return left if left.any() else self.row.weights
+        residual = fix(self.target())
+        return residual if residual.any() else self.row.weights
 
 
 def _take_typical(walk: _Walk, threshold: np.float32, alpha: np.float32) -> int:
@@ -185,7 +185,7 @@ def _take_typical(walk: _Walk, threshold: np.float32, alpha: np.float32) -> int:
 
 
 def _exp_of_minus_entropy(row: Row) -> float:
-    """Return 2 to the mean of log2(p): that of the exponents, found in integers, over the row's total."""
+    """Return 2 to the mean of log2(p), computed from the exponents in integers."""
     steps = np.rint(row.exponents * np.float32(-1024.0))
     kept = row.weights > 0
     spent = wrapped_sum((row.weights[kept] >> np.uint64(16)) * steps[kept].astype(np.uint64))
