@@ -179,7 +179,7 @@ def test_what_is_not_finite_is_named(tensor: str, said: str, pattern: int, tmp_p
     with pytest.raises(CheckpointError, match=re.escape(said)) as raised:
         calibrate_checkpoint(source, PROMPTS, MAX_LEN)
     assert raised.value.where == str(source)
-    assert raised.value.hint == "weights up to there are damaged, or too large for bfloat16"
+    assert raised.value.hint == "weights up to this module are corrupt or too large for bfloat16"
 
 
 @pytest.mark.gpu

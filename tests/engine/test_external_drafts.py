@@ -393,7 +393,7 @@ class TestGenerationLogits:
             {"draft_ids": (1,), "draft_logits": np.zeros((1, 63), np.float32)},
             "draft logits are 1 x 63, expected 1 x 64: tokens and vocabulary",
         ),
-        ({"options": {"window": 2}}, "window is 2, but the engine's method has no window that a request may lower"),
+        ({"options": {"window": 2}}, "window is 2, but requests cannot set window for the engine's method"),
     ],
 )
 def test_a_bad_draft_is_that_requests_error(plain: Engine, asked: dict[str, Any], message: str) -> None:

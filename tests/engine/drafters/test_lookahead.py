@@ -163,10 +163,10 @@ class TestTheEngine:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"window": 5}, r"window is 5, at most 4 is taken \(speculation.options.window\)"),
+            ({"window": 5}, r"window is 5, expected at most 4 \(speculation.options.window\)"),
             ({"ngram": 0}, "ngram: must be at least 1"),
             ({"ngram": 1}, "ngram 1 is lookahead turned off: window has to be 1, verification 0"),
-            ({"nodes": 1}, "nodes is 1, but the engine's method has no nodes that a request may lower"),
+            ({"nodes": 1}, "nodes is 1, but requests cannot set nodes for the engine's method"),
         ],
     )
     def test_sizes_that_cannot_be_had_are_refused(

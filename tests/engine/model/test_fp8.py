@@ -259,7 +259,7 @@ def test_a_missing_scale_is_named(name: str, quantized: Path) -> None:
         logits(quantized)
     assert (
         str(refused.value).partition("\nhint: ")[0]
-        == f"{quantized / 'rank0.safetensors'}: lacks the tensor '{ATTENTION}.{name}'"
+        == f"{quantized / 'rank0.safetensors'}: the tensor '{ATTENTION}.{name}' is missing"
     )
 
 
