@@ -150,7 +150,7 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
     "another model": (
         lambda: {"model.norm.weight": torch.zeros(4)},
         {},
-        "/config.json: describes no EAGLE head: no tensor is named fc.weight",
+        "/config.json: is not an EAGLE head: the tensor fc.weight is missing",
     ),
     "an EAGLE-3 head": (
         lambda: random_head() | {"midlayer.hidden_norm.weight": torch.zeros(4)},
@@ -179,7 +179,7 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
     "several layers": (
         lambda: without() | {"layers.1.mlp.up_proj.weight": torch.zeros(4)},
         {},
-        "/config.json: its tensors are those of 2 layers; EAGLE heads of one layer can be converted",
+        "/config.json: has 2 layers; only EAGLE heads of one layer are supported",
     ),
     "something else": (
         lambda: without() | {"layers.0.mlp.other.weight": torch.zeros(4)},
@@ -208,7 +208,7 @@ def test_what_a_head_calls_itself_does_not_matter(architectures: Any, source: Pa
 def test_a_norm_that_the_layer_has_no_use_for_is_skipped(source: Path, tmp_path: Path) -> None:
     name = f"{BLOCK}.input_layernorm.weight"
     head_root = save_head(tmp_path / "head", random_head() | {name: torch.ones(HIDDEN)}, vocab=ODD)
-    assert read(head_root, source).matched.skipped == {name: "the layer begins with no norm"}
+    assert read(head_root, source).matched.skipped == {name: "the layer has no input norm"}
 
 
 def test_a_head_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
@@ -251,10 +251,10 @@ class TestOptions:
         ("written", "message"),
         [
             ({"choices": [[0], [1, 0]]}, "choices: [1, 0] needs [1], which is missing"),
-            ({"choices": "vicuna_7b_stage2"}, "choices: 'vicuna_7b_stage2' is no known tree; known: mc_sim_7b_63"),
-            ({"dynamic": True, "choices": "mc_sim_7b_63"}, "choices: choices are those of a static tree"),
-            ({"top_k": 4}, "top_k: top_k is that of a dynamic tree"),
-            ({"dynamic": False, "depth": 4}, "depth: depth is that of a dynamic tree"),
+            ({"choices": "vicuna_7b_stage2"}, "choices: unknown tree 'vicuna_7b_stage2'; known: mc_sim_7b_63"),
+            ({"dynamic": True, "choices": "mc_sim_7b_63"}, "choices: choices requires a static tree"),
+            ({"top_k": 4}, "top_k: top_k requires a dynamic tree"),
+            ({"dynamic": False, "depth": 4}, "depth: depth requires a dynamic tree"),
             ({"dynamic": True, "nodes": 0}, "nodes: must be at least 1"),
             ({"dynamic": "yes", "top_k": 4}, "dynamic: expected a boolean"),
         ],
@@ -283,7 +283,7 @@ class TestRecipes:
         ("option", "path", "message"),
         [
             ("choices=[[262]]", "choices", "rank 262 is beyond the target's 262 vocabulary entries"),
-            ("nodes=7", "nodes", "nodes is that of a dynamic tree"),
+            ("nodes=7", "nodes", "nodes requires a dynamic tree"),
             ("choice=mc_sim_7b_63", "choice", "eagle has no option 'choice' (lossy, posterior_threshold,"),
             ("lossy=true", "lossy", "lossy acceptance changes the text, and gates.lossless holds"),
         ],
@@ -325,7 +325,7 @@ class TestRecipes:
                 "warning",
                 "rope",
                 "speculation.draft.model",
-                "the head turns its positions by base 5000, the target by base 10000",
+                "the head's rotary embedding has base 5000, the target's base 10000",
             ),
         ]
         assert trtspec("build", eagle).code == 0

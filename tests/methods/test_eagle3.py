@@ -179,7 +179,7 @@ class TestLayouts:
         else:
             (diagnostic,) = head_root.diagnostics
             assert diagnostic.code == "aux-layers"
-            assert diagnostic.message == "the head reads what goes into the layers 2, 3, 3 of a target that has 6"
+            assert diagnostic.message == "the head reads the inputs of layers 2, 3, 3, but the target has 6 layers"
 
     @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore")  # ModelOpt warns of what is on its way out
@@ -231,12 +231,12 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     "eagle-1": (
         without("layers.0.hidden_norm.weight"),
         {},
-        "/config.json: a head of EAGLE-1 or EAGLE-2: its layer has no hidden_norm\nhint: use method: eagle",
+        "/config.json: is an EAGLE-1 or EAGLE-2 head: its layer has no hidden_norm\nhint: use method: eagle",
     ),
     "another model": (
         without("layers.0.hidden_norm.weight", "fc.weight"),
         {},
-        "/config.json: no EAGLE-3 head: it has no midlayer.hidden_norm.weight",
+        "/config.json: is not an EAGLE-3 head: midlayer.hidden_norm.weight is missing",
     ),
     "another speculators": (
         without(),
@@ -251,7 +251,7 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     "two layers": (
         with_others(**{"layers.1.mlp.up_proj.weight": torch.zeros(4)}),
         {},
-        "/config.json: the tensors are those of an EAGLE-3 head of 2 layers; drafting from one is what is supported",
+        "/config.json: has 2 layers; only EAGLE-3 heads of one layer are supported",
     ),
     "no number of layers": (
         without(),
@@ -272,7 +272,7 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     "norms twice": (
         without(),
         {"norm_before_fc": True, "fc_norm": True},
-        "/config.json: norm_before_fc and fc_norm are true, of which a head has one",
+        "/config.json: norm_before_fc and fc_norm are both true, but a head can have only one of them",
     ),
     "norms that are not there": (
         without(),
@@ -321,17 +321,17 @@ MISFITS: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], list[tuple
         [
             ("hidden-size", "the head is for hidden states of 16, the target's have 32"),
             ("vocabulary", "the head is for 80 vocabulary entries, the target has 64"),
-            ("aux-layers", "the head reads what goes into the layers 1, 5, 10 of a target that has 7"),
+            ("aux-layers", "the head reads the inputs of layers 1, 5, 10, but the target has 7 layers"),
         ],
     ),
     "layers in disorder": (
         without(),
         {"eagle_config": {AUX: [4, 0, 6]}},
-        [("aux-layers", "the head reads what goes into the layers 5, 1, 7 of a target that has 7")],
+        [("aux-layers", "the head reads the inputs of layers 5, 1, 7, but the target has 7 layers")],
     ),
-    "ids beyond the vocabulary": (with_others(d2t=ids(step=2)), {}, [("d2t", "d2t leads to the id 64, outside 0..63")]),
-    "ids below 0": (with_others(d2t=ids(first=-1)), {}, [("d2t", "d2t leads to the id -1, outside 0..63")]),
-    "ids that repeat": (with_others(d2t=-torch.arange(40)), {}, [("d2t", "d2t leads to ids that do not ascend")]),
+    "ids beyond the vocabulary": (with_others(d2t=ids(step=2)), {}, [("d2t", "d2t maps to the id 64, outside 0..63")]),
+    "ids below 0": (with_others(d2t=ids(first=-1)), {}, [("d2t", "d2t maps to the id -1, outside 0..63")]),
+    "ids that repeat": (with_others(d2t=-torch.arange(40)), {}, [("d2t", "d2t maps to ids that do not ascend")]),
     "t2d of another vocabulary": (
         with_others(t2d=torch.ones(80, dtype=torch.bool)),
         {},
@@ -340,7 +340,7 @@ MISFITS: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], list[tuple
     "t2d of other ids": (
         with_others(d2t=ids(first=3), t2d=torch.arange(64) < 40),
         {},
-        [("d2t", "t2d marks other ids than those that d2t leads to")],
+        [("d2t", "t2d marks other ids than d2t maps to")],
     ),
 }
 
@@ -372,9 +372,9 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"top_k": 4}, "top_k and nodes make a tree together; give both of them, or none for a chain"),
-            ({"nodes": 4}, "top_k and nodes make a tree together; give both of them, or none for a chain"),
-            ({"lossy": True}, "lossy acceptance is a rule for trees; give top_k and nodes"),
+            ({"top_k": 4}, "a tree requires both top_k and nodes; set both, or none for a chain"),
+            ({"nodes": 4}, "a tree requires both top_k and nodes; set both, or none for a chain"),
+            ({"lossy": True}, "lossy acceptance requires a tree; set top_k and nodes"),
         ],
         ids=str,
     )
@@ -387,7 +387,7 @@ class TestOptions:
         head_root = save_head(random_head((0, 4, 6), drafted=3), tmp_path / "head")
         assert not read(head_root, source, top_k=3, nodes=9).head.diagnostics
         (diagnostic,) = read(head_root, source, top_k=4, nodes=9).head.diagnostics
-        assert diagnostic.message == "top_k is 4, and the head drafts 3 different tokens"
+        assert diagnostic.message == "top_k is 4, but the head drafts only 3 different tokens"
 
 
 @pytest.fixture
@@ -406,7 +406,7 @@ class TestRecipes:
     @pytest.mark.parametrize(
         ("change", "path", "message"),
         [
-            ("options.top_k=4", "options.nodes", "top_k and nodes make a tree together; give both of them, or none"),
+            ("options.top_k=4", "options.nodes", "a tree requires both top_k and nodes; set both, or none"),
             ("options.depth=4", "options.depth", "eagle3 has no option 'depth' (lossy, posterior_threshold,"),
             ("draft_len=17", "draft_len", "eagle3 takes 1..16 draft tokens"),
         ],

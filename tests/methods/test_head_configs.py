@@ -44,7 +44,7 @@ def test_layers_of_an_eagle3_head_are_counted_by_its_tensors(target: Path, tmp_p
     (warning,) = found(head, "layers")
     assert (warning.severity, warning.message) == (
         "warning",
-        "num_hidden_layers is 40, and its tensors are those of 1: 1 is what counts",
+        "num_hidden_layers is 40, but the number of layers in the tensors is 1, which is used",
     )
     assert head.head.models["eagle3_net_config"].num_layers == 1
     assert found(read(eagle3(tmp_path / "right", num_hidden_layers=1), "eagle3", target), "layers") == []

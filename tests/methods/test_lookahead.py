@@ -39,7 +39,7 @@ def test_the_extent_is_the_draft_length_that_tensorrt_llm_reserves(
     assert METHOD.draft_shape(METHOD.parse(options), 0) == draft_shape
 
 
-TURNED_OFF = "ngram 1 is lookahead turned off: window has to be 1, verification 0"
+TURNED_OFF = "ngram 1 turns lookahead off and requires window 1 and verification 0"
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ class TestConversion:
     def test_heads_without_a_matrix_are_refused_with_what_helps(self, source: Path, tmp_path: Path) -> None:
         blocks = {name: value for name, value in random_heads().items() if "linear" in name}
         (found,) = read(save_heads(tmp_path / "heads", blocks), source).head.diagnostics
-        assert found.message == "the heads share the target's LM head, which is not among their tensors"
-        assert found.hint == "turn them into vLLM's format, which has it: trtspec convert-draft, with --target"
+        assert found.message == "the heads use the target's LM head, which is not among their tensors"
+        assert found.hint == "convert them to vLLM's format, which includes it: trtspec convert-draft with --target"
 
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
         """The source's own says 2 heads, as published ones do that hold 5."""
@@ -156,32 +156,32 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
     "another model": (
         lambda: {"model.norm.weight": WIDE},
         {},
-        "/config.json: holds no Medusa heads: no tensor is named like 0.0.linear.weight",
+        "/config.json: has no Medusa heads: no tensor has a name like 0.0.linear.weight",
     ),
     "two prefixes": (
         lambda: random_heads() | {"medusa_head.0.0.linear.weight": WIDE},
         {},
-        "/config.json: holds Medusa heads under two prefixes",
+        "/config.json: has Medusa heads under two prefixes",
     ),
     "no first matrix": (
         lambda: without("0.1.weight"),
         {},
-        "/config.json: needs 0.1.weight, the first head's matrix to the vocabulary",
+        "/config.json: 0.1.weight, the first head's vocabulary matrix, is missing",
     ),
     "flat first matrix": (
         lambda: without() | {"0.1.weight": torch.zeros(4)},
         {},
-        "/config.json: needs 0.1.weight, the first head's matrix to the vocabulary",
+        "/config.json: 0.1.weight, the first head's vocabulary matrix, is missing",
     ),
     "another number of layers": (
         without,
         {"medusa_num_layers": 3},
-        "/config.json: says that heads have 3 layers, but their tensors are those of 1",
+        "/config.json: has 3 layers per head, but the tensors have 1",
     ),
     "modelopt's number of layers": (
         without,
         {"medusa": {"num_medusa_heads": 4, "num_medusa_layers": 2}},
-        "/config.json: says that heads have 2 layers, but their tensors are those of 1",
+        "/config.json: has 2 layers per head, but the tensors have 1",
     ),
     "a number that is a word": (
         without,
@@ -229,7 +229,7 @@ def test_heads_of_another_model_are_refused_with_all_reasons_at_once(source: Pat
     assert [(diagnostic.code, diagnostic.message) for diagnostic in misfits] == [
         ("hidden-size", "the heads are for hidden states of 16, the target's have 32"),
         ("vocabulary", "the heads are for 64 vocabulary entries, the target has 63"),
-        ("heads", "the choices are 4 tokens deep, the heads are 3"),
+        ("heads", "the choices are 4 tokens deep, but there are 3 heads"),
     ]
     with pytest.raises(
         CheckpointError, match=r"hidden states of 16, .*; the heads are for 64 .*; the choices are 4 tokens"
@@ -241,7 +241,7 @@ def test_fewer_levels_need_fewer_heads(source: Path, tmp_path: Path) -> None:
     head_root = save_heads(tmp_path / "heads", random_heads(1, vocab=VOCAB - 1))
     assert not read(head_root, source, choices=[[0], [1]]).head.diagnostics
     (diagnostic,) = read(head_root, source, choices=[[0], [0, 0]]).head.diagnostics
-    assert diagnostic.hint == "list choices of at most that length: 1"
+    assert diagnostic.hint == "list choices with a depth of at most 1"
 
 
 def test_its_parameters_are_counted(source: Path, tmp_path: Path) -> None:
@@ -280,8 +280,8 @@ class TestRecipes:
     @pytest.mark.parametrize(
         ("option", "path", "message"),
         [
-            ("choices=zephyr", "choices", "'zephyr' is no known tree; known: mc_sim_7b_63, vicuna_7b_stage2"),
-            ("choices=[[0],[0]]", "choices", "[0] stands twice"),
+            ("choices=zephyr", "choices", "unknown tree 'zephyr'; known: mc_sim_7b_63, vicuna_7b_stage2"),
+            ("choices=[[0],[0]]", "choices", "[0] is listed twice"),
             ("choices=[[262]]", "choices", "rank 262 is beyond the target's 262 vocabulary entries"),
             ("choice=zephyr_stage2", "choice", "medusa has no option 'choice' (lossy, posterior_threshold,"),
             ("lossy=true", "lossy", "lossy acceptance changes the text, and gates.lossless holds"),
@@ -296,7 +296,7 @@ class TestRecipes:
         chain = [[0] * depth for depth in range(1, 6)]
         (problem,) = problems_of(trtspec, medusa, "--set", f"speculation.options.choices={json.dumps(chain)}")
         assert (problem["path"], problem["code"]) == ("speculation.draft.model", "heads")
-        assert problem["message"] == "the choices are 5 tokens deep, the heads are 4"
+        assert problem["message"] == "the choices are 5 tokens deep, but there are 4 heads"
 
     def test_a_draft_len_is_refused(self, medusa: Path, trtspec: Run) -> None:
         (problem,) = problems_of(trtspec, medusa, "--set", "speculation.draft_len=4")

@@ -273,6 +273,5 @@ def test_a_checkpoint_without_a_head(knowing: Knowing, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, STATIC)
     assert str(caught.value) == (
-        f"{target}: holds no EAGLE head\n"
-        "hint: convert it with a head: method: eagle, and the head under speculation.draft"
+        f"{target}: has no EAGLE head\nhint: convert it with method: eagle and the head as speculation.draft"
     )

@@ -184,8 +184,7 @@ def test_a_target_without_a_head(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, CHAIN)
     assert str(caught.value) == (
-        f"{target}: holds no EAGLE-3 head\n"
-        "hint: convert it with a head: method: eagle3, and the head under speculation.draft"
+        f"{target}: has no EAGLE-3 head\nhint: convert it with method: eagle3 and the head as speculation.draft"
     )
 
 

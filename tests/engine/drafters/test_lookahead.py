@@ -165,7 +165,7 @@ class TestTheEngine:
         [
             ({"window": 5}, r"window is 5, expected at most 4 \(speculation.options.window\)"),
             ({"ngram": 0}, "ngram: must be at least 1"),
-            ({"ngram": 1}, "ngram 1 is lookahead turned off: window has to be 1, verification 0"),
+            ({"ngram": 1}, "ngram 1 turns lookahead off and requires window 1 and verification 0"),
             ({"nodes": 1}, "nodes is 1, but requests cannot set nodes for the engine's method"),
         ],
     )

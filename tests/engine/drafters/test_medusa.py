@@ -229,10 +229,7 @@ def test_a_checkpoint_with_too_few_heads(knowing: Knowing) -> None:
     with pytest.raises(CheckpointError) as caught:
         make_engine(knowing.target, chain)
     config = knowing.target / "config.json"
-    assert (
-        str(caught.value).partition("\nhint: ")[0]
-        == f"{config}: says that there are 4 Medusa heads; the choices need 5"
-    )
+    assert str(caught.value).partition("\nhint: ")[0] == f"{config}: has 4 Medusa heads, but the choices need 5"
 
 
 def test_a_checkpoint_without_heads(knowing: Knowing, tmp_path: Path) -> None:

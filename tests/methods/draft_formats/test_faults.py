@@ -80,9 +80,9 @@ def faults() -> Iterator[Fault]:
         count = 3 if kind == "eagle3" else 2
         ids = [2, 4, 5] if count == 3 else [2, 6]  # the usual ones for a target of LAYERS, by their inputs
         far = [*ids[:-1], LAYERS + 1 + shift]
-        yield kind, dialect, "a layer too far", partial(set_at, path, far), r"of a target that has"
+        yield kind, dialect, "a layer too far", partial(set_at, path, far), r"but the target"
         order = [each + shift for each in reversed(ids)]
-        yield kind, dialect, "layers out of order", partial(set_at, path, order), r"of a target that has"
+        yield kind, dialect, "layers out of order", partial(set_at, path, order), r"but the target"
         if kind != "p_eagle":  # which here reads two layers, of which EAGLE-3's choice is none
             wrong = [each + (0 if shift else -1) for each in ids]
             yield kind, dialect, "layers off by one", partial(set_at, path, wrong), r"by one"
@@ -101,7 +101,7 @@ def faults() -> Iterator[Fault]:
             yield kind, dialect, "no mask token", partial(set_at, mask.path, None), r"mask.token"
             yield kind, dialect, "a mask token outside", partial(set_at, mask.path, VOCAB), r"outside the vocabulary"
         if kind == "eagle3":
-            yield kind, dialect, "ids in d2t", name_ids, r"d2t has the target's ids themselves"
+            yield kind, dialect, "ids in d2t", name_ids, r"d2t has absolute ids of the target"
             yield kind, dialect, "two norms", both_norms, r"of which a head has one"
             yield kind, dialect, "no lm_head", partial(pop, "lm_head.weight"), r"lm_head\.weight: missing"
             if dialect != "modelopt":

@@ -51,7 +51,7 @@ class TestWhatHeadsShare:
 
     def test_there_and_back(self, target: Path, tmp_path: Path) -> None:
         source = blocks_alone(tmp_path / "source")
-        refused(source, "vllm", tmp_path / "out", "is the target's, and this dialect needs it")
+        refused(source, "vllm", tmp_path / "out", "which this dialect requires from the target")
         convert_draft(source, "vllm", tmp_path / "there", str(target))
         assert config_of(tmp_path / "there")["original_lm_head"] is True
         there, theirs = (load_file(root / "model.safetensors") for root in (tmp_path / "there", target))
@@ -74,7 +74,7 @@ class TestWhatHeadsShare:
 
     def test_a_whole_model_has_none(self, target: Path, tmp_path: Path) -> None:
         source = sharing()(tmp_path / "source")
-        refused(source, "modelopt", tmp_path / "out", "no key for shares_lm_head = true, and means false", target)
+        refused(source, "modelopt", tmp_path / "out", "no key for shares_lm_head = true, and implies false", target)
 
     def test_sizes_have_to_be_known(self, target: Path, tmp_path: Path) -> None:
         source = changed_file(blocks_alone(tmp_path / "sound"), tmp_path / "source", partial(unset, "vocab_size"))
@@ -86,18 +86,18 @@ class TestWhatHeadsShare:
 def test_heads_without_biases_are_nobodys_but_vllms(target: Path, tmp_path: Path) -> None:
     source = vllm(bias=False)(tmp_path / "source")
     for to in ("fasterdecoding", "modelopt"):
-        refused(source, to, tmp_path / "out", r"no key for has_bias = false, and means true", target)
+        refused(source, to, tmp_path / "out", r"no key for has_bias = false, and implies true", target)
     convert_draft(source, "vllm", tmp_path / "out")
     assert config_of(tmp_path / "out")["medusa_fc_bias"] is False
 
 
 def test_a_whole_model_stays_behind_if_it_is_the_target(target: Path, tmp_path: Path) -> None:
     source = nets.modelopt(tmp_path / "source")
-    refused(source, "vllm", tmp_path / "out", "lies in a whole model")
+    refused(source, "vllm", tmp_path / "out", "is stored in a whole model")
     refused(source, "vllm", tmp_path / "out", "is not the target's", make_target(tmp_path / "other", seed=1))
     convert_draft(source, "vllm", tmp_path / "out", str(target))
     assert len(contents(tmp_path / "out")) == 4 * (2 * 2 + 1)
-    refused(tmp_path / "out", "modelopt", tmp_path / "back", "has heads in their target's files")
+    refused(tmp_path / "out", "modelopt", tmp_path / "back", "stores heads in their target's files")
     convert_draft(nets.medusa_1_0(tmp_path / "1.0"), "vllm", tmp_path / "of-1.0", str(target))
     convert_draft(fasterdecoding()(tmp_path / "alone"), "vllm", tmp_path / "of-alone")
     assert contents(tmp_path / "of-1.0") == contents(tmp_path / "of-alone")
@@ -107,15 +107,15 @@ def test_a_quantized_target_takes_no_heads_into_its_files(target: Path, tmp_path
     """What is written would be refused when it is read back, after gigabytes."""
     quantized = compress(make_target(tmp_path / "quantized"), compressed_tensors())
     source = fasterdecoding()(tmp_path / "source")
-    hint = refused(source, "modelopt", tmp_path / "out", f"those in {quantized} are quantized", quantized)
-    assert hint == "give the target as it was before"
+    hint = refused(source, "modelopt", tmp_path / "out", f"but {quantized} is quantized", quantized)
+    assert hint == "give the target before quantization"
     assert not list(tmp_path.glob(".out*"))
 
 
 def test_whose_heads_they_are_is_written_for_fasterdecoding(target: Path, tmp_path: Path) -> None:
     """Which takes a Vicuna otherwise; TGI drafts with no heads whose config.json has a class."""
     source = vllm()(tmp_path / "source")
-    refused(source, "fasterdecoding", tmp_path / "out", "names the target, and nobody has named it")
+    refused(source, "fasterdecoding", tmp_path / "out", "requires the name of the target")
     convert_draft(source, "fasterdecoding", tmp_path / "out", str(target))
     config = config_of(tmp_path / "out")
     assert config["base_model_name_or_path"] == str(target)
@@ -212,13 +212,13 @@ def faults() -> Iterator[Fault]:
         "biases that vLLM leaves out",
         one,
         partial(unset, "medusa_fc_bias"),
-        r"leaves out biases where medusa_fc_bias is false",
+        r"ignores the biases because medusa_fc_bias is false",
     )
     yield (
         "biases that vLLM never fills",
         vllm(bias=False),
         partial(set_at, ("medusa_fc_bias",), True),
-        r"never fills the biases",
+        r"does not initialize the biases",
     )
     yield "layers that vLLM leaves out", one, partial(unset, "num_hidden_layers"), r"have 1 layers, but .* of 2"
     yield "heads that vLLM takes for five", one, partial(unset, "num_heads"), r"makes it 5 heads, but .* of 4"
@@ -228,7 +228,7 @@ def faults() -> Iterator[Fault]:
         partial(set_at, ("num_attention_heads",), 4),
         r"known to have: num_attention_heads",
     )
-    yield "a vocabulary of its own", one, partial(truncate, True), r"drafts 40 of 64 tokens by a token_map"
+    yield "a vocabulary of its own", one, partial(truncate, True), r"drafts 40 of 64 tokens with a token_map"
     yield "a vocabulary without a map", one, partial(truncate, False), r"drafts 40 of 64 tokens without a token_map"
     yield "a map that is not read", one, partial(also, "token_map", (40,)), r"token_map: no rule uses it"
     yield (

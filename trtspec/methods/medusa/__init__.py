@@ -73,7 +73,7 @@ def _check_head(heads: Heads, config: ModelConfig, depth: int) -> Iterator[Diagn
         yield Diagnostic("model", SHARED, message, hint)
     if heads.num_heads < depth:
         message = f"the choices are {depth} tokens deep, but there are {heads.num_heads} heads"
-        yield Diagnostic("model", "heads", message, f"list choices of at most {heads.num_heads} tokens")
+        yield Diagnostic("model", "heads", message, f"list choices with a depth of at most {heads.num_heads}")
 
 
 def _draft_shape(options: MedusaOptions, draft_len: int) -> DraftShape:

@@ -21,7 +21,7 @@ class NgramDrafter(Drafter):
         self._indexes: dict[int, SuffixIndex] = {}
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Create an index for each prompt; the prompt is added with the first draft, so that unused indexes are free."""
+        """Create an index for each prompt; the prompt is added with the first draft, so unused indexes are free."""
         for row in range(first_row, first_row + len(prompts)):
             self._indexes[row] = SuffixIndex(self._max_match)
 
