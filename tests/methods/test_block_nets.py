@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DFlash and DSpark nets: one description out of every dialect, and what does not go with the target by its name."""
+"""DFlash and DSpark nets: reading every dialect, and diagnostics of mismatches with the target."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(root: Path, target: Path, kind: str = "dflash", draft_len: int | None =
 
 
 def said(head: SourceHead) -> dict[str, str]:
-    """Return what was found, by code, without the warnings that the tiny shapes bring."""
+    """Return the diagnostics by code, without the warnings caused by the tiny shapes."""
     return {each.code: each.message for each in head.head.diagnostics if each.code not in ("positions", "rope")}
 
 
@@ -89,7 +89,7 @@ def test_a_net_of_the_other_kind_names_its_method(target: Path, tmp_path: Path) 
         ),
         ({"dflash_config": {**INNER, "target_layer_ids": [1, 0]}}, "aux-layers", "layers 1, 0"),
         ({"dflash_config": {**INNER, "mask_token_id": VOCAB}}, "mask-token", f"outside the vocabulary, 0..{VOCAB - 1}"),
-        ({"draft_vocab_size": 40}, "vocabulary", "it has no d2t and no lm_head.weight"),
+        ({"draft_vocab_size": 40}, "vocabulary", "d2t and lm_head.weight are missing"),
     ],
 )
 def test_what_does_not_go_with_the_target(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of drafted tokens, by name and written out."""
+"""Static draft trees, by name and as lists of paths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtspec.methods.tree_choices import (
     most_ranks,
 )
 
-# How many nodes the published trees have on each level, with the path that was chosen last.
+# The number of nodes on each level of the published trees, and their last path.
 # FasterDecoding/Medusa, medusa/model/medusa_choices.py
 MEDUSA = {
     "mc_sim_7b_63": ([10, 28, 23, 2], (0, 7, 0)),

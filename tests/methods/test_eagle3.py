@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 heads on their way into the target's checkpoint: four layouts read as one, or refused with words."""
+"""Conversion of EAGLE-3 heads into the target's checkpoint: reading four layouts, and error messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trtspec.methods.source_head import SourceHead, load_head
 
 METHOD = find_method("eagle3")
 LAYERS = 7
-# What the paper reads of 7 layers: what comes out of the second, the third and the fourth.
+# The paper's layers for a target of 7 layers: the outputs of the second, the third and the fourth.
 AUX_OF_PAPER = (1, 2, 3)
 LAYER = "eagle3.layers.0"
 
@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def heads_of(root: Path) -> list[dict[str, Tensor]]:
-    """Return what a converted checkpoint has of heads, rank by rank."""
+    """Return the heads' tensors in a converted checkpoint, by rank."""
     files = sorted(root.glob("rank*.safetensors"))
     return [{name: value for name, value in load_file(file).items() if "eagle3" in name} for file in files]
 
@@ -50,7 +50,7 @@ def config_of(root: Path) -> dict[str, Any]:
 
 
 def stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a head's tensors as they are stored, by TensorRT-LLM's names."""
+    """Return a head's tensors in stored form, by TensorRT-LLM's names."""
     layer = {name.removeprefix("layers.0."): value for name, value in tensors.items() if name.startswith("layers.0.")}
     renamed = {
         "self_attn.o_proj": "attention.dense", "mlp.gate_proj": "mlp.fc", "mlp.up_proj": "mlp.gate",
@@ -143,7 +143,7 @@ class TestConversion:
         assert torch.equal(found["eagle3.vocab_embedding.weight"], head.tensors["embed_tokens.weight"])
 
     def test_a_head_narrower_than_its_target(self, source: Path, tmp_path: Path) -> None:
-        """It brings embedding and head, and reads hidden states of another width than its own."""
+        """It has its own embedding and LM head, and reads hidden states of another width than its own."""
         head = random_head((0, 4, 6), target={"hidden_size": 16}, own_embedding=True)
         head = head.changed(fc__weight=torch.ones((16, 3 * SHAPE["hidden_size"]), dtype=torch.bfloat16))
         head_root = save_head(head, tmp_path / "head", target_hidden_size=SHAPE["hidden_size"])
@@ -171,7 +171,7 @@ class TestLayouts:
         ("layers", "aux_layers"), [(6, None), (7, [2, 3, 4]), (32, [2, 16, 29]), (61, [2, 30, 58])], ids=str
     )
     def test_layers_where_none_are_named(self, layers: int, aux_layers: list[int] | None, tmp_path: Path) -> None:
-        """What goes into 2, n // 2 and n - 3 (SafeAILab/EAGLE, modeling_llama_kv.py); 6 layers are too few."""
+        """The inputs of layers 2, n // 2 and n - 3 (SafeAILab/EAGLE, modeling_llama_kv.py); 6 layers are too few."""
         source = make_llama(tmp_path / "hf", num_hidden_layers=layers, rope_parameters=ROPE)
         head_root = read(save_head(random_head(AUX_OF_PAPER), tmp_path / "head", "original"), source).head
         if aux_layers:
@@ -182,9 +182,9 @@ class TestLayouts:
             assert diagnostic.message == "the head reads the inputs of layers 2, 3, 3, but the target has 6 layers"
 
     @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore")  # ModelOpt warns of what is on its way out
+    @pytest.mark.filterwarnings("ignore")  # ModelOpt's deprecation warnings
     def test_what_nvidias_exporter_writes(self, source: Path, tmp_path: Path) -> None:
-        """It names the layers that it chose, and stretches rotary positions by YaRN."""
+        """The exported config lists the chosen layers and uses YaRN scaling."""
         import modelopt.torch.speculative as mtsp
         from modelopt.torch.export import export_speculative_decoding
         from modelopt.torch.speculative.config import EAGLE3_DEFAULT_CFG
@@ -310,7 +310,7 @@ def test_what_is_no_head(
 
 
 def ids(*, step: int = 1, first: int = 0) -> Tensor:
-    """Return the d2t of 40 ids, `step` apart from `first` on."""
+    """Return d2t for the 40 ids `first`, `first` + `step`, ..."""
     return torch.arange(40) * (step - 1) + first
 
 
@@ -392,7 +392,7 @@ class TestOptions:
 
 @pytest.fixture
 def eagle3(recipe: Path) -> Path:
-    """The pair's recipe with a head in place of the draft."""
+    """The pair's recipe with a head instead of the draft model."""
     head = random_head((0, 2), target=TARGET_SHAPE | {"vocab_size": PAIR_VOCAB})
     save_head(head, recipe.parent / "head", rope_theta=10000.0)
     recipe.write_text(recipe.read_text().replace("draft_target", "eagle3").replace("./draft", "./head"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a part was trained for against the target that is there: what cannot be, and what may cost acceptance."""
+"""Checks of a head against its target: errors for wrong sizes, and warnings for differences that lower acceptance."""
 
 from __future__ import annotations
 

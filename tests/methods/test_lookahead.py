@@ -14,7 +14,7 @@ OFF = {"window": 1, "ngram": 1, "verification": 0}
 
 
 def test_the_defaults_are_those_of_tensorrt_llm() -> None:
-    """Of its LookaheadDecodingConfig, which takes them from executor.h."""
+    """The defaults of LookaheadDecodingConfig, which are from executor.h."""
     assert METHOD.options().model_dump() == {
         "window": 4, "verification": 4, "ngram": 3,
     }  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that were trained to draft in parallel: PARD models and P-EAGLE nets, by what their config.json says."""
+"""Drafts trained to draft in parallel, PARD models and P-EAGLE nets: detection and checks of their config.json."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target can be without while it drafts, told before anything is loaded."""
+"""Checks of the sublayers that a target skips while drafting, before anything is loaded."""
 
 from __future__ import annotations
 

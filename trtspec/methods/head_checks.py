@@ -66,7 +66,7 @@ def own_layers(configured: int, found: int, target_layers: int) -> int:
 def check_layers(configured: int, found: int) -> Iterator[Diagnostic]:
     """Warn if config.json has another number of layers (possibly the target's) than the tensors."""
     if configured != found:
-        message = f"num_hidden_layers is {configured}, but the number of layers in the tensors is {found}, which is used"
+        message = f"num_hidden_layers is {configured}, but the tensors' number of layers is {found}, which is used"
         hint = f"set num_hidden_layers: {found} in its config.json for other engines"
         yield Diagnostic("model", LAYERS, message, hint, "warning")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookahead against a second telling of it: with levels instead of columns, on transformers' model, without a tree."""
+"""Lookahead against a second implementation, with levels instead of columns, on transformers' model, without a tree."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def make_engine(target: Path, sizes: Sizes, **settings: Any) -> Engine:
 
 
 class Telling:
-    """Lookahead decoding as its paper draws it: a window of levels beside a pool of guesses."""
+    """Lookahead decoding as in the figures of its paper: a window of levels, and a pool of guesses."""
 
     def __init__(self, following: Callable[[tuple[int, ...]], int], sizes: Sizes, depth: int | None = None) -> None:
-        """Verify `depth` tokens of a branch; as many as follow on an n-gram's first where it is not given."""
+        """Verify `depth` tokens of a branch, by default all tokens after the first of an n-gram."""
         self.following = following
         self.window, self.ngram, self.guesses = sizes
         self.depth = self.ngram - 1 if depth is None else depth
 
     def stats(self, prompt: tuple[int, ...], new_tokens: int) -> tuple[tuple[int, ...], Stats]:
-        """Return the text and what it cost."""
+        """Return the text and its statistics."""
         text = (*prompt, self.following(prompt))
         top = [prompt[len(prompt) * place // self.window] for place in range(1, self.window)]
         below: list[list[int]] = []
@@ -73,7 +73,7 @@ class Telling:
         return text[len(prompt) :], Stats(len(prompt), new_tokens, *counts)
 
     def newest(self, pool: list[tuple[int, ...]], token: int) -> list[tuple[int, ...]]:
-        """Return the n-grams behind a token that came last, each once."""
+        """Return the distinct newest n-grams after a token."""
         behind = dict.fromkeys(ngram[1:] for ngram in reversed(pool) if ngram[0] == token)
         return list(behind)[: self.guesses]
 
@@ -146,7 +146,7 @@ class TestTheEngine:
         assert (results[3].stats.drafted, results[3].stats.steps) == (0, 39)
 
     def test_a_request_may_ask_for_smaller_sizes(self, looping: tuple[Path, Any]) -> None:
-        """Each row of a batch then goes as in an engine of its sizes, but for the depth, which stays the engine's."""
+        """Each row behaves as in an engine of its sizes, except for the depth, which stays the engine's."""
         target, choice = looping
         engine = make_engine(target, (7, 7, 7))
         smaller = [sizes for sizes in SIZES if max(sizes) <= 7]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask for: every number that is wrong is named."""
+"""Validation of requests: every invalid value is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_LOGITS = np.zeros((2, 5), np.float32)
 
 
 def with_one(value: float) -> np.ndarray:
-    """Return draft logits, one of which is not like the others."""
+    """Return draft logits with one different value."""
     logits = NO_LOGITS.copy()
     logits[1, 3] = value
     return logits

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of many ranks say the same as those of one, bit for bit; what does not fit is named with its file."""
+"""Checkpoints of many ranks give the same bits as those of one rank; errors name the tensor and its file."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ QKV = "transformer.layers.1.attention.qkv.weight"
 def test_what_does_not_fit_is_named(
     change: Callable[[dict[str, Tensor]], None], message: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Of the first stage's two ranks the second is the one that is broken."""
+    """The second of the first stage's two ranks is broken."""
     root = convert(sources["llama with biases"], tmp_path / "c", mapping=ParallelMapping(2, 2))
     edit(root / "rank1.safetensors", change)
     with pytest.raises(CheckpointError) as refused:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec prompts`: what is in a file."""
+"""`trtspec prompts`: the summary of a prompt file."""
 
 from __future__ import annotations
 

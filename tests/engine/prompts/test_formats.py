@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every format, by records shaped as the published sets' are; their words are ours."""
+"""Every format, with records in the shape of the published sets and our own texts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lines(*records: Any) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-# name: (the file, and of each prompt its id, kind, last words and further turns)
+# name: (the file, and for each prompt its id, kind, last words and further turns)
 FILES: dict[str, tuple[str, list[tuple[str, str, str, int]]]] = {
     "own": (
         lines({"id": "a", "kind": "rag", "messages": CHAT}, {"prompt": "x"}),
@@ -215,7 +215,7 @@ def test_a_record_of_a_file_of_one_line_is_named_by_its_number(tmp_path: Path) -
 
 
 def bombs(folder: Path) -> dict[str, Path]:
-    """Write parquet files that unpack to far more than they have bytes."""
+    """Write parquet files that unpack to far more than their size."""
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'trtspec[prompts]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     large = pyarrow.array(["x" * 600_000])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file of prompts may be, whatever its format, and what of it reaches a model."""
+"""Prompt files of all formats: encodings, limits, errors, and the text that is sent to a model."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_begin_token_is_there_once(path: Path, pair_master: Path, tmp_path: Pa
         (tmp_path / "chat_template.jinja").write_text(template)
         chat, plain = (tokenizer.encode(prompt.text) for prompt in load_prompts(chats(path), tmp_path))
         assert (chat.count(number), chat[0] == number) == (int(begins), begins)
-        assert plain[0] == number  # a prompt without messages is any text
+        assert plain[0] == number  # a prompt without messages stays as it is
 
 
 def test_a_missing_package_is_named(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa heads between dialects: what heads share, what is no bias, whole models, and every mistake by its name."""
+"""Medusa heads between dialects: shared LM heads, missing biases, whole models, and the message of every mistake."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtspec.methods.draft_formats.convert import convert_draft
 
 Save = Callable[[Path], Path]
 Change = Callable[[Config, dict[str, Tensor]], None]
-Fault = tuple[str, Save, Change, str]  # what is wrong, of which heads, how it is made, words of the message
+Fault = tuple[str, Save, Change, str]  # description, heads, change, part of the message
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def model(target: Path) -> SourceModel:
 
 
 def refused(source: Path, to: str, out: Path, words: str, where: Path | str = "") -> str:
-    """Convert what cannot be said, look that nothing lies there, and return the hint."""
+    """Assert that a conversion fails without writing files, and return the hint."""
     with pytest.raises(TrtspecError, match=words) as caught:
         convert_draft(source, to, out, str(where))
     assert not out.exists()
@@ -47,7 +47,7 @@ def refused(source: Path, to: str, out: Path, words: str, where: Path | str = ""
 
 
 class TestWhatHeadsShare:
-    """FasterDecoding's since "2" are blocks alone; vLLM has the target's LM head among their tensors, once."""
+    """FasterDecoding's heads since "2" have only blocks; vLLM stores the target's LM head once among their tensors."""
 
     def test_there_and_back(self, target: Path, tmp_path: Path) -> None:
         source = blocks_alone(tmp_path / "source")
@@ -65,7 +65,7 @@ class TestWhatHeadsShare:
     def test_one_that_is_not_the_targets_stays(self, tmp_path: Path) -> None:
         other = make_target(tmp_path / "other", seed=1)
         source = sharing()(tmp_path / "source")
-        refused(source, "fasterdecoding", tmp_path / "out", "its lm_head.weight is not the target's", other)
+        refused(source, "fasterdecoding", tmp_path / "out", "its lm_head.weight differs from the target's", other)
 
     def test_the_first_heads_may_be_it(self, target: Path, tmp_path: Path) -> None:
         convert_draft(sharing("lm_heads.0.weight")(tmp_path / "source"), "vllm", tmp_path / "out", str(target))
@@ -78,7 +78,7 @@ class TestWhatHeadsShare:
 
     def test_sizes_have_to_be_known(self, target: Path, tmp_path: Path) -> None:
         source = changed_file(blocks_alone(tmp_path / "sound"), tmp_path / "source", partial(unset, "vocab_size"))
-        refused(source, "fasterdecoding", tmp_path / "out", "says no vocab_size")
+        refused(source, "fasterdecoding", tmp_path / "out", "vocab_size is missing")
         convert_draft(source, "fasterdecoding", tmp_path / "out", str(target))
         assert config_of(tmp_path / "out")["vocab_size"] == 64
 
@@ -104,7 +104,7 @@ def test_a_whole_model_stays_behind_if_it_is_the_target(target: Path, tmp_path: 
 
 
 def test_a_quantized_target_takes_no_heads_into_its_files(target: Path, tmp_path: Path) -> None:
-    """What is written would be refused when it is read back, after gigabytes."""
+    """Otherwise the result would only be rejected when it is read back, after writing gigabytes."""
     quantized = compress(make_target(tmp_path / "quantized"), compressed_tensors())
     source = fasterdecoding()(tmp_path / "source")
     hint = refused(source, "modelopt", tmp_path / "out", f"but {quantized} is quantized", quantized)
@@ -113,7 +113,7 @@ def test_a_quantized_target_takes_no_heads_into_its_files(target: Path, tmp_path
 
 
 def test_whose_heads_they_are_is_written_for_fasterdecoding(target: Path, tmp_path: Path) -> None:
-    """Which takes a Vicuna otherwise; TGI drafts with no heads whose config.json has a class."""
+    """FasterDecoding assumes a Vicuna target otherwise; TGI ignores heads whose config.json has `architectures`."""
     source = vllm()(tmp_path / "source")
     refused(source, "fasterdecoding", tmp_path / "out", "requires the name of the target")
     convert_draft(source, "fasterdecoding", tmp_path / "out", str(target))
@@ -124,7 +124,7 @@ def test_whose_heads_they_are_is_written_for_fasterdecoding(target: Path, tmp_pa
 
 
 def changed_file(source: Path, root: Path, change: Change) -> Path:
-    """Copy heads with config.json and tensors changed, whatever their file is called."""
+    """Copy heads with changed config.json and tensors; the tensor file can have any name."""
     (path,) = source.glob("*.safetensors")
     path.rename(source / "model.safetensors")
     return changed(source, root, change)
@@ -157,11 +157,11 @@ def truncate(mapped: bool, config: Config, tensors: dict[str, Tensor]) -> None:
 
 
 def idle(head: int, config: Config, tensors: dict[str, Tensor]) -> None:
-    """Put the target's own LM head first, as a head whose blocks add nothing."""
+    """Insert the target's LM head as the first head, with zero blocks."""
     put(rf"^(blocks\.)?{head}\.", torch.zeros_like, config, tensors)
 
 
-# By dialect: keys of the numbers of heads and layers; a head's tensors, its matrix, the first bias.
+# By dialect: the keys of the numbers of heads and layers; a head's tensors, its matrix, the first bias.
 WHERE: dict[str, tuple[tuple[str, ...], tuple[str, ...], str, str, str]] = {
     "fasterdecoding": (("medusa_num_heads",), ("medusa_num_layers",), r"^{}\.", r"^{}\.1\.weight", "0.0.linear.bias"),
     "modelopt": (
@@ -182,7 +182,7 @@ WHERE: dict[str, tuple[tuple[str, ...], tuple[str, ...], str, str, str]] = {
 
 
 def common(dialect: str) -> Iterator[tuple[str, Change, str]]:
-    """Yield faults that each dialect can make."""
+    """Yield faults that are possible in each dialect."""
     count, layers, head, matrix, bias = WHERE[dialect]
     yield "a head's number is left out", partial(lose, head.format(1)), r"1\..*: missing"
     yield "fewer heads than said", partial(lose, head.format(3)), r"makes it 4 heads, but .* of 3"
@@ -251,7 +251,7 @@ def faults() -> Iterator[Fault]:
     )
     yield "heads under two names", fast, partial(also, "medusa_head.0.0.linear.weight", (32, 32)), r"under two prefixes"
     yield "a bias that no reader has", fast, partial(also, "0.1.bias", (64,)), r"0\.1\.bias: no rule uses it"
-    yield "the target's own LM head first", sharing(), partial(idle, 0), r"own LM head says what head 0 says"
+    yield "the target's own LM head first", sharing(), partial(idle, 0), r"head 0 equals the target's LM head"
     yield "heads that are not trained", blocks_alone, partial(put, ".", torch.zeros_like), r"head 0, 1, 2, 3 says"
 
 
@@ -275,7 +275,7 @@ def test_a_head_of_its_own_is_the_targets_too(target: Path, model: SourceModel, 
         idle(0, config, tensors)
         tensors["0.1.weight"] = matrix
 
-    for matrix, expected in ((lm_head, "head 0 says"), (torch.zeros_like(lm_head), "")):
+    for matrix, expected in ((lm_head, "head 0 equals"), (torch.zeros_like(lm_head), "")):
         root = tmp_path / (expected or "other")
         source = changed_file(fasterdecoding()(root / "sound"), root / "changed", partial(first, matrix=matrix))
         assert expected in said(source, model)
