@@ -156,7 +156,7 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
     "another model": (
         lambda: {"model.norm.weight": WIDE},
         {},
-        "/config.json: has no Medusa heads: no tensor has a name like 0.0.linear.weight",
+        "/config.json: does not contain Medusa heads: tensors like 0.0.linear.weight are missing",
     ),
     "two prefixes": (
         lambda: random_heads() | {"medusa_head.0.0.linear.weight": WIDE},

@@ -132,7 +132,7 @@ BAD: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], dict[str, Any]
     "another number of layers": (
         lambda tensors: None,
         {"num_draft_layers": 3},
-        "/config.json: has no recurrent drafter of 3 layers: none of the tensors lm_head.3.weight, lm_heads.3",
+        "/config.json: does not contain a recurrent drafter of 3 layers: the tensors lm_head.3.weight, lm_heads.3",
     ),
     "an absurd number of layers": (
         lambda tensors: None,

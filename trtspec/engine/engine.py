@@ -60,7 +60,7 @@ class Engine:
 
         Args:
             target: a TensorRT-LLM checkpoint directory.
-            draft: the draft model's checkpoint; None for methods without a draft model.
+            draft: the draft model's checkpoint, or None for methods without a draft model.
             settings: see EngineSettings.
             tokenizer: a directory with tokenizer.json; needed for stop texts and for updates of whole characters.
 

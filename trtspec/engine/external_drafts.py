@@ -30,7 +30,7 @@ class ExternalDrafts:
         return cls(batch, torch.tensor(rows, dtype=torch.int64, device=device), lens)
 
     def probs(self) -> Tensor | None:
-        """Return the draft's distributions [rows, width, vocab]; None if no request has draft_logits.
+        """Return the draft's distributions [rows, width, vocab], or None if no request has draft_logits.
 
         They are softmax(draft_logits), independent of the request's sampling options, as in TensorRT-LLM
         (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15). Rows without

@@ -31,7 +31,7 @@ def edit(logits: Tensor, batch: Sequence[Running], tokens: Tensor, tree: Tree | 
         logits: [rows, nodes, vocab], the target's logits after each node.
         batch: the request of each row.
         tokens: [rows, nodes], the last token of each text and the draft after it.
-        tree: the shape of the drafts; None for chains.
+        tree: the shape of the drafts, or None for chains.
     """
     edited = [row for row, running in enumerate(batch) if running.request.edits != NO_EDITS]
     if not edited:

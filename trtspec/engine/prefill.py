@@ -61,7 +61,7 @@ def prefill(
         aux_layers: hidden states to return (see `Decoder.forward_with_features`).
         tails: the length of each text's tail in tokens, 0 by default. `logits` beyond it are meaningless.
         starts: the number of leading tokens of each text that its row already holds, 0 by default. At least the tail
-            and one more token must remain. `features` are then those of the remaining tokens.
+            and one more token must remain. `features` then cover only the remaining tokens.
     """
     rows = len(texts)
     tails, starts = tails or [0] * rows, starts or [0] * rows

@@ -98,7 +98,7 @@ def _common_prefix(drafted: Tokens, rest: Tokens) -> int:
 
 
 def _path(children: list[list[int]], tokens: Tokens, rest: Tokens) -> int:
-    """Return the depth of the longest path of a tree that matches a text; `tokens` are those of nodes 1, 2, ..."""
+    """Return the depth of the longest path of a tree that matches a text; `tokens` belong to nodes 1, 2, ..."""
     node = 0
     for depth, token in enumerate(rest):
         found = next((child for child in children[node] if tokens[child - 1] == token), None)

@@ -30,7 +30,7 @@ def save_notes(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_notes(path: Path, device: torch.device) -> dict[str, Any] | None:
-    """Return the state at `path` with its tensors on `device`; None if the file is missing or not a valid state."""
+    """Return the state at `path` with its tensors on `device`, or None if the file is missing or invalid."""
     if not path.is_file():
         return None
     try:

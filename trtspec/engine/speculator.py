@@ -146,7 +146,7 @@ class Speculator:
     def keep(self, row: int, text: Sequence[int]) -> None:
         """Add a finished text to the prefix cache."""
         if self.guard.keep(row, text):  # without it, the drafter would lack the tokens that the cache skips
-            self._prefixes.keep(row, text, len(text) - 1)  # the last token has no keys and values yet
+            self._prefixes.keep(row, text, len(text) - 1)  # the last token was not processed yet
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move row `source`, which is `length` tokens long, to row `target`."""

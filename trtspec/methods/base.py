@@ -22,7 +22,7 @@ PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
 
 
 class Options(StrictModel):
-    """The keys of a method below `speculation.options`; the base class has none."""
+    """The keys of a method below `speculation.options`; the base class is for methods without options."""
 
     @property
     def acceptance(self) -> Literal["exact", "typical"]:
@@ -136,9 +136,9 @@ class Method:
         draft_shape: returns the draft shape for the options and draft_len.
         check_options: checks the options against the target; paths are relative to `speculation.options`.
         check_model: checks whether a draft model's source fits the method; paths are relative to `speculation.draft`.
-        suggest: returns why the method suits a draft (or the target, if it needs no draft), or None; raises
-            CheckpointError for an invalid checkpoint.
-        variants: yields alternatives worth measuring, as changes of the given options; None removes a key.
+        suggest: returns why the method suits a draft (or the target, for methods without a draft), or None;
+            raises CheckpointError for an invalid checkpoint.
+        variants: yields alternatives worth measuring, as changes of the given options; the value None removes a key.
     """
 
     summary: str

@@ -72,7 +72,7 @@ def check_layers(configured: int, found: int) -> Iterator[Diagnostic]:
 
 
 def mask_token(source: Source) -> int | None:
-    """Return the id of the mask token for parallel drafting, or None if config.json has no such key."""
+    """Return the id of the mask token for parallel drafting, or None if config.json lacks such a key."""
     return next((source.reader.get(key, int) for key in MASK_KEYS if source.config.get(key) is not None), None)
 
 
@@ -83,9 +83,9 @@ def mask_key(source: Source) -> dict[str, int]:
 
 
 def check_mask(token: int | None, vocab: int) -> Iterator[Diagnostic]:
-    """Report a mask token that is missing or has no embedding."""
+    """Report a mask token that is missing or outside the vocabulary."""
     if token is None:
-        message = f"its config.json has no mask token ({', '.join(MASK_KEYS)})"
+        message = f"its config.json lacks a mask token ({', '.join(MASK_KEYS)})"
         hint = "use another draft if it was not trained to draft in parallel, or add the key"
         yield Diagnostic("model", "mask-token", message, hint)
     elif not 0 <= token < vocab:

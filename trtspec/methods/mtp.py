@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-token prediction (MTP): layers that were trained with the target to predict further tokens draft a chain.
 
-DeepSeek-V3, arXiv:2412.19437, section 2.2. The layers are in the target's checkpoint and need no conversion: engines
+DeepSeek-V3, arXiv:2412.19437, section 2.2. The layers are in the target's checkpoint and are not converted: engines
 that run the source unchanged load them.
 """
 

@@ -272,6 +272,5 @@ def test_a_checkpoint_without_a_head(knowing: Knowing, tmp_path: Path) -> None:
     target = convert(knowing.source, tmp_path / "target")
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, STATIC)
-    assert str(caught.value) == (
-        f"{target}: has no EAGLE head\nhint: convert it with method: eagle and the head as speculation.draft"
-    )
+    hint = "convert it with method: eagle and the head as speculation.draft"
+    assert str(caught.value) == f"{target}: does not contain an EAGLE head\nhint: {hint}"

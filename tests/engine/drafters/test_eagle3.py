@@ -183,9 +183,8 @@ def test_a_target_without_a_head(tmp_path: Path) -> None:
     target = convert(make_target(tmp_path, {"family": "llama"}), tmp_path / "out")
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, CHAIN)
-    assert str(caught.value) == (
-        f"{target}: has no EAGLE-3 head\nhint: convert it with method: eagle3 and the head as speculation.draft"
-    )
+    hint = "convert it with method: eagle3 and the head as speculation.draft"
+    assert str(caught.value) == f"{target}: does not contain an EAGLE-3 head\nhint: {hint}"
 
 
 @pytest.fixture(scope="module")

@@ -242,8 +242,8 @@ def test_a_target_without_a_net(method: str, tmp_path: Path) -> None:
     target = convert(make_model(tmp_path / "hf", "llama"), tmp_path / "out")
     with pytest.raises(CheckpointError) as caught:
         load(method, target, None)
-    said = {"pard": "pard needs a draft checkpoint", "p_eagle": f"{target}: has no P-EAGLE net"}
-    assert str(caught.value).startswith(said.get(method, f"{target}: has no {method} net"))
+    said = {"pard": "pard needs a draft checkpoint", "p_eagle": f"{target}: does not contain a P-EAGLE net"}
+    assert str(caught.value).startswith(said.get(method, f"{target}: does not contain a {method} net"))
 
 
 def test_a_model_without_a_mask_token(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class TestWhatHeadsShare:
 
     def test_sizes_have_to_be_known(self, target: Path, tmp_path: Path) -> None:
         source = changed_file(blocks_alone(tmp_path / "sound"), tmp_path / "source", partial(unset, "vocab_size"))
-        refused(source, "fasterdecoding", tmp_path / "out", "vocab_size is missing")
+        refused(source, "fasterdecoding", tmp_path / "out", "vocab_size and the heads' vocabulary matrices are missing")
         convert_draft(source, "fasterdecoding", tmp_path / "out", str(target))
         assert config_of(tmp_path / "out")["vocab_size"] == 64
 

@@ -34,7 +34,7 @@ class Peaks:
         self._lift((kind, module), values.abs().amax())
 
     def merge(self, other: Peaks) -> None:
-        """Update all peaks with those of `other`."""
+        """Update all peaks with the peaks of `other`."""
         for at, peak in other.found.items():
             self._lift(at, peak)
 

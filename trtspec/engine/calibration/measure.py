@@ -107,7 +107,7 @@ class _Calibration:
         self.tables: dict[str, dict[str, float]] = {INPUTS: {}, KEYS: {}, VALUES: {}}
 
     def resume(self, notes: CalibrationNotes) -> tuple[int, list[Tensor]] | None:
-        """Restore `tables` and return the number of finished layers with the states after them; None without notes."""
+        """Restore `tables` and return the number of finished layers with their output states, or None without notes."""
         noted = notes.load()
         if noted is None:
             return None

@@ -33,7 +33,7 @@ class CalibrationNotes:
         self._stamp = f"{stamp} {torch.__version__} {device.type} {machine}"
 
     def load(self) -> tuple[int, list[Tensor], Tables] | None:
-        """Return the number of finished layers, the states after them and the peaks; None without a checkpoint."""
+        """Return the number of finished layers, their output states and the peaks, or None without a checkpoint."""
         noted = load_notes(self._path, self._device) if self._path else None
         if noted is None or noted.get("stamp") != self._stamp:
             return None

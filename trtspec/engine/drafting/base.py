@@ -54,7 +54,7 @@ class Setup:
 class DraftSampling:
     """Sampling of drafts: `params` turn logits into probabilities, `uniforms` [rows, nodes] sample tokens from them.
 
-    Greedy rows have temperature 0; a batch of only greedy rows has no DraftSampling.
+    Greedy rows have temperature 0; for a batch of only greedy rows the DraftSampling is None.
     """
 
     params: SamplingParams

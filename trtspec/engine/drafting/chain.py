@@ -123,7 +123,7 @@ def draft_chain(
             window, the tokens are the target's ids of the drafted tokens.
         tokens: [rows, width of the first window], the end of each text; the other windows are one token wide.
         windows: the positions of the tokens.
-        sampling: the sampling of drafts; None if all rows are greedy.
+        sampling: the sampling of drafts, or None if all rows are greedy.
         floors: the minimum confidence.
         vocabulary: the vocabulary of the logits.
     """

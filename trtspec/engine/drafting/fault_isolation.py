@@ -74,7 +74,7 @@ class Guard:
     def propose(
         self, texts: Sequence[Sequence[int]], depth: int, sampling: Callable[[list[int]], DraftSampling | None]
     ) -> Draft | None:
-        """Draft for the rows that are drafted for; None if the drafter fails or is disabled.
+        """Return the draft of the rows that are drafted for, or None if the drafter fails or is disabled.
 
         `sampling` returns the draft sampling of given rows.
         """

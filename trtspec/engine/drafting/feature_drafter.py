@@ -36,7 +36,7 @@ class PairingDrafter(Drafter):
     def read(self, features: Tensor, start: int) -> None:
         """Write the pairs of a chunk into the head's cache.
 
-        A prompt's last feature has no following token yet: its pair and later ones are placeholders, overwritten later.
+        The token after a prompt's last feature is unknown: its pair and later ones are placeholders, overwritten later.
         """
         rows, width, _ = features.shape
         following = [[*prompt[start + 1 : start + 1 + width]] for prompt in self._prompts]

@@ -3,7 +3,7 @@
 
 A pair is the feature of position t and the token at t + 1; it is stored at position t of the head's cache. From it the
 head predicts the feature of position t + 1, which gives the logits of the next token. The pair of this feature and that
-token is the head's next input, because the target has no feature for it yet.
+token is the head's next input, because the target's feature for it is not available yet.
 """
 
 from __future__ import annotations

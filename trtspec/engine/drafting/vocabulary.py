@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mappings from the token ids of a draft to those of its target."""
+"""Mappings from the token ids of a draft to its target's token ids."""
 
 from __future__ import annotations
 

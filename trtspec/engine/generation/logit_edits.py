@@ -9,8 +9,8 @@ TensorRT-LLM, vLLM and transformers differ; Triton clients, which may expect any
   (vllm/model_executor/layers/utils.py, apply_penalties). TensorRT-LLM's rule is the default; with its
   `prompt_ignore_length` set to the prompt's length it equals OpenAI's.
 * TensorRT-LLM divides by the temperature before the penalties, vLLM and transformers after them, because OpenAI defines
-  both on logits. This code applies the temperature last too. At temperature 1 and for greedy text the order has no
-  effect.
+  both on logits. This code applies the temperature last too. The order only matters for sampled text at temperatures
+  other than 1.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Request:
     apply to the target only. With them more of the draft is accepted, and the output has the target's distribution.
     Without them a token is accepted only if the target samples the same one.
 
-    `edits` change the target's logits before sampling; the text equals that of the target alone with the same edits.
+    `edits` change the target's logits before sampling; the text equals the target's text with the same edits.
     `return_logits` requests the target's unedited logits of every new token, `return_log_probs` the log probability of
     every new token and of the `num_top_log_probs` most probable tokens (see `Scores`).
     """
@@ -149,7 +149,7 @@ class Update:
 
     `finish_reason` is None while the request runs, then "length", "end_id", "stop", "cancelled" or "error" (with
     `error`). `scores` of the new ids are set if the request wants scores and has run. `queue_s` is the waiting time
-    until the engine admitted the request; None before that or if the engine does not report it.
+    until the engine admitted the request, or None before that and if the engine does not report it.
     """
 
     new_ids: tuple[int, ...]

@@ -107,7 +107,7 @@ class SuffixTree:
         for length in range(1, min(len(context), self._max_depth)):
             node, ahead = self._find(context[len(context) - length :])
             if node is None or (node.owner and node.end + ahead == len(node.owner.tokens)):
-                break  # longer suffixes do not occur either, or have no continuation
+                break  # longer suffixes do not occur either, or end there
             guess = self._follow(node, ahead, length, min(most, int(length * factor + ROUNDING)), least)
             if guess.score >= best.score - ROUNDING:
                 best = guess

@@ -29,7 +29,7 @@ class Pieces:
         return self.decode(ids) if continues else self._tokenizer.decode(ids)
 
     def encode(self, text: str) -> list[int]:
-        """Return ids that `decode` maps to exactly this text; raise TrtspecError if there are none."""
+        """Return ids that `decode` maps to exactly this text; raise TrtspecError if they do not exist."""
         for anchor in ANCHORS:
             skip = len(self._tokenizer.encode(anchor, add_special_tokens=False))
             ids = self._tokenizer.encode(anchor + text, add_special_tokens=False)[skip:]

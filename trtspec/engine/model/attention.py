@@ -45,7 +45,7 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
 def remember(kv: Tensor, key_norm: Tensor | None, window: Window, cache: KVCache, config: ModelConfig) -> None:
     """Write kv [rows * width, 2 * layers * kv_heads * head_size], all keys before all values, to the cache's layers.
 
-    `key_norm` [layers * kv_heads, head_size] multiplies the normalized keys; None if the layers have no key norm.
+    `key_norm` [layers * kv_heads, head_size] multiplies the normalized keys; it is None without a key norm.
     """
     keys, values = kv.view(len(kv), 2, -1, config.head_size).unbind(1)
     by_layer = (part.chunk(config.num_layers, 1) for part in (_turn(keys, key_norm, window, config), values))

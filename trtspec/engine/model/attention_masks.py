@@ -22,8 +22,8 @@ class Window:
     """The positions of `width` tokens in each of `rows` cache rows; shared by all layers of a step.
 
     `slots` [rows * width] are their cache slots and `rotation` is complex [rows * width, 1, rotary_size / 2]. `mask`
-    [rows, 1, queries, key_len] is added to the scores; None if every query attends to all `key_len` keys. `near` is
-    the window for layers with a sliding window; None if the model has no such layers.
+    [rows, 1, queries, key_len] is added to the scores, or None if every query attends to all `key_len` keys. `near` is
+    the window for layers with a sliding window, or None for a model without such layers.
     """
 
     first_row: int

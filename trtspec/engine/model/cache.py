@@ -12,7 +12,7 @@ from trtspec.checkpoints.model_config import ModelConfig
 class KVCache:
     """Preallocated keys and values of all layers in one tensor, [2 * layers, rows * max_len, kv_heads, head_size].
 
-    The caller tracks the length of each row, so rejected tokens need no rollback: their slots are overwritten.
+    The caller tracks the length of each row, and the slots of rejected tokens are overwritten without a rollback.
     """
 
     def __init__(self, config: ModelConfig, rows: int, max_len: int, device: torch.device, dtype: torch.dtype) -> None:

@@ -74,7 +74,7 @@ class Decoder:
         Args:
             tokens: int64 ids.
             window: their positions.
-            at: flat indices into rows * width of the tokens whose logits are returned; None for all.
+            at: flat indices into rows * width of the tokens whose logits are returned, or None for all.
 
         Returns:
             Logits [len(at) or rows * width, vocab] in the compute dtype.

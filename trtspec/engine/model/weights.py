@@ -122,7 +122,7 @@ class Weights:
         return dequantize(stored, self._take(scale, torch.float32).unsqueeze(-1), self._dtype)
 
     def _quantize(self, weights: list[Rule]) -> Callable[[Tensor], Tensor] | None:
-        """Return the input quantization of weights that share their input; None unless they are FP8."""
+        """Return the input quantization of weights that share their input, or None unless they are FP8."""
         stored = find(self._checkpoint, weights[0])
         if stored is None or stored.dtype != "F8_E4M3":
             return None

@@ -2,7 +2,7 @@
 """Renders chat messages to a prompt with a tokenizer's chat template.
 
 A template is untrusted code from the model's publisher. Child processes render it (`trtspec.engine.prompts.rendering`)
-with limits of memory, time and output. The result equals that of transformers' `apply_chat_template`.
+with limits of memory, time and output. The result equals transformers' `apply_chat_template`.
 """
 
 from __future__ import annotations

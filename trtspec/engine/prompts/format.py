@@ -19,7 +19,7 @@ class Format:
     """One prompt format, registered as `FORMAT` of a module in `formats/` or by an entry point of an installed package.
 
     `recognizes` gets all records of a file (at least one) and must be true for at most one format. `read` converts a
-    record to a prompt, or to None if it has no question; it raises TrtspecError with the record's position if the
+    record to a prompt, or to None without a question; it raises TrtspecError with the record's position if the
     record is invalid. `columns` are keys of a record in addition to `prompt.KEYS`; other columns of a parquet file are
     not read.
     """

@@ -29,8 +29,8 @@ class Prompt:
     """A prompt; `kind` groups prompts in reports, `name` is the id or the line number.
 
     `text` is sent to the model. For `messages` it is their plain form until a tokenizer's chat template is applied.
-    `further_turns` counts the later user turns, which are not used. `answer` is a model's answer in the file, None if
-    it has none. `document` identifies the text from which the prompt was extracted.
+    `further_turns` counts the later user turns, which are not used. `answer` is a model's answer in the file or
+    None. `document` identifies the text from which the prompt was extracted.
     """
 
     text: str
@@ -55,7 +55,7 @@ class Record:
         return isinstance(self.value, dict) and self.value.keys() >= {*keys}
 
     def get(self, key: str) -> Any:
-        """Return an object's value of a key; None if the key is missing or the record is not an object."""
+        """Return an object's value of a key, or None if the key is missing or the record is not an object."""
         return self.value.get(key) if isinstance(self.value, dict) else None
 
     def text(self, key: str) -> str:
@@ -73,7 +73,7 @@ class Record:
         return found
 
     def name(self, key: str) -> str:
-        """Return the id, or the record's number if it has none."""
+        """Return the id, or the record's number if the key is missing."""
         found = self.get(key)
         return str(self.number if found is None else found)
 

@@ -31,7 +31,7 @@ from trtspec.methods.dflash.stored import net_rules, stored_net
 
 
 class BlockNetwork:
-    """The net of a `kind` in a target's checkpoint, with the target's embedding and LM head if it has none.
+    """The net of a `kind` in a target's checkpoint; missing embeddings and LM heads are replaced by the target's.
 
     `aux_layers` are the target's auxiliary hidden-state layers that it reads; `weights` gives access to its tensors.
     """
@@ -42,7 +42,7 @@ class BlockNetwork:
         net = stored_net(checkpoint.document, names, target.config, kind)
         if net is None:
             hint = f"convert it with method: {kind} and the net as speculation.draft"
-            raise CheckpointError(f"has no {kind} net", where=str(checkpoint.root), hint=hint)
+            raise CheckpointError(f"does not contain a {kind} net", where=str(checkpoint.root), hint=hint)
         self.net, self.config = net, net.layer
         self.aux_layers = tuple(layer + 1 for layer in net.target_layers)
         stored = [name.removeprefix(f"{kind}.") for name in names if name.startswith(f"{kind}.")]

@@ -105,7 +105,7 @@ class Keys:
         return self.get("projector_type", str, "") == "dspark" or self.has("markov_rank")
 
     def said_tokens(self) -> int:
-        """Return the tokens per step in speculators_config, 0 if it has none."""
+        """Return the tokens per step in speculators_config, 0 without that key."""
         section = self.reader.section("speculators_config")
         proposals = section.get("proposal_methods", list, []) if section else []
         first = proposals[0] if proposals and isinstance(proposals[0], dict) else {}
@@ -125,7 +125,7 @@ def _reads_a_block(keys: Keys) -> bool:
 
 
 def special_keys(source: Source) -> list[str]:
-    """Return the keys that select a computation other than that of the papers' block nets."""
+    """Return the keys that select another computation than the papers' block nets use."""
     keys = Keys(source)
     sections = (keys.inner, keys.reader, keys.layer)
     found = [

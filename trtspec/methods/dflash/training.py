@@ -63,7 +63,7 @@ class DFlashStudent(Student):
         return [blocks.step(normed, silent + step) for step in range(self.passes)]
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return the logits of the net's LM head, or of the target's if it has none."""
+        """Return the logits of the net's LM head, or of the target's if the net does not include one."""
         return F.linear(hidden, view[self._head]) if self._head in view else self._borrowed.logits(hidden)
 
     def _tokens(self, batch: Batch, blocks: Blocks) -> Tensor:

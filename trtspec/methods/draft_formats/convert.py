@@ -110,7 +110,7 @@ def _read_back(root: Path, draft: Draft, target: SourceModel | None) -> dict[str
     """Return the written tensors; raise ValueError if reading them gives another draft."""
     source = load_source(root)
     again = read_draft(source, target)
-    # None means unspecified: EAGLE-3's default layers are then written explicitly if the dialect requires them
+    # the value None is unspecified: EAGLE-3's default layers are then written explicitly if the dialect requires them
     changed = [fact for fact, value in draft.facts.items() if value not in (None, again.facts[fact])]
     if changed or (again.kind, again.layer) != (draft.kind, draft.layer):
         raise ValueError(f"reading the result gives another draft: {', '.join(changed) or 'layers'}")

@@ -40,7 +40,7 @@ class Draft:
 
     `layer` is the config of its layers, and `tensors` are by the names that most dialects share. `carried` are keys by
     dialect that do not affect computation. `beside` are the target's tensors in the same files, by their names.
-    `warnings` are those of its readers.
+    `warnings` come from the methods' readers.
     """
 
     kind: str

@@ -28,7 +28,7 @@ def claimed_target(source: Source) -> ModelConfig:
     """Return a target of the heads' sizes; raise CheckpointError if the vocabulary size is unknown."""
     heads = find_heads(source)
     if not heads.vocab_size:
-        raise source.reader.refuse("vocab_size is missing, and the heads have no vocabulary matrix", "give --target")
+        raise source.reader.refuse("vocab_size and the heads' vocabulary matrices are missing", "give --target")
     sizes = {"hidden_size": heads.hidden_size, "vocab_size": heads.vocab_size}
     return read_decoder(ConfigReader(_NO_LAYERS | sizes, source.reader.where), "bfloat16")
 

@@ -57,7 +57,7 @@ def layer_keys(source: Source, form: Form) -> dict[str, Any]:
 
 
 def carried_keys(source: Source, name: str, form: Form, drop: frozenset[str]) -> Carried:
-    """Return the keys that do not affect computation, by dialect, including those of earlier conversions."""
+    """Return the keys that do not affect computation, by dialect, including keys from earlier conversions."""
     kept = source.reader.section(CARRIED)
     carried = {key: dict(value) for key, value in (kept.values if kept else {}).items() if isinstance(value, dict)}
     paths = {**form.carried, **(dict.fromkeys(LAYER_KEYS) if form.section else {})}

@@ -75,7 +75,7 @@ class ModelDrafter(Drafter):
         return replace(draft, lens=lens)
 
     def _unread(self, texts: Sequence[Sequence[int]], depth: int) -> list[tuple[int, list[int]] | None]:
-        """Return (cache position, tokens) of each row's unprocessed tokens; None for rows without room for a draft."""
+        """Return (cache position, tokens) of each row's unprocessed tokens, or None if a draft does not fit."""
         found: list[tuple[int, list[int]] | None] = []
         for row, text in enumerate(texts):
             start, new = self._at[row], self._reading.spell(text[self._known[row] :])

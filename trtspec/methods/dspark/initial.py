@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial DSpark net in SpecForge's dialect: a DFlash net, a zero Markov head, and a confidence of 0.5.
 
-The rank is that of published nets (deepseek-ai/DeepSpec:config/dspark@afdfa7c), smaller for narrow targets.
+The rank is from published nets (deepseek-ai/DeepSpec:config/dspark@afdfa7c), smaller for narrow targets.
 """
 
 from __future__ import annotations

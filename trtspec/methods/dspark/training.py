@@ -36,7 +36,7 @@ class DSparkStudent(DFlashStudent):
         return super().logits(view, states, step) + F.linear(previous, view[f"{self.method}.{MARKOV}markov_w2.weight"])
 
     def sureness(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
-        """Return the logits of the confidence head, or None if the net has none."""
+        """Return the logits of the confidence head, or None if the net does not have one."""
         name = f"{self.method}.{CONFIDENCE}"
         if not self.net.confidence_width:
             return None

@@ -38,7 +38,7 @@ class EagleHead(FeatureHead):
         section = checkpoint.document.section(NET_CONFIG)
         if section is None:
             hint = "convert it with method: eagle and the head as speculation.draft"
-            raise CheckpointError("has no EAGLE head", where=str(checkpoint.root), hint=hint)
+            raise CheckpointError("does not contain an EAGLE head", where=str(checkpoint.root), hint=hint)
         config = read_config(section, checkpoint.ranks[-1].keys(), f"{_NET}.layers.0.")
         super().__init__(config, room)
         weights = HeadWeights(checkpoint, head_rules(config, _NET), room.device, room.dtype)

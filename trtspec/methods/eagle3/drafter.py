@@ -28,14 +28,14 @@ from trtspec.methods.eagle3.head import LAYER, NAME, head_rules, stored_head
 
 
 class Eagle3Head(FeatureHead):
-    """The EAGLE-3 head in a target's checkpoint, with the target's embedding and LM head if it has none."""
+    """The EAGLE-3 head in a target's checkpoint; a missing embedding or LM head is replaced by the target's."""
 
     def __init__(self, target: Decoder, room: Room) -> None:
         checkpoint = target.checkpoint
         head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
         if head is None:
             hint = "convert it with method: eagle3 and the head as speculation.draft"
-            raise CheckpointError("has no EAGLE-3 head", where=str(checkpoint.root), hint=hint)
+            raise CheckpointError("does not contain an EAGLE-3 head", where=str(checkpoint.root), hint=hint)
         super().__init__(head.layer, room)
         self.aux_layers = head.aux_layers
         self._norm_output, self._norm_before_residual = head.norm_output, head.norm_before_residual

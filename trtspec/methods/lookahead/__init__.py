@@ -38,7 +38,7 @@ def _draft_shape(options: LookaheadOptions, draft_len: int) -> DraftShape:
 
 
 def _suggest(source: Source) -> Suggestion:
-    return Suggestion(2, "needs no draft; useful if the target has spare compute in each step")
+    return Suggestion(2, "works without a draft; useful if the target has spare compute in each step")
 
 
 METHOD = Method(

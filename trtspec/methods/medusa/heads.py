@@ -81,7 +81,7 @@ class Heads:
         return Rule(target, (source,), Stage.LAST, Split.VOCABULARY, copy=self.shared is not None)
 
     def rules(self) -> Iterator[Rule]:
-        """Yield the rules of all heads, without vocabulary matrices if the source has none."""
+        """Yield the rules of all heads, without vocabulary matrices if the heads use the target's."""
         for head in range(self.num_heads):
             for layer in range(self.num_layers):
                 yield from (self.weight(head, layer), self.bias(head, layer))
@@ -102,7 +102,7 @@ def has_heads(source: Source) -> bool:
 def find_heads(source: Source) -> Heads:
     """Count the heads and their blocks by tensor names, because published configs have wrong numbers.
 
-    Raise CheckpointError if there are no heads, or if their number of layers contradicts config.json.
+    Raise CheckpointError if heads are missing, or if their number of layers contradicts config.json.
     """
     names = _find_names(source)
     blocks, matrices = names.blocks(source), names.matrices(source)
@@ -121,7 +121,7 @@ def find_heads(source: Source) -> Heads:
 def _find_names(source: Source) -> Names:
     found = [names for names in KNOWN if names.blocks(source) or names.matrices(source)]
     if len(found) != 1:
-        message = "has no Medusa heads: no tensor has a name like 0.0.linear.weight"
+        message = "does not contain Medusa heads: tensors like 0.0.linear.weight are missing"
         raise source.reader.refuse(message if not found else "has Medusa heads under two prefixes", NOT_THIS_KIND)
     return found[0]
 
@@ -157,7 +157,7 @@ def _check_listed(source: Source, heads: Heads) -> None:
 
 
 def _sized(source: Source, heads: Heads) -> Heads:
-    """Return the heads with the sizes in config.json, or those of the first tensors."""
+    """Return the heads with the sizes in config.json, or the sizes of the first tensors."""
     matrix = _matrix(source, heads)
     block = source.tensors.get(heads.weight(0, 0).sources[0].name)
     hidden = block.shape[0] if block and block.shape else matrix.shape[1] if matrix else 0

@@ -32,7 +32,7 @@ class NgramOptions(Options):
 
 
 def _suggest(source: Source) -> Suggestion:
-    return Suggestion(1, "needs no draft; useful if texts repeat their prompt or themselves")
+    return Suggestion(1, "works without a draft; useful if texts repeat their prompt or themselves")
 
 
 METHOD = Method(

@@ -2,7 +2,7 @@
 """P-EAGLE: an EAGLE-3 net of several layers drafts a whole chain in one pass, at mask tokens after the text.
 
 Hui et al. 2026, arXiv:2602.01469. The net has EAGLE-3's first layer, further plain layers, and a learned hidden state
-in place of those of unknown tokens. The formats of speculators and p-eagle-train are supported
+for unknown tokens. The formats of speculators and p-eagle-train are supported
 (vllm-project/vllm:vllm/model_executor/models/llama_eagle3.py@v0.32.0).
 
 In its target's checkpoint the net is stored like an EAGLE-3 head, with its additional tensors under `p_eagle`.

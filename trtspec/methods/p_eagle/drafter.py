@@ -31,7 +31,7 @@ class ParallelHead(Eagle3Head):
         head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
         if section is None or head is None:
             hint = "convert it with method: p_eagle and the net as speculation.draft"
-            raise CheckpointError("has no P-EAGLE net", where=str(checkpoint.root), hint=hint)
+            raise CheckpointError("does not contain a P-EAGLE net", where=str(checkpoint.root), hint=hint)
         super().__init__(target, room)
         rules = further_rules(head, tuple(section.get("mask_hidden", list)), Names())
         weights = HeadWeights(checkpoint, rules, room.device, room.dtype)

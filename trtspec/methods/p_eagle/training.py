@@ -37,7 +37,7 @@ class ParallelStudent(Eagle3Student):
         origin, token = self.tensors.source, mask_token(self.tensors.source)
         if token is None:
             raise CheckpointError(
-                "has no mask token", where=str(origin.root), hint="set mask_token_id in its config.json"
+                "lacks a mask token", where=str(origin.root), hint="set mask_token_id in its config.json"
             )
         self.passes, self._mask = source.draft_len, token
         self._num_layers = decoder_reader(origin.reader).positive("num_hidden_layers", 1)

@@ -119,7 +119,7 @@ def find_head(source: Source) -> RedrafterHeadConfig:
     if stack is None:
         named = ", ".join(f"{name}.{layers}.weight" for name in STACKS)
         raise reader.refuse(
-            f"has no recurrent drafter of {layers} layers: none of the tensors {named} exists",
+            f"does not contain a recurrent drafter of {layers} layers: the tensors {named} are missing",
             f"correct num_draft_layers in config.json, or {NOT_THIS_KIND}",
         )
     return RedrafterHeadConfig(

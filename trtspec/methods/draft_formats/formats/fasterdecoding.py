@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FasterDecoding's Medusa heads: FasterDecoding/Medusa:medusa/train/train_legacy.py@e2a5d20.
 
-TGI finds this file by its name, and drafts with it only if config.json has no `architectures`
+TGI finds this file by its name, and drafts with it only if config.json lacks `architectures`
 (huggingface/text-generation-inference:server/text_generation_server/layers/{speculative,medusa}.py@db931fcf). Heads
 without vocabulary matrices share the target's LM head. vLLM also reads these heads, with biases if medusa_fc_bias is
 true. Without base_model_name_or_path FasterDecoding assumes a Vicuna target.
