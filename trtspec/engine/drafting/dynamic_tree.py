@@ -86,7 +86,7 @@ class DynamicTree(TreeBuilder):
         self, head: FeatureHead, frontier: Frontier, ranked: Ranked, before: int, windows: GrowingTree
     ) -> Frontier:
         """Return the frontier of the last level's best tokens; `before` tokens were ranked in earlier levels."""
-        best = _best_of(ranked.scores, self._top_k)
+        best = _best_indices(ranked.scores, self._top_k)
         parents = best // self._top_k
         features = frontier.features.gather(1, parents.unsqueeze(2).expand(-1, -1, frontier.features.shape[2]))
         passed = head.forward(ranked.tokens.gather(1, best), features.flatten(0, 1), windows.below(parents))
@@ -97,7 +97,7 @@ class DynamicTree(TreeBuilder):
         tokens = torch.cat([level.tokens for level in levels], 1)
         scores = torch.cat([level.scores for level in levels], 1)
         parents = torch.cat([level.parents for level in levels], 1)
-        best = _best_of(scores, self._nodes).sort(1).values
+        best = _best_indices(scores, self._nodes).sort(1).values
         count = best.shape[1]
         # one extra entry, so that index -1 gives the root's number, 0
         numbers = torch.zeros((len(tokens), tokens.shape[1] + 1), dtype=torch.int64, device=tokens.device)
@@ -107,6 +107,6 @@ class DynamicTree(TreeBuilder):
         return Draft(tokens.gather(1, best), tree=Tree(np.concatenate([root, above.cpu().numpy()], 1)))
 
 
-def _best_of(scores: Tensor, count: int) -> Tensor:
+def _best_indices(scores: Tensor, count: int) -> Tensor:
     """Return the indices [rows, count] of the highest scores [rows, n]; of equal scores, the first ones."""
     return scores.argsort(stable=True, dim=1, descending=True)[:, :count]

@@ -70,7 +70,7 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     `drop` are keys of config.json to ignore. Raise CheckpointError if the source is not a draft, is inconsistent, does
     not fit the target, or has unknown keys.
     """
-    kind = _kind_of(source)
+    kind = _detect_kind(source)
     if is_quantized(source):
         raise source.reader.refuse(
             "its weights are quantized; conversion requires unquantized weights", "use the draft before quantization"
@@ -78,7 +78,7 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     config = target.config if target else claimed_target(source) if kind == MEDUSA else _claimed(source)
     found, skipped = _check(source, kind, config, target)
     warnings = (*found, *(check_heads(source, target) if kind == MEDUSA else ()))
-    name = _dialect_of(source, kind)
+    name = _detect_dialect(source, kind)
     form = forms_of(kind)[name]
     check_keys(source, kind, form, drop)
     carried = carried_keys(source, name, form, drop)
@@ -97,7 +97,7 @@ def is_quantized(source: Source) -> bool:
     return bool(source.quantization or source.config.get("quantization_config"))
 
 
-def _kind_of(source: Source) -> str:
+def _detect_kind(source: Source) -> str:
     for kind in READERS:
         suggest = methods()[kind].suggest
         if suggest and suggest(source):
@@ -140,7 +140,7 @@ def _check(
     return [each for each in head.diagnostics if each.code != SHARED], skipped
 
 
-def _dialect_of(source: Source, kind: str) -> str:
+def _detect_dialect(source: Source, kind: str) -> str:
     """Return the dialect with the largest share of its marks present; of equal shares, the one with the most marks."""
     marks = {name: [_has(source, mark) for mark in form.marks] for name, form in forms_of(kind).items()}
     counted = {name: (sum(found) / len(found), sum(found)) for name, found in marks.items()}

@@ -69,9 +69,9 @@ def carried_keys(source: Source, name: str, form: Form, drop: frozenset[str]) ->
 
 def check_keys(source: Source, kind: str, form: Form, drop: frozenset[str]) -> None:
     """Raise CheckpointError if a key is unknown to all dialects or a fixed key has an unsupported value."""
-    if unknown := [key for key in _unknown_keys(source, kind, form) if key not in drop]:
-        hint = f"if it does not affect computation, ignore it with --drop {unknown[0]}"
-        message = f"has keys unknown to all dialects of {kind}: {', '.join(unknown[:8])}"
+    if unsupported := [key for key in _unsupported_keys(source, kind, form) if key not in drop]:
+        hint = f"if it does not affect computation, ignore it with --drop {unsupported[0]}"
+        message = f"has keys unknown to all dialects of {kind}: {', '.join(unsupported[:8])}"
         raise source.reader.refuse(message, hint)
     for path, value in form.fixed.items():
         found = look_up(source.config, path)
@@ -79,19 +79,19 @@ def check_keys(source: Source, kind: str, form: Form, drop: frozenset[str]) -> N
             raise source.reader.refuse_value(f"{'.'.join(path)} is {written(found)}, expected {written(value)}")
 
 
-def _unknown_keys(source: Source, kind: str, form: Form) -> Iterator[str]:
+def _unsupported_keys(source: Source, kind: str, form: Form) -> Iterator[str]:
     paths = {path for each in forms_of(kind).values() for path in each.paths}
     # vLLM would interpret a layer key such as num_hidden_layers as a key of the Medusa heads
     of_layers = LAYER_KEYS if form.names is None or find_heads(source).names.prefix else ()
     outer = {*(path[0] for path in paths), "architectures", CARRIED, form.section, *of_layers, *_ALIASES}
-    yield from _others(source.config, "", outer)
+    yield from _extra_keys(source.config, "", outer)
     if form.section:
-        yield from _others(source.config.get(form.section), f"{form.section}.", {*LAYER_KEYS, "architectures"})
+        yield from _extra_keys(source.config.get(form.section), f"{form.section}.", {*LAYER_KEYS, "architectures"})
     for section in {path[0] for path in paths if len(path) > 1}:
         inner = {path[1] for path in paths if path[0] == section and len(path) > 1}
-        yield from _others(source.config.get(section), f"{section}.", inner | _ALIASES)
+        yield from _extra_keys(source.config.get(section), f"{section}.", inner | _ALIASES)
 
 
-def _others(section: Any, prefix: str, known: Collection[str | None]) -> Iterator[str]:
+def _extra_keys(section: Any, prefix: str, known: Collection[str | None]) -> Iterator[str]:
     if isinstance(section, dict):
         yield from (f"{prefix}{key}" for key, value in section.items() if value is not None and key not in known)

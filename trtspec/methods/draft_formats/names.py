@@ -22,7 +22,7 @@ _BARE = re.compile(r"(markov_w[12]|gate_proj|joint_proj)\..*")
 
 def shared_names(source: Source, kind: str, form: Form) -> dict[str, TensorInfo]:
     """Return a draft's tensors by the names that most dialects share; for Medusa heads, by TensorRT-LLM's names."""
-    return dict(_of_heads(source) if form.names else _renamed(source, kind, form))
+    return dict(_head_tensors(source) if form.names else _renamed(source, kind, form))
 
 
 def own_names(facts: Facts, form: Form) -> Callable[[str], str]:
@@ -34,7 +34,7 @@ def own_names(facts: Facts, form: Form) -> Callable[[str], str]:
     return lambda name: named.get(name, name)
 
 
-def _of_heads(source: Source) -> Iterator[tuple[str, TensorInfo]]:
+def _head_tensors(source: Source) -> Iterator[tuple[str, TensorInfo]]:
     heads = find_heads(source)
     for rule in heads.rules():
         if stored := rule.sources[0].name:

@@ -27,7 +27,7 @@ def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list
     Raise CheckpointError if the dialect does not support a tensor, or requires one that neither draft nor target has.
     """
     _check_lacking(draft, form)
-    _check_beside(draft, target)
+    _check_target_tensors(draft, target)
     parts = {name: Part.copy(name, tensor) for name, tensor in draft.tensors.items() if name not in MAPS}
     for name in form.shared:
         if name in parts and (name != LM_HEAD or not _is_reduced(draft)):
@@ -71,7 +71,7 @@ def _check_shared(draft: Draft, name: str, target: SourceModel | None) -> None:
         raise draft.refuse(message, "choose a dialect that stores it")
 
 
-def _check_beside(draft: Draft, target: SourceModel | None) -> None:
+def _check_target_tensors(draft: Draft, target: SourceModel | None) -> None:
     """Raise CheckpointError unless the model that contains a draft is bit-identical to the target."""
     for name, tensor in draft.beside.items():
         if target is None:

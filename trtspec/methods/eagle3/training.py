@@ -39,7 +39,7 @@ class Eagle3Student(Student):
         self.width, self.aux_layers = head.layer.hidden_size, head.aux_layers
         self.passes = min(source.draft_len, MOST_PASSES)
         rules = self._rules(origin, names, target.config)
-        self.tensors = SourceTensors(origin, rules, _is_trained, settings.lora, settings.seed, target.device)
+        self.tensors = SourceTensors(origin, rules, _is_trainable, settings.lora, settings.seed, target.device)
         self._borrowed = Borrowed.of(target)
         if head.maps_ids:
             self._drafted = torch.arange(head.layer.vocab_size, device=target.device)
@@ -107,7 +107,7 @@ class Eagle3Student(Student):
         return F.rms_norm(rows, weight.shape, weight, self.head.layer.norm_epsilon)
 
 
-def _is_trained(rule: Rule) -> bool:
+def _is_trainable(rule: Rule) -> bool:
     return rule.target not in FROZEN
 
 
