@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks for every method: greedy text is that of transformers, and sampled text has exactly the target's distribution.
+"""Checks for every method: greedy text equals transformers', and sampled text has exactly the target's distribution.
 
 The distribution is enumerated, without statistics: the engine's run is repeated for every outcome of its random draws,
 where a draw is a drafted token or the whole result of verification. The possible results and their probabilities are

@@ -22,5 +22,5 @@ def test_features_of_accepted_paths(paths: list[list[int]]) -> None:
 
 
 def test_without_features_there_are_none() -> None:
-    with pytest.raises(ValueError, match="gets features"):
+    with pytest.raises(ValueError, match="only available to drafters with aux_layers"):
         Outcome([], torch.empty(0), None).accepted_features()

@@ -224,7 +224,7 @@ class Formula:
     def draft(self, text: Sequence[int], states: Tensor, path: Sequence[int]) -> Tensor:
         """Return the draft's logits after a text and a drafted `path` of the target's ids.
 
-        `states` [len(text) - 1 or more, layers * hidden] are the target's; those of the last token are not used.
+        `states` [len(text) - 1 or more, layers * hidden] are the target's; the states of the last token are not used.
         """
         tokens, features = list(text[1:]), self.fuse(states[: len(text) - 1])
         for token in path:

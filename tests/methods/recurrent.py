@@ -95,7 +95,7 @@ class Drafter:
 def random_drafter(
     num_layers: int = 1, rnn: bool = True, exit_dim: int = 48, hidden: int = HIDDEN, vocab: int = VOCAB, seed: int = 5
 ) -> Drafter:
-    """Return a random drafter; if `exit_dim` is twice `hidden` it has no input projection."""
+    """Return a random drafter, without an input projection if `exit_dim` is twice `hidden`."""
     draw = torch.Generator().manual_seed(seed)
 
     def tensor(*shape: int) -> Tensor:

@@ -57,7 +57,7 @@ MODULES = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """Return the source of a target, its conversion, and that of a draft."""
+    """Return the source of a target, its conversion, and the conversion of a draft."""
     root = tmp_path_factory.mktemp("pair")
     source = make_llama(root / "hf", scale=0.15)
     draft = convert(make_llama(root / "hf-draft", seed=1, num_hidden_layers=1), root / "draft")

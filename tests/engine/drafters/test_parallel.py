@@ -137,7 +137,7 @@ def test_what_is_accepted_is_the_targets_text(knowing: Pair, rows: int) -> None:
 
 
 def test_a_schedule_that_pauses_loses_nothing(knowing: Pair) -> None:
-    """Nothing is drafted while many requests run; their tokens are processed later."""
+    """Drafting pauses while many requests run; their tokens are processed later."""
     engine = knowing.engine(schedule=((2, DRAFT_LEN), (3, 1)))
     requests = [Request(prompt, 20 + 3 * number) for number, prompt in enumerate(random_prompts(8))]
     results = engine.generate(requests)
@@ -200,7 +200,7 @@ def test_a_chain_is_drawn_from_what_the_formula_says(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_ends_where_the_draft_is_not_sure_of_the_chain(kind: str, tmp_path: Path) -> None:
-    """Chains of different rows end at different positions; their tokens equal those of full-length drafts."""
+    """Chains of different rows end at different positions; they are prefixes of the full-length drafts."""
     pair = make_kind(kind, tmp_path)
     floor = 0.2 if pair.method == "dspark" else 0.004
     whole, short = pair.engine(), pair.engine(confidence=floor)

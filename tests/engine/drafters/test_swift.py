@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-speculation: the output distribution is unchanged, and drafts are those of the model without the sublayers."""
+"""Self-speculation: the output distribution is unchanged, and drafts come from the model without the sublayers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of many ranks give the same bits as those of one rank; errors name the tensor and its file."""
+"""Checkpoints of many ranks give the same bits as a single rank; errors name the tensor and its file."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def faults() -> Iterator[Fault]:
         yield kind, dialect, "a layer too far", partial(set_at, path, far), r"but the target"
         order = [each + shift for each in reversed(ids)]
         yield kind, dialect, "layers out of order", partial(set_at, path, order), r"but the target"
-        if kind != "p_eagle":  # this net reads two layers, for which EAGLE-3 has no default
+        if kind != "p_eagle":  # this net reads two layers, but EAGLE-3's default is three
             wrong = [each + (0 if shift else -1) for each in ids]
             yield kind, dialect, "layers off by one", partial(set_at, path, wrong), r"shifted by"
         yield kind, dialect, "a transposed fc", transpose, r"fc\.weight.*transposed"
