@@ -92,7 +92,7 @@ REFUSED: list[tuple[tuple[object, ...], str]] = [
     ((), "say what to go on with: either --prompt TEXT or --prompts FILE"),
     (("-p", "a", "--prompts", "b.jsonl"), "say what to go on with: either --prompt TEXT or --prompts FILE"),
     (("-p", ""), "the prompt is empty"),
-    (("-p", "a" * 129), "the prompt has 129 tokens, at most 128 are taken (engine.max_input_len)"),
+    (("-p", "a" * 129), "the prompt has 129 tokens, expected at most 128 (engine.max_input_len)"),
     (
         ("-p", "a", "--max-tokens", 256),
         "prompt and max_tokens are 257 tokens together, at most 256 fit (engine.max_seq_len)",

@@ -14,7 +14,7 @@ from trtspec.engine.engine import Engine
 from trtspec.engine.settings import EngineSettings
 
 PATHS = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
-# name: what is converted with the target, method, draft_len, options
+# name: part converted with the target, method, draft_len, options
 METHODS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "none": ("plain", "none", 0, {}),
     "draft_target": ("plain", "draft_target", 4, {}),
@@ -38,7 +38,7 @@ METHODS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
 
 
 class Models:
-    """A random Llama, converted alone and with each kind of drafting part when it is asked for, and a draft model."""
+    """A random Llama, converted on demand alone and with each kind of head or net, and a draft model."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks for every method: greedy text is that of transformers, and sampled text has exactly the target's distribution.
+"""Checks for every method: greedy text equals transformers', and sampled text has exactly the target's distribution.
 
 The distribution is enumerated, without statistics: the engine's run is repeated for every outcome of its random draws,
 where a draw is a drafted token or the whole result of verification. The possible results and their probabilities are
@@ -32,7 +32,7 @@ T = TypeVar("T")
 LEAST_WEIGHT = 1e-9
 NEW_TOKENS = 32
 
-# Targets that differ in what a drafter can trip over; keyword arguments of tests._support.tiny.make_model.
+# Targets with properties that can break a drafter; keyword arguments of tests._support.tiny.make_model.
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {"family": "llama"},
     "tied": {"family": "llama", "tie_word_embeddings": True},
@@ -47,7 +47,7 @@ DISTRIBUTION_SHAPE = {
 
 
 def by_position(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return the accepted tokens at each place of the draft, of steps that accepted so many each."""
+    """Return the accepted tokens at each draft position, for steps with these numbers of accepted tokens."""
     return tuple(sum(length > place for length in lengths) for place in range(max(lengths, default=0)))
 
 
@@ -58,7 +58,7 @@ def random_prompts(count: int, vocab: int = SHAPE["vocab_size"], seed: int = 7) 
 
 
 def assert_greedy_text(engine: Engine, model: Any, new_tokens: int = NEW_TOKENS) -> list[Stats]:
-    """Hold the engine's text of 8 prompts against transformers', alone and in a batch of different progress."""
+    """Compare the engine's text of 8 prompts with transformers', alone and in a batch of different progress."""
     prompts = random_prompts(8)
     lengths = [new_tokens + 3 * number for number in range(8)]  # rows leave the batch one by one
     requests = [Request(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
@@ -72,23 +72,20 @@ def assert_greedy_text(engine: Engine, model: Any, new_tokens: int = NEW_TOKENS)
 
 
 def choices_along(model: Any, prompt: Sequence[int], text: Sequence[int]) -> list[int]:
-    """Return what transformers' model would say in the place of each token of a text; its own text says just that."""
+    """Return the greedy choice of transformers' model at the position of each token of a text."""
     chosen: list[int] = logits_along(model, prompt, text).argmax(-1).tolist()
     return chosen
 
 
 @torch.inference_mode()
 def logits_along(model: Any, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray:
-    """Return the logits [len(text), vocab] by which transformers' model would choose each token of a text.
-
-    All in one pass, while letting the model write the text would take one for each token.
-    """
+    """Return the logits [len(text), vocab] of transformers' model for each token of a text, in one pass."""
     logits: np.ndarray = model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1].numpy()
     return logits
 
 
 class Fork:
-    """Runs something once for every way that its choices can fall."""
+    """Runs a function once for every combination of its choices."""
 
     def __init__(self) -> None:
         self._taken: list[int] = []
@@ -97,7 +94,7 @@ class Fork:
         self.weight = 1.0
 
     def choose(self, options: Sequence[tuple[T, float]]) -> T:
-        """Return one of (value, probability), another one in a later run."""
+        """Return the value of one of the (value, probability) pairs; later runs return the others."""
         likely = [option for option in options if option[1] > LEAST_WEIGHT]
         if self._depth == len(self._taken):
             self._taken.append(0)
@@ -108,7 +105,7 @@ class Fork:
         return value
 
     def runs(self) -> Iterator[None]:
-        """Yield before each run, until all ways are gone."""
+        """Yield before each run, until all combinations are done."""
         while True:
             self._depth, self.weight = 0, 1.0
             yield
@@ -121,7 +118,7 @@ class Fork:
 
 
 def engine_distribution(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request) -> np.ndarray:
-    """Return the distribution [vocab] * max_new_tokens of what the engine says to a request, whatever its seed is."""
+    """Return the distribution [vocab] * max_new_tokens of the engine's output for a request, over all seeds."""
     distribution = np.zeros((engine.vocab_size,) * request.max_new_tokens)
     for ids, weight in engine_texts(engine, monkeypatch, request).items():
         assert len(ids) == request.max_new_tokens
@@ -130,7 +127,7 @@ def engine_distribution(engine: Engine, monkeypatch: pytest.MonkeyPatch, request
 
 
 def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request) -> dict[tuple[int, ...], float]:
-    """Return the probability of everything that the engine may say to a request, whatever its seed is."""
+    """Return the probability of every possible output of the engine for a request, over all seeds."""
     fork = Fork()
     used: list[float] = []
     results: dict[object, list[tuple[VerifyResult, float]]] = {}
@@ -151,7 +148,7 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
         assert len(set(used)) == len(used), "a uniform drew two tokens"
         assert not set(used) & set(ours), "a uniform of the draft is used to verify it"
         used.clear()
-        # runs that begin alike ask the same again
+        # runs with a common prefix repeat the same calls
         asked = (*map(_bytes_of, (logits, tokens, rest["draft_probs"])), tree.parents.tobytes())
         if asked not in results:
             results[asked] = result_distribution(rule, logits, tokens, tree, params, **rest)
@@ -170,7 +167,7 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
         def rule(
             logits: Tensor, tokens: Tensor, tree: Tree, params: SamplingParams, draft_probs: Any, uniforms: Tensor
         ) -> Any:
-            # a tree's uniforms begin with the one of the next token, with which a chain's end
+            # the uniform of the next token is the first one of a tree, but the last one of a chain
             return verify(logits, tokens[:, 1:], lens * len(logits), params, draft_probs,
                                torch.cat([uniforms[:, 1:], uniforms[:, :1]], 1))  # fmt: skip
 
@@ -214,7 +211,7 @@ def result_distribution(
     rule: Callable[..., list[VerifyResult]], logits: Tensor, tokens: Tensor, tree: Tree, params: SamplingParams, *,
     draft_probs: Tensor | None, uniforms: Tensor, chain: bool = False, block: bool = False,
 ) -> list[tuple[VerifyResult, float]]:  # fmt: skip
-    """Return every result of a rule on one row with its probability, asking it for all cells of uniforms at once."""
+    """Return every result of a rule on one row with its probability, by calling it for all cells of uniforms."""
     target = params.probs(logits)[0].double().numpy()
     drawn_from = None if draft_probs is None else draft_probs[0].double().numpy()
     if block:
@@ -258,9 +255,9 @@ def _edges(weights: np.ndarray) -> set[float]:
 def _cuts_of_draws(
     target: np.ndarray, tokens: list[int], tree: Tree, drawn_from: np.ndarray | None, one_hot: bool = False
 ) -> list[set[float]]:
-    """Return where each node's uniform changes what happens, and the root's, which draws the next token.
+    """Return the values of each node's uniform at which the result changes, and of the root's, for the next token.
 
-    A chain hands over what each of its tokens was drawn from, a tree what the children of each node were.
+    A chain has a distribution per token, a tree has a distribution of the children per node.
     """
     cuts: list[set[float]] = [set() for _ in tokens]
     for node, children in enumerate(tree.children[0]):
@@ -321,28 +318,28 @@ def target_distribution(model: Any, prompt: tuple[int, ...], sampling: SamplingO
 def assert_targets_distribution(
     engine: Engine, model: Any, monkeypatch: pytest.MonkeyPatch, sampling: SamplingOptions, new_tokens: int = 4
 ) -> None:
-    """Hold the engine's distribution after a prompt against transformers'."""
+    """Compare the engine's distribution after a prompt with transformers'."""
     prompt = (1, 2, 0)
     ours = engine_distribution(engine, monkeypatch, Request(prompt, new_tokens, sampling))
     np.testing.assert_allclose(ours, target_distribution(model, prompt, sampling, new_tokens), atol=2e-5)
 
 
 def assert_wrong_rule_is_seen(engine: Engine, model: Any, monkeypatch: pytest.MonkeyPatch, new_tokens: int = 3) -> None:
-    """Let the acceptance rules go wrong, and see that the same comparison tells."""
+    """Break the acceptance rules, and assert that the same comparison detects it."""
     let_rules_go_wrong(engine, monkeypatch)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_targets_distribution(engine, model, monkeypatch, SamplingOptions(1.0), new_tokens)
 
 
 def let_rules_go_wrong(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let an engine draw from the target's whole row after a rejection."""
+    """Make an engine sample from the target's whole distribution after a rejection."""
     verifier = engine.speculator.verifier
     rules = {name: without_residual(getattr(verifier, name)) for name in ("chain", "block", "tree")}
     monkeypatch.setattr(engine.speculator, "verifier", SimpleNamespace(**rules))
 
 
 def without_residual(verify: Callable[..., list[VerifyResult]]) -> Callable[..., list[VerifyResult]]:
-    """Return an acceptance rule that goes wrong: after a rejection it draws from the target's whole row."""
+    """Return a wrong acceptance rule, which samples from the target's whole distribution after a rejection."""
 
     def wrong(logits: Tensor, tokens: Tensor, shape: Any, *rest: Any) -> list[VerifyResult]:
         found = verify(logits, tokens, shape, *rest)
@@ -358,6 +355,6 @@ def without_residual(verify: Callable[..., list[VerifyResult]]) -> Callable[...,
 
 
 def reference_pick(weights: Tensor, uniforms: Tensor) -> list[int]:
-    """Return what the oracle picks in each row."""
+    """Return the oracle's choice in each row."""
     rows = zip(weights.double().numpy(), uniforms.tolist(), strict=True)
     return [reference.pick(row, uniform) for row, uniform in rows]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration against transformers: the same bits go into every linear layer and cache, with one layer in memory."""
+"""Calibration against transformers: bit-identical inputs of every linear layer and cache, with one layer in memory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ MODULES = {
 
 
 class Listener(TorchFunctionMode):
-    """Notes the largest magnitude that went into F.linear, by the module whose weight it was multiplied with."""
+    """Records the largest input of F.linear by the module of the weight."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Listener(TorchFunctionMode):
 
     @staticmethod
     def _module(name: str) -> str | None:
-        if name in ("lm_head.weight", "model.embed_tokens.weight"):  # one tensor where they are tied
+        if name in ("lm_head.weight", "model.embed_tokens.weight"):  # one tensor if they are tied
             return "lm_head"
         found = re.search(r"layers\.(\d+)\..*?(\w+_proj)", name)
         return f"transformer.layers.{found[1]}.{MODULES[found[2]]}" if found else None
@@ -92,7 +92,7 @@ class Listener(TorchFunctionMode):
 
 
 def make_source(root: Path, family: str = "llama", dtype: str = "bfloat16", **shape: Any) -> Path:
-    rows = PAIR_VOCAB + 2  # one is that of <unk>, which Gemma's tokenizer class needs
+    rows = PAIR_VOCAB + 2  # one is for <unk>, which Gemma's tokenizer class needs
     make_model(root, family, dtype=dtype, **{"vocab_size": rows, "max_position_embeddings": 512, **shape})
     make_tokenizer(root)
     path = root / "tokenizer.json"
@@ -103,7 +103,7 @@ def make_source(root: Path, family: str = "llama", dtype: str = "bfloat16", **sh
 
 
 def reference(root: Path, max_len: int = MAX_LEN) -> Activations:
-    """Return what goes on in transformers' own model of `root`, in the dtype of its weights."""
+    """Return the magnitudes in transformers' model of `root`, in the dtype of its weights."""
     from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(root, dtype="auto", experts_implementation="eager").eval()
@@ -112,7 +112,7 @@ def reference(root: Path, max_len: int = MAX_LEN) -> Activations:
     for prompt in PROMPTS:
         ids = torch.tensor([tokenizer.encode(prompt.text)[:max_len]])
         with torch.inference_mode(), listener:
-            # one that forgets nothing, as those of layers with a window do
+            # a cache that keeps all entries, unlike the cache of layers with a window
             cache = model(ids, past_key_values=DynamicCache()).past_key_values
         for number, layer in enumerate(cache.layers):
             module = f"transformer.layers.{number}.attention"
@@ -127,7 +127,7 @@ def test_measures_the_bits_of_transformers(family: str, shape: dict[str, Any], d
     source = make_source(tmp_path, family, dtype, **shape)
     found, expected = calibrate_checkpoint(source, PROMPTS, MAX_LEN), reference(source)
     assert found.inputs.keys() == expected.inputs.keys()
-    # transformers stores an expert's two matrices as one, and a float32 product of another width rounds elsewhere
+    # transformers stores an expert's two matrices as one, and a float32 product of another width rounds differently
     tolerance = 1e-6 if (family, dtype) == ("mixtral", "float32") else 0.0
     for mine, theirs in zip(vars(found).values(), vars(expected).values(), strict=True):
         assert mine == pytest.approx(theirs, rel=tolerance, abs=0.0)
@@ -141,14 +141,14 @@ def test_texts_end_where_longropes_factors_change(tmp_path: Path) -> None:
 
 
 def test_the_number_of_threads_changes_nothing(tmp_path: Path) -> None:
-    """Of seven tokens and 512 columns a float32 product has other bits on two threads."""
+    """A float32 product of seven tokens and 512 columns has other bits on two threads."""
     source = make_source(tmp_path, dtype="float32", hidden_size=512)
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         calibrate_checkpoint(source, [Prompt("q" * 7, "", "")], MAX_LEN).save(tmp_path / "activations.json")
         found.append((tmp_path / "activations.json").read_bytes())
-        assert torch.get_num_threads() == threads  # the process has them back
+        assert torch.get_num_threads() == threads  # the setting is restored
     assert found[1:] == found[:1] * 2
 
 
@@ -179,7 +179,7 @@ def test_what_is_not_finite_is_named(tensor: str, said: str, pattern: int, tmp_p
     with pytest.raises(CheckpointError, match=re.escape(said)) as raised:
         calibrate_checkpoint(source, PROMPTS, MAX_LEN)
     assert raised.value.where == str(source)
-    assert raised.value.hint == "weights up to there are damaged, or too large for bfloat16"
+    assert raised.value.hint == "weights up to this module are corrupt or too large for bfloat16"
 
 
 @pytest.mark.gpu
@@ -222,7 +222,7 @@ print(peak() - before)
 
 
 def make_large(root: Path) -> Path:
-    """Save a Llama of zeros, 24 layers of 21 MB each and twice 67 MB of embeddings, in a file with holes."""
+    """Save a Llama of zeros in a sparse file: 24 layers of 21 MB each, and 67 MB for each of the two embeddings."""
     root.mkdir()
     config = LARGE | {"num_key_value_heads": 8}
     (root / "config.json").write_text(json.dumps(config))

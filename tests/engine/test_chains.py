@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a chain ends and is verified, with the methods that draft token by token: the text stays the target's."""
+"""End and verification of chains with the methods that draft token by token: the text stays the target's."""
 
 from __future__ import annotations
 

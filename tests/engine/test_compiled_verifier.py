@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine with the compiled acceptance rules: what it says with torch's, and the target's distribution."""
+"""The engine with compiled acceptance rules: the same output as with torch's rules, and the target's distribution."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLINGS = (SamplingOptions(1.0), SamplingOptions(0.7, top_k=5), SamplingOption
 
 
 class Checkpoints:
-    """A random target with a random EAGLE head, and a random model that drafts for it."""
+    """A random target with a random EAGLE head, and a random draft model."""
 
     def __init__(self, root: Path) -> None:
         self.source = make_model(root / "hf", family="llama")
@@ -49,7 +49,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 
 def texts(engine: Engine) -> list[Result]:
-    """Return what the engine says to requests that sample in different ways, all in one batch; and close it."""
+    """Return the engine's output for a batch of requests with different sampling options; close the engine."""
     hows = [SAMPLINGS[number % len(SAMPLINGS)] for number in range(8)]
     requests = [Request(prompt, 60, how) for prompt, how in zip(random_prompts(8), hows, strict=True)]
     results = engine.generate(requests)

@@ -54,7 +54,7 @@ def make_engine(target: Path, draft: Path | None, draft_len: int = 4, **settings
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
-    """Alone and in a batch, with a draft that is mostly wrong and one that is the target itself."""
+    """Alone and in a batch, with a mostly wrong draft and with the target as draft."""
     source = make_model(tmp_path / "hf", **{"family": "llama"} | shape)
     target = convert(source, tmp_path / "target")
     draft = convert(make_llama(tmp_path / "hf-draft", seed=1, num_hidden_layers=1), tmp_path / "draft")

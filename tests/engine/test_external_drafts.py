@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""External drafts: the output distribution is the target's, the request ends there, neighbours are not affected."""
+"""External drafts: the output distribution is the target's, the request ends, and other rows are not affected."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ pytestmark = pytest.mark.integration
 
 PROMPTS = random_prompts(6)
 LEN = 24
-MAX_LEN = 56  # of the engine that does not draft by itself
+MAX_LEN = 56  # of the engine without a drafter
 Tokens = tuple[int, ...]
-Drafting = Callable[[Tokens], Tokens]  # from what will follow
+Drafting = Callable[[Tokens], Tokens]  # maps the text that follows to a draft
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def model(source: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def texts(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Tokens]:
-    """Return the target's own continuations of the prompts, longer than the tests go."""
+    """Return the target's continuations of the prompts, longer than the tests need."""
     settings = EngineSettings(max_seq_len=128, device="cpu")
     engine = Engine.load(convert(source, tmp_path_factory.mktemp("texts")), None, settings)
     results = engine.generate([Request(prompt, LEN + 8) for prompt in PROMPTS])
@@ -77,7 +77,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=METHODS)
 def engine(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Yield an engine of each way to draft, some with prompts in chunks of few tokens."""
+    """Yield an engine of each method, some with prompts in small chunks."""
     method, *_ = request.param.split()
     root, draft = tmp_path_factory.mktemp(method), None
     if method == "medusa":
@@ -103,7 +103,7 @@ def right(length: int) -> Drafting:
 
 
 def wrong_from(place: int) -> Drafting:
-    """Return a drafting of 5 tokens that is right up to a place."""
+    """Return a function for drafts of 5 tokens that are right up to a position."""
     return lambda following: (*following[:place], *((token + 1) % 64 for token in following[place:5]))
 
 
@@ -111,7 +111,7 @@ DRAFTINGS = {"right": right(4), "wrong": wrong_from(0), "partly-right": wrong_fr
 
 
 def called(engine: Engine, prompt: Tokens, expected: Tokens, drafting: Drafting) -> Tokens:
-    """Let a text be made by one request after another, each with a draft, as a model in front of the engine does."""
+    """Generate a text with a sequence of requests, each with a draft, like a BLS model in front of the engine."""
     made: Tokens = ()
     while len(made) < LEN:
         draft = drafting(expected[len(made) :])
@@ -127,7 +127,7 @@ class TestGreedyText:
             assert called(engine, prompt, expected, drafting) == expected[:LEN]
 
     def test_of_one_call_ends_behind_what_is_wrong_in_any_batch(self, engine: Engine, texts: list[Tokens]) -> None:
-        """Right, wrong and no drafts of different lengths, more requests than rows; only those without one go on."""
+        """Right, wrong and missing drafts of different lengths; only requests without a draft continue to decode."""
         draftings = [right(5), wrong_from(0), right(0), wrong_from(3), right(1), right(9)]
         lens = [6, 1, LEN, 4, 2, 10]
         requests = [
@@ -148,7 +148,7 @@ class TestGreedyText:
 
 
 def drafts(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return all texts that are drafted for, and what is drafted for each."""
+    """Return all prefixes of texts with their drafts."""
     noted: list[Any] = []
     propose = engine.speculator.drafter.propose
 
@@ -166,7 +166,7 @@ def drafts(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Yield an engine that does not draft by itself."""
+    """Yield an engine without a drafter."""
     settings = EngineSettings(max_batch_size=4, max_seq_len=MAX_LEN, device="cpu")
     engine = Engine.load(convert(source, tmp_path_factory.mktemp("plain")), None, settings)
     yield engine
@@ -207,7 +207,7 @@ class TestTheEnd:
 
 class TestNeighbours:
     def test_sampled_text_depends_on_the_request_alone(self, plain: Engine) -> None:
-        """Greedy and sampled rows, with drafts, with their logits, and without, share a batch."""
+        """A batch of greedy and sampled rows, with drafts, with drafts and logits, and without drafts."""
         rng = np.random.default_rng(3)
         requests = []
         for seed in range(8):
@@ -219,7 +219,7 @@ class TestNeighbours:
         assert plain.generate(requests) == [plain.generate([request])[0] for request in requests]
 
     def test_each_draws_for_its_own_tokens(self) -> None:
-        """The first numbers of the seed's stream are for the draft's tokens, and the one behind them for the next."""
+        """The first numbers of the seed's stream are for the draft's tokens, the following one for the next token."""
         batch = [
             Running(Request((1,), 9, SamplingOptions(1.0, seed=7), draft_ids=(2,) * n), print, None) for n in (2, 0, 3)
         ]
@@ -230,7 +230,7 @@ class TestNeighbours:
         assert batch[0].uniforms(1).tolist() == [d]
 
     def test_what_tokens_are_from_is_said_by_their_logits_whatever_the_sampling(self) -> None:
-        """And what does not say where it is from was chosen."""
+        """Tokens without logits count as deterministic."""
         logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], np.float32))
         asked = [Request((1,), 9, SamplingOptions(0.5, top_k=1), draft_ids=(0, 2), draft_logits=logits),
                  Request((1,), 9, SamplingOptions(1.0), draft_ids=(1,))]  # fmt: skip
@@ -258,7 +258,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, An
 
 
 def draft_logits(prefix: tuple[int, ...]) -> np.ndarray:
-    """Return what some draft says after a prefix [vocab]."""
+    """Return an arbitrary draft's logits [vocab] after a prefix."""
     return np.random.default_rng(prefix).normal(size=3).astype(np.float32) * 1.5
 
 
@@ -271,14 +271,14 @@ class Distributions:
     wanted: np.ndarray
 
     def with_draft(self, asked: Request) -> np.ndarray:
-        """Return the distribution of what the engine says to a request, which the target itself goes on with."""
+        """Return the distribution of the engine's output for a request, continued by the target."""
         distribution = np.zeros_like(self.wanted)
         for ids, weight in engine_texts(self.engine, self.monkeypatch, asked).items():
             distribution[ids] += weight * self.wanted[ids] / self.wanted[ids].sum()
         return distribution
 
     def with_drawn_draft(self, sampling: SamplingOptions, drawn_by: SamplingOptions) -> np.ndarray:
-        """Return it for two tokens with the draft's logits, drawn from these by a sampling of their own."""
+        """Return it for two tokens with the draft's logits, sampled from these with separate sampling options."""
         distribution = np.zeros_like(self.wanted)
         for tokens in product(range(3), repeat=2):
             rows = np.stack([draft_logits((9, *tokens[:place])) for place in range(2)])
@@ -322,7 +322,7 @@ class TestTheDistribution:
     def test_is_lost_with_tokens_drawn_by_the_requests_sampling(
         self, distributions: Distributions, sampling: SamplingOptions
     ) -> None:
-        """So the logits count, and count as they are."""
+        """The logits are used, and used without the request's sampling options."""
         distribution = distributions.with_drawn_draft(sampling, drawn_by=sampling)
         assert np.abs(distribution - distributions.wanted).sum() > 0.01
 
@@ -337,9 +337,9 @@ class TestTheDistribution:
         assert np.abs(drawn - distributions.wanted).sum() > 0.01
 
     def test_logits_make_more_of_a_sampled_draft_accepted(self, plain: Engine, model: Any) -> None:
-        """Drafts drawn from the target's own distribution are all taken with their logits, and far from all without."""
+        """Drafts sampled from the target's distribution are all accepted with logits, but only some without."""
         logits = lossless.logits_along(model, PROMPTS[0], (3, 4, 5))
-        rows = logits[:1].repeat(3, 0)  # the first token is drawn from it, the others are never asked for
+        rows = logits[:1].repeat(3, 0)  # only the first row is used, from which the first token is sampled
         accepted = {True: 0, False: 0}
         for seed, says in product(range(40), (True, False)):
             probs = reference.probs_of(rows[0].astype(np.float64), 1.0, 0, 1.0)
@@ -359,7 +359,7 @@ class TestGenerationLogits:
         "how", [SamplingOptions(), SamplingOptions(0.7, top_k=5, seed=3)], ids=["greedy", "sampled"]
     )
     def test_are_those_of_transformers(self, engine: Engine, model: Any, how: SamplingOptions) -> None:
-        """With drafts and without, in a batch with a request that asks for none."""
+        """With drafts and without, in a batch with a request that does not want logits."""
         requests = [
             Request(PROMPTS[0], LEN, how, return_logits=True),
             Request(PROMPTS[1], LEN, how, return_logits=True, draft_ids=(1, 2, 3)),
@@ -382,7 +382,7 @@ class TestGenerationLogits:
         )
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- rejected requests -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ class TestGenerationLogits:
             {"draft_ids": (1,), "draft_logits": np.zeros((1, 63), np.float32)},
             "draft logits are 1 x 63, expected 1 x 64: tokens and vocabulary",
         ),
-        ({"options": {"window": 2}}, "window is 2, but the engine's method has no window that a request may lower"),
+        ({"options": {"window": 2}}, "window is 2, but requests cannot set window for the engine's method"),
     ],
 )
 def test_a_bad_draft_is_that_requests_error(plain: Engine, asked: dict[str, Any], message: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 on a CUDA device: the simulation and the calibration say what they say on the CPU."""
+"""FP8 on a CUDA device: the simulation and the calibration give the results of the CPU."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ROWS, LENGTH = 24, 6
 SCHEMES = {"fp8": Scheme("fp8"), "fp8 rowwise": Scheme("fp8_rowwise"), "fp8, cache too": Scheme("fp8", "fp8")}
 CASES = [(family, name) for family in FAMILY_SHAPES for name in SCHEMES if (family, name) != ("mixtral", "fp8 rowwise")]
 TEXTS = [np.random.default_rng(seed).integers(0, 64, length).tolist() for seed, length in enumerate((1, 7, 40, 120))]
-# what is left of a number after a few roundings to the source's dtype
+# tolerance after a few roundings to the source's dtype
 CLOSE = {"float32": 1e-4, "float16": 2**-7, "bfloat16": 2**-4}
-# in half precision another expert may be the better one
+# half precision may change the choice of experts
 MEASURED = [(family, dtype) for family in FAMILY_SHAPES for dtype in CLOSE if (family, dtype[-2:]) != ("mixtral", "16")]
 
 
@@ -66,7 +66,7 @@ def test_calibration_measures_what_the_cpu_measures(family: str, dtype: str, tmp
 @pytest.mark.parametrize(("family", "name"), CASES)
 @torch.inference_mode()
 def test_logits_are_those_of_the_cpu(family: str, name: str, tmp_path: Path) -> None:
-    """But for the few rows in which a value is on the edge between two numbers of FP8."""
+    """Except for the few rows with a value on the edge between two FP8 numbers."""
     root = quantized(tmp_path, family, name)
     ours, theirs = logits(root, DEVICE), logits(root, "cpu")
     off = (ours - theirs).abs().amax((1, 2)) / theirs.abs().max()
@@ -88,7 +88,7 @@ def test_the_checkpoints_own_dtype_runs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_values_are_rounded_as_on_the_cpu(dtype: torch.dtype) -> None:
-    """All values of 16 bits, and as many random ones of 32; a static scale and each row's own."""
+    """All 16-bit values and as many random 32-bit values, with a static scale and with per-row scales."""
     if dtype == torch.float32:
         values = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)) * 30
     else:

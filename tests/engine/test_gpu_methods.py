@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every method on a CUDA device, in float32: the greedy text is transformers', and the drawn one the CPU's, whichever
-rules verify. Half precision runs."""
+"""Every method on a CUDA device, with all verifiers: in float32, greedy text equals transformers' and sampled text the
+CPU's. Half precision is only run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def texts(engine: Engine) -> list[Result]:
-    """Return what an engine says to requests that sample in different ways, all in one batch; and close it."""
+    """Return an engine's output for a batch of requests with different sampling options; close the engine."""
     hows = [SAMPLINGS[number % len(SAMPLINGS)] for number in range(8)]
     try:
         return engine.generate([Request(prompt, 24, how) for prompt, how in zip(random_prompts(8), hows, strict=True)])

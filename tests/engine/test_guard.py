@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter that fails costs drafts and no text, neither of those that run nor of those that begin later."""
+"""A failing drafter costs drafts but no text, of running requests and of later ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def loaded(models: Models, kind: str) -> Iterator[Engine]:
 
 
 def asked(temperature: float, count: int = 6) -> list[Request]:
-    """Return requests of which every other one is sampled, and the later the longer: they are left in another order."""
+    """Return requests with increasing length, so that they end in another order; every second one is sampled."""
     return [
         Request(tuple(prompt), LEN + 11 * number, SamplingOptions(temperature * (number % 2), seed=number))
         for number, prompt in enumerate(random_prompts(count))
@@ -49,7 +49,7 @@ def asked(temperature: float, count: int = 6) -> list[Request]:
 
 
 def fail(engine: Engine, name: str, fails: Callable[[int], bool]) -> list[int]:
-    """Let calls of the drafter fail, its state changed half; returns of how many rows those were, as they come."""
+    """Make calls of the drafter fail with a partly changed state; return a growing list of their numbers of rows."""
     call, rows, calls = getattr(engine.speculator.drafter, name), [], 0
 
     def failing(*arguments: Any) -> Any:
@@ -66,7 +66,7 @@ def fail(engine: Engine, name: str, fails: Callable[[int], bool]) -> list[int]:
 
 
 def stop(engine: Engine, stops: Callable[[int], bool]) -> None:
-    """Let calls of the drafter propose nothing, and let it observe nothing of these steps."""
+    """Make calls of the drafter propose nothing, and hide these steps from it."""
     drafter = engine.speculator.drafter
     propose, observe, calls = drafter.propose, drafter.observe, 0
 
@@ -86,7 +86,7 @@ def stop(engine: Engine, stops: Callable[[int], bool]) -> None:
 def test_what_runs_goes_on_as_if_nothing_were_proposed_any_more(
     kind: str, name: str, temperature: float, models: Models
 ) -> None:
-    """Also samples, by the same draws; one that keeps nothing of its rows misses that step alone."""
+    """Sampled text uses the same random numbers; a drafter without state per row only misses that step."""
     requests = asked(temperature)
     with loaded(models, kind) as engine:
         first = AT if name == "propose" else AT + 1
@@ -101,7 +101,7 @@ def test_what_runs_goes_on_as_if_nothing_were_proposed_any_more(
 
 
 def alike(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, ...], Any]]:
-    """Return what requests say that run together."""
+    """Return the results of requests that run together."""
     return [(result.ids, result.stats.accepted) for result in engine.generate(requests)]
 
 
@@ -124,7 +124,7 @@ def test_what_begins_later_is_as_alone_with_its_drafts(
         assert 0 < spoiled < len(requests)
         assert reasons == ["failed"]
         for number, ((ids, stats), (own_ids, own_stats)) in enumerate(zip(found, expected, strict=True)):
-            if number >= spoiled or number % 2 == 0:  # the sampled ones have other draws once they have no drafts
+            if number >= spoiled or number % 2 == 0:  # sampled text changes when drafts stop
                 assert ids == own_ids, number
             if number >= spoiled and kind != "lookahead":  # which learns of texts that ended
                 assert stats == own_stats
@@ -167,7 +167,7 @@ def test_an_error_of_the_target_is_none_of_the_drafter(models: Models, monkeypat
 
 
 def test_rows_that_are_begun_anew_are_given_up(models: Models) -> None:
-    """As whoever times steps begins them, without an end of those before."""
+    """Step timing begins rows again without ending the previous ones."""
     with loaded(models, "ngram") as engine:
         guard = Guard(engine.speculator.drafter)
         for prompts in ([[1, 2, 3]] * 3, [[4, 5]] * 2, [[6]] * 4):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that join others in the midst of their texts say what they say alone, and so do the others."""
+"""Requests that join a running batch give the same output as alone, and so do the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEN = 20
 
 
 class Joining:
-    """Requests that are submitted one after the other, each with the first tokens of the one before."""
+    """Submits requests one after another, each at the first tokens of the previous one."""
 
     def __init__(self, engine: Engine, asked: list[Request]) -> None:
         self._engine, self._left = engine, [*asked]
@@ -63,7 +63,7 @@ def models(tmp_path_factory) -> Models:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_everything_is_as_alone(method: str, models: Models) -> None:
-    """Texts and counts: a drafter that got another's features, or none, would be right less often."""
+    """Texts and counts are compared: a drafter with the wrong features would be right less often."""
     samples = method != "suffix"  # whose drafts, and so its samples, depend on texts that ended
     asked = [
         Request(tuple(prompt), LEN + 3 * number, SamplingOptions(0.8 * samples * (number % 2), seed=number))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LongRoPE's two sets of factors: which one holds follows from the longest text, and `check` says what that changes."""
+"""LongRoPE's two sets of factors: the maximum length selects one, and `check` reports the effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGROPE: dict[str, Any] = {
 
 
 def logits_of(target: Path, max_seq_len: int, prompt: tuple[int, ...]) -> torch.Tensor:
-    """Return what an engine for texts of this length says after a prompt."""
+    """Return the logits after a prompt of an engine for texts of this length."""
     engine = Engine.load(target, None, EngineSettings("none", max_seq_len=max_seq_len, device="cpu"))
     (result,) = engine.generate([Request(prompt, 1, return_logits=True)])
     engine.close()
@@ -36,7 +36,7 @@ def logits_of(target: Path, max_seq_len: int, prompt: tuple[int, ...]) -> torch.
 @pytest.mark.integration
 @torch.inference_mode()
 def test_the_longest_text_decides_for_all(tmp_path: Path) -> None:
-    """Short engines say what transformers says to short texts, long ones what it says to long texts."""
+    """Engines for short texts match transformers on short texts, engines for long texts on long texts."""
     rope = {"rope_parameters": LONGROPE, "original_max_position_embeddings": ORIGINAL}
     source = make_model(tmp_path / "hf", "phi3", **rope)
     target, model = convert(source, tmp_path / "c"), reference_model(source)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""generation_config.json as defaults of requests: the text is that of transformers under the same file."""
+"""generation_config.json as defaults of requests: the text equals transformers' with the same file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def engine(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
 
 
 def _greedy(source: Path, prompt: tuple[int, ...]) -> list[int]:
-    """Return transformers' text under the directory's settings, with weights as they are served."""
+    """Return transformers' text with the directory's settings and the served weights."""
     import torch
     from transformers import AutoModelForCausalLM
 

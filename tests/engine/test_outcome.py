@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drafters learn of a step."""
+"""The outcome of a step, as drafters get it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.kernels.verify_result import VerifyResult
 
 @pytest.mark.parametrize("paths", [[[], [], []], [[1], [1], [1]], [[1, 3], [], [2]]])
 def test_features_of_accepted_paths(paths: list[list[int]]) -> None:
-    """As rows taken one by one, in memory of their own."""
+    """They equal rows selected one by one, in separate memory."""
     width = 2 if paths[0] == [1] else 1 if not any(paths) else 4
     features = torch.randn(3, width, 5)
     outcome = Outcome([VerifyResult(path, 7) for path in paths], torch.empty(0), features)
@@ -22,5 +22,5 @@ def test_features_of_accepted_paths(paths: list[list[int]]) -> None:
 
 
 def test_without_features_there_are_none() -> None:
-    with pytest.raises(ValueError, match="gets features"):
+    with pytest.raises(ValueError, match="only available to drafters with aux_layers"):
         Outcome([], torch.empty(0), None).accepted_features()

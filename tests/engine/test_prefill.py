@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that come together: in passes of like length, and all of them answered whatever becomes of a pass."""
+"""Prompts that arrive together: grouped into passes of similar length, and all finished even if a pass fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cost(lens: list[int], passes: list[tuple[int, int]]) -> int:
 
 
 def ways(count: int) -> list[list[tuple[int, int]]]:
-    """Return every way to divide so many texts into passes."""
+    """Return all divisions of `count` texts into passes."""
     if not count:
         return [[]]
     return [[*before, (first, count)] for first in range(count) for before in ways(first)]
@@ -49,7 +49,7 @@ def test_an_engine_that_fails_in_one_pass_tells_those_of_the_next(
     engine = Engine.load(target, None, EngineSettings("none", 0, max_seq_len=256, max_batch_size=4, device="cpu"))
     monkeypatch.setattr(engine.speculator, "prefill", lambda *given: 1 // 0)
     told: Queue[str | None] = Queue()
-    with engine._changed:  # so that they come together
+    with engine._changed:  # so that they arrive together
         for length in (2, 3, 200):
             engine.submit(Request((1,) * length, 4), lambda update: told.put(update.error))
     errors = [told.get(timeout=30) for _ in range(3)]

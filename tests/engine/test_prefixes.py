@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts that begin like one that ended: what was computed of it is not computed again, and the text stays the same."""
+"""The prefix cache: common prefixes with finished texts are not computed again, and the text stays the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEN = 24
 
 
 class OneLayer:
-    """A cache of 4 rows whose keys and values at a position are the row's number and the position."""
+    """A cache of 4 rows whose keys and values encode the row's number and the position."""
 
     def __init__(self) -> None:
         self.rows = [torch.tensor([[row * 100 + at for at in range(16)]]) for row in range(4)]
@@ -72,7 +72,7 @@ def test_what_comes_back_is_what_was_kept_however_often_others_were_pushed_out(s
     store = PrefixStore(cache, 20)
 
     def values(text: list[int]) -> list[int]:
-        """What a model makes of a text: a number at each place, of all that stands before it."""
+        """Return a number for each position of a text that depends on all tokens up to it, like a model's output."""
         return [hash(tuple(text[:end])) for end in range(1, len(text) + 1)]
 
     restored = []
@@ -121,7 +121,7 @@ def computed(model: Decoder, monkeypatch) -> list[int]:
 
 @pytest.mark.integration
 def test_a_text_asked_for_piece_by_piece(pair: tuple[Engine, Path], monkeypatch) -> None:
-    """With drafts that are right, wrong in the middle, and missing; several texts of different lengths at once."""
+    """With drafts that are right, wrong in the middle, and missing, for several texts of different lengths."""
     engine, source = pair
     model = reference_model(source)
     prompts = random_prompts(6)
@@ -156,7 +156,7 @@ def test_a_text_of_before_is_not_computed_again(pair: tuple[Engine, Path], monke
 @pytest.mark.integration
 @pytest.mark.parametrize("method", ["draft_target", "pard", "ngram", "suffix", "lookahead"])
 def test_an_engine_that_drafts_does_not_compute_it_again_either(method: str, tmp_path: Path, monkeypatch) -> None:
-    """Rows move when others end, and drafts were written behind what is kept: the text stays the target's own."""
+    """Rows move when others end, and drafts are written after the cached tokens; the text stays the target's."""
     source = make_model(tmp_path / "hf", family="llama")
     target = convert(source, tmp_path / "target")
     draft = draft_model(tmp_path) if method in ("draft_target", "pard") else None

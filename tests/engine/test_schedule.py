@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft lengths by how many requests run: the text stays the target's, and large batches draft less or nothing."""
+"""Draft lengths by batch size: the text stays the target's, and large batches draft less or nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_batches_draft_by_their_size_and_say_the_same(tmp_path: Path) -> None:
 
     alone, two, four = drafted(1), drafted(2), drafted(4)
     engine.close()
-    assert alone[0] > 3  # 4 a step but for the end
+    assert alone[0] > 3  # 4 a step except at the end
     assert max(two) < 2.5
     assert max(four) == 0  # all end at once
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Penalties, biases, forbidden words and log probabilities: the text is the target's with them, whatever drafts."""
+"""Penalties, biases, forbidden words and log probabilities: with every drafter, the text is the target's with them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROMPTS = random_prompts(4)
 
 
 class SaidPenalty(LogitsProcessor):
-    """OpenAI's presence and frequency penalties, of what stands behind the first `skip` tokens."""
+    """OpenAI's presence and frequency penalties for the tokens after the first `skip`."""
 
     def __init__(self, presence: float, frequency: float, skip: int) -> None:
         self.presence, self.frequency, self.skip = presence, frequency, skip
@@ -51,7 +51,7 @@ class SaidPenalty(LogitsProcessor):
 
 
 def processors(edits: LogitEdits, prompt_len: int) -> LogitsProcessorList:
-    """Return transformers' own processors that do what edits say, in their order."""
+    """Return the transformers processors that correspond to the edits, in their order."""
     found: list[Any] = []
     if edits.bias:
         found.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in edits.bias.items()}))
@@ -75,12 +75,12 @@ EDITS = {
 
 
 class Texts:
-    """What transformers writes with its own processors."""
+    """The texts of transformers with its logits processors."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.plain = {prompt: self.text(prompt, LogitEdits()) for prompt in PROMPTS}
-        # words that the model would say
+        # words that the model would generate
         said = self.plain[PROMPTS[0]]
         words = ((said[2], said[3]), (said[8],), (said[10], said[11], said[12]))
         self.edits = EDITS | {"bad words": LogitEdits(bad_words=words)}
@@ -114,7 +114,7 @@ def test_the_edits_matter(texts: Texts) -> None:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if "typical" not in name])
 def test_greedy_text_is_that_of_transformers(name: str, models: Models, texts: Texts) -> None:
-    """All in one batch, with requests that ask for nothing among them, which are left alone."""
+    """All in one batch, together with requests without edits, which are not affected."""
     asked = [*texts.expected, *(("plain", prompt) for prompt in PROMPTS)]
     edits = texts.edits | {"plain": LogitEdits()}
     requests = [Request(prompt, LEN, edits=edits[how]) for how, prompt in asked]
@@ -128,7 +128,7 @@ def test_greedy_text_is_that_of_transformers(name: str, models: Models, texts: T
 
 
 def test_drafts_are_accepted_with_edits(models: Models, texts: Texts) -> None:
-    """The target drafts for itself: a draft that knows no edits is right until they change something."""
+    """The target drafts for itself without the edits, so drafts are right until an edit changes the choice."""
     engine = Engine.load(models.target("plain"), models.target("plain"), EngineSettings(
         "draft_target", 4, max_seq_len=128, device="cpu"
     ))  # fmt: skip
@@ -191,7 +191,7 @@ def test_no_stop_text_is_seen_before_min_tokens(worded: tuple[Engine, Any]) -> N
 
 
 def test_everything_may_be_forbidden(models: Models) -> None:
-    """A request that forbids all ids gets some text; the engine and its neighbours go on."""
+    """A request that forbids all ids gets some text; the engine and other requests continue."""
     engine = models.engine("draft_target", "cpu")
     everything = LogitEdits(bad_words=tuple((token,) for token in range(64)))
     for sampling in (SamplingOptions(), SamplingOptions(0.7, seed=3)):
@@ -289,7 +289,7 @@ def test_sampled_text_has_the_targets_distribution(small: tuple[Engine, Any], mo
 
 
 def blind_to_drafts(change: Callable[..., None]) -> Callable[..., None]:
-    """Return an edit of rows that goes wrong: it does not see what was drafted before a node."""
+    """Return a wrong edit of rows, which ignores the tokens drafted before a node."""
 
     def wrong(logits: torch.Tensor, running: Any, tokens: torch.Tensor, sees: np.ndarray) -> None:
         change(logits, running, tokens, np.zeros_like(sees))
@@ -298,7 +298,7 @@ def blind_to_drafts(change: Callable[..., None]) -> Callable[..., None]:
 
 
 def without_paths(change: Callable[..., None]) -> Callable[..., None]:
-    """Return an edit of rows that goes wrong: it takes all drafted tokens before a node, also of other branches."""
+    """Return a wrong edit of rows, which uses all drafted tokens before a node, including other branches."""
 
     def wrong(logits: torch.Tensor, running: Any, tokens: torch.Tensor, sees: np.ndarray) -> None:
         change(logits, running, tokens, np.tri(len(sees), dtype=bool) & (np.arange(len(sees)) > 0))
@@ -329,7 +329,7 @@ def test_edits_that_mix_branches_have_another_distribution(
 
 @pytest.mark.parametrize("name", ["none", "draft_target", "medusa", "eagle, dynamic"])
 def test_log_probabilities_are_those_of_the_models_own_logits(name: str, models: Models, texts: Texts) -> None:
-    """Whatever is done to the logits before a token is chosen, and whoever else is in the batch."""
+    """They do not depend on logit edits or on the rest of the batch."""
     engine = models.engine(name, "cpu")
     hows = [SamplingOptions(), SamplingOptions(0.7, top_k=5, seed=3)]
     asked = [
@@ -360,7 +360,7 @@ def test_a_vocabulary_smaller_than_what_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_an_external_draft_is_edited_too(models: Models, texts: Texts) -> None:
-    """By the tokens before each of its own."""
+    """The edits of each draft token depend on the tokens before it."""
     engine = models.engine("none", "cpu")
     for how, prompt in texts.expected:
         text = texts.expected[how, prompt]

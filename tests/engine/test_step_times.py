@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps are timed, and of which texts."""
+"""Timing of steps: the measured steps and their texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS, ROUNDS = 3, 2
 
 @dataclass
 class Accepting:
-    """A speculator that accepts all it drafts, and notes what it was asked for."""
+    """A speculator that accepts all its drafts and records its calls."""
 
     max_seq_len: int
     prefills: list[list[int]] = field(default_factory=list)
@@ -59,7 +59,7 @@ def test_of_each_case_one_round_and_one_step_of_every_round_are_not_timed() -> N
 
 
 def test_rows_are_at_all_places_of_their_answers() -> None:
-    """Once it is known how far texts grow, the last one ends about where its answer does."""
+    """Once the growth of texts is known, the last row ends near the end of its answer."""
     engine = Accepting(200)
     times(engine, prompt=5, said=40)
     grown = {0: 1 + 4, 2: 1 + 12, 5: 1 + 24}
@@ -70,7 +70,7 @@ def test_rows_are_at_all_places_of_their_answers() -> None:
 
 @pytest.mark.parametrize("max_seq_len", [27, 30, 50])
 def test_long_texts_are_cut_off_at_their_beginnings(max_seq_len: int) -> None:
-    """No step drafts less than it is to because a text ends."""
+    """No step drafts less than its draft length because a text ends."""
     engine = Accepting(max_seq_len)
     found = times(engine, prompt=40)
     assert engine.steps == dict.fromkeys(found, (ROUNDS + 1) * (STEPS + 1))
@@ -79,7 +79,7 @@ def test_long_texts_are_cut_off_at_their_beginnings(max_seq_len: int) -> None:
 
 @pytest.mark.parametrize(("said", "most"), [(18, 18), (23, 23), (40, 24)])
 def test_short_steps_are_timed_as_long_as_answers_are(said: int, most: int) -> None:
-    """All take less than is wanted: behind the first round each length goes through so many tokens."""
+    """All steps are shorter than required: after the first round each length covers as many tokens as answers have."""
     engine = Accepting(100)
     times(engine, said=said, least_s=60.0)
     timed = {draft_len: max(STEPS + 1, most // (draft_len + 1)) for draft_len in (0, 2, 5)}

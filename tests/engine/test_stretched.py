@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts beyond max_position_embeddings, where the rotary scaling is made for them, are those of transformers."""
+"""Texts beyond max_position_embeddings equal transformers' if the rotary scaling supports them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed before the first request: within every limit, with drafts, and without a trace in later texts."""
+"""The warm-up: within all limits, with drafts, and without an effect on later texts."""
 
 from __future__ import annotations
 

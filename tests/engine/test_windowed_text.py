@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts longer than a sliding window, capped, rotated in part: whatever drafts, they are transformers'."""
+"""Texts with sliding windows, capped scores and partial rotation: with every drafter they equal transformers'."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.7],
     "long_factor": [1.0, 2.0, 3.0, 5.0],
 }  # fmt: skip
-# Windows shorter than most prompts, and one shorter than the trees that are drafted are deep.
+# Windows shorter than most prompts, and one shorter than the depth of the drafted trees.
 TARGETS: dict[str, dict[str, Any]] = {
     "gemma2": {"family": "gemma2", "sliding_window": 12, "num_hidden_layers": 4, "final_logit_softcapping": 4.0},
     "gemma3": {"family": "gemma3", "sliding_window": 3, "num_hidden_layers": 7},
@@ -43,7 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Target:
-    """A target's source, what was converted of it alone and with Medusa heads, and transformers' model of it."""
+    """A target's source, its conversions alone and with Medusa heads, and transformers' model of it."""
 
     source: Path
     plain: Path
@@ -72,7 +72,7 @@ def test_greedy_text_is_that_of_transformers(method: str, target: Target, tmp_pa
 
 
 def test_the_target_drafts_for_itself(target: Target) -> None:
-    """A draft that is the target agrees with it, step by step and over several tokens at once."""
+    """The target as draft agrees with itself, in single steps and over several tokens in one pass."""
     settings = EngineSettings("draft_target", draft_len=4, max_batch_size=8, max_seq_len=MAX_LEN, device="cpu")
     engine = Engine.load(target.plain, target.plain, settings)
     stats = assert_greedy_text(engine, target.model)

@@ -113,7 +113,7 @@ class TestTheQuickstart:
         made = trtspec("init", TARGET, "--json")
         assert made.code == 0
         assert recipe_of(made)["speculation"] == {"method": "ngram", "draft_len": 8}
-        assert "needs no draft" in whys(made)["speculation.method"]
+        assert "works without a draft" in whys(made)["speculation.method"]
 
     def test_what_is_said_otherwise(self, trtspec: Run, workplace: Path) -> None:
         arguments = ("--method", "lookahead", "--backend", "embedded", "--gpu", "a100-80gb", "--name", "other")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny block nets and P-EAGLE nets as sources, in each dialect that one is published in."""
+"""Tiny block nets and P-EAGLE nets as sources, in each dialect of published nets."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CONFIDENCE = {"enable_confidence_head": True, "confidence_head_with_markov": Tru
 
 
 def layer_config(layers: int = 2) -> dict[str, Any]:
-    """Return config.json of such a net's layers."""
+    """Return config.json of a net's layers."""
     shape = {key: SHAPE[key] for key in KEYS}
     extra = {"head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "num_hidden_layers": layers}
     return {**shape, **extra, "model_type": "qwen3", "dtype": "bfloat16"}
 
 
 def layer_tensors(number: int, width: int = 1) -> dict[str, Tensor]:
-    """Return a layer's zeros, whose attention reads `width` hidden states."""
+    """Return a layer of zeros whose attention input has `width` times the hidden size."""
     hidden, inter, heads, kv_heads = (SHAPE[key] for key in KEYS[:4])
     shapes = {
         "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
@@ -40,7 +40,7 @@ def layer_tensors(number: int, width: int = 1) -> dict[str, Tensor]:
 
 
 def net_tensors(markov: str | None = None) -> dict[str, Tensor]:
-    """Return a block net's zeros; `markov` is the prefix of a Markov head's tensors, None for none."""
+    """Return a block net of zeros; `markov` is the prefix of the Markov head's tensors, None for no Markov head."""
     hidden, vocab = SHAPE["hidden_size"], SHAPE["vocab_size"]
     found = {"fc.weight": torch.zeros(hidden, len(OUTPUTS) * hidden)}
     found |= {f"{name}.weight": torch.zeros(hidden) for name in ("hidden_norm", "norm")}
@@ -56,7 +56,7 @@ def net_tensors(markov: str | None = None) -> dict[str, Tensor]:
 
 
 def speculators(kind: str, tokens: int, **keys: Any) -> dict[str, Any]:
-    """Return a config.json as speculators writes it."""
+    """Return a config.json in speculators' format."""
     return {
         "speculators_model_type": kind,
         "transformer_layer_config": layer_config(),
@@ -71,7 +71,7 @@ def speculators(kind: str, tokens: int, **keys: Any) -> dict[str, Any]:
 
 INNER = {"mask_token_id": MASK, "target_layer_ids": list(OUTPUTS)}
 FLAT = {**layer_config(), "block_size": BLOCK, "num_target_layers": SHAPE["num_hidden_layers"]}
-# what a dialect's config.json says, its Markov head's prefix, and how many tokens a step drafts
+# a dialect's config.json, the prefix of its Markov head, and the drafted tokens per step
 DFLASH: dict[str, tuple[dict[str, Any], str | None, int]] = {
     "z-lab": ({**FLAT, "architectures": ["DFlashDraftModel"], "dflash_config": INNER}, None, BLOCK - 1),
     "block within": (
@@ -110,7 +110,7 @@ DSPARK: dict[str, tuple[dict[str, Any], str | None, int]] = {
 
 
 def save_net(root: Path, config: dict[str, Any], tensors: dict[str, Tensor], **changes: Any) -> Path:
-    """Save a net; `changes` are keys of config.json, None for none."""
+    """Save a net; `changes` are changed keys of config.json, None removes a key."""
     root.mkdir(parents=True)
     written = {key: value for key, value in {**config, **changes}.items() if value is not None}
     (root / "config.json").write_text(json.dumps(written))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 heads as sources, random ones and some that know what a model says, and what the formula makes of them.
+"""Sources of EAGLE-3 heads, random and fitted to a model's texts, and a reference implementation of their formula.
 
-A head is the tensors by the names that ModelOpt and speculators give them, and what its config.json says of the layer.
+A head consists of tensors with the names of ModelOpt and speculators, and the config.json of its layer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from trtspec.methods.source_head import load_head
 
 Tensors = dict[str, Tensor]
 AUX = "eagle_aux_hidden_state_layer_ids"
-# not what a config.json without it means
+# differs from the default of config.json
 ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 
 
 @dataclass(frozen=True)
 class Eagle3Tensors:
-    """`aux` are layers of the target whose outputs are read; `flags` are the keys that change the computation."""
+    """A head; `aux` are the target's layers whose outputs are read, `flags` are keys that change the computation."""
 
     tensors: Tensors
     layer: dict[str, Any]
@@ -37,14 +37,14 @@ class Eagle3Tensors:
     flags: dict[str, bool] = field(default_factory=dict)
 
     def changed(self, **tensors: Tensor | None) -> Eagle3Tensors:
-        """Return the head with other tensors, named with _ for dots, or without them."""
+        """Return the head with changed or removed (None) tensors, named with _ for dots."""
         named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
         kept = {name: tensor for name, tensor in {**self.tensors, **named}.items() if tensor is not None}
         return replace(self, tensors=kept)
 
     @property
     def target_ids(self) -> Tensor:
-        """Return the target's id of each drafted one."""
+        """Return the target's id of each drafted token."""
         ids = torch.arange(self.drafted)
         return ids + self.tensors["d2t"] if "d2t" in self.tensors else ids
 
@@ -100,7 +100,7 @@ def random_head(
 
 
 def save_head(head: Eagle3Tensors, root: Path, layout: str = "specforge", **config: Any) -> Path:
-    """Save a head as one of the public layouts has it; `config` are further keys of config.json, None for none."""
+    """Save a head in one of the public layouts; `config` are additional keys of config.json, None removes a key."""
     flat = {
         **head.layer,
         "draft_vocab_size": head.drafted,
@@ -143,7 +143,7 @@ def convert_with(source: Path, head: Path, out: Path, **how: Any) -> Path:
 
 @torch.inference_mode()
 def aux_states(model: Any, text: Sequence[int], aux: Sequence[int]) -> Tensor:
-    """Return what comes out of layers of transformers' model, side by side, [len(text), layers * hidden]."""
+    """Return the concatenated outputs of layers of transformers' model, [len(text), layers * hidden]."""
     kept: dict[int, Tensor] = {}
 
     def keep(number: int) -> Any:
@@ -169,12 +169,12 @@ class Formula:
         self.lm_head = self.wide.get("lm_head.weight", lm_head)
 
     def norm(self, rows: Tensor, name: str) -> Tensor:
-        """Norm rows by the root of their mean square."""
+        """Normalize rows by their root mean square."""
         scale = torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.head.layer["rms_norm_eps"])
         return rows * scale * self.wide[f"{name}.weight"]
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Return features of the target's hidden states [n, layers * hidden]."""
+        """Return features for the target's hidden states [n, layers * hidden]."""
         if self.head.flags.get("norm_before_fc"):
             states = self.norm(states, "input_norm")
         if self.head.flags.get("fc_norm"):
@@ -183,7 +183,7 @@ class Formula:
         return F.linear(states, self.wide["fc.weight"])
 
     def step(self, tokens: Sequence[int], features: Tensor) -> Tensor:
-        """Return the features that follow on pairs of tokens and features [n, hidden], the first at position 0."""
+        """Return the features after pairs of tokens and features [n, hidden], the first at position 0."""
         embedded = self.norm(self.embedding[list(tokens)], "layers.0.input_layernorm")
         normed = self.norm(features, "layers.0.hidden_norm")
         residual = normed if self.head.flags.get("norm_before_residual") else features
@@ -222,9 +222,9 @@ class Formula:
         return F.linear(mixed, self.wide[f"{own}.o_proj.weight"], self.wide.get(f"{own}.o_proj.bias"))
 
     def draft(self, text: Sequence[int], states: Tensor, path: Sequence[int]) -> Tensor:
-        """Return the draft's logits behind a text and a `path` drafted after it, of the target's ids.
+        """Return the draft's logits after a text and a drafted `path` of the target's ids.
 
-        `states` [len(text) - 1 or more, layers * hidden] are the target's; those of the last token are not used.
+        `states` [len(text) - 1 or more, layers * hidden] are the target's; the states of the last token are not used.
         """
         tokens, features = list(text[1:]), self.fuse(states[: len(text) - 1])
         for token in path:
@@ -235,13 +235,13 @@ class Formula:
 
 @torch.inference_mode()
 def formula_of(head: Eagle3Tensors, model: Any) -> Formula:
-    """Return the formula of a head that borrows from transformers' model what it lacks."""
+    """Return the formula of a head, with missing tensors from transformers' model."""
     return Formula(head, model.get_input_embeddings().weight, model.get_output_embeddings().weight)
 
 
 @torch.inference_mode()
 def knowing_head(head: Eagle3Tensors, model: Any, texts: Sequence[Sequence[int]], steps: int = 3) -> Eagle3Tensors:
-    """Return the head with an LM head fitted by least squares to what follows in the texts at each draft step."""
+    """Return the head with an LM head fitted by least squares to the next tokens of the texts at each draft step."""
     formula, hidden, follows = formula_of(head, model), [], []
     column = {int(token): number for number, token in enumerate(head.target_ids)}
     for text in texts:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of EAGLE heads, and a slow reference for their drafts: one pass of transformers over all pairs a token."""
+"""Sources of EAGLE heads, and a slow reference for their drafts: one transformers pass over all pairs per token."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from trtspec.methods.source_head import load_head
 Tensors = dict[str, Tensor]
 Tokens = tuple[int, ...]
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
-# a layer of other sizes than the target's
+# a layer with other sizes than the target's
 LAYER = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24, "num_hidden_layers": 1}
 BLOCK = "layers.0"
-# not what a config.json without it means
+# differs from the default of config.json
 ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 
 
 def random_head(
     hidden: int = HIDDEN, seed: int = 5, scale: float = 0.2, bias: bool = False, copies: float = 0.0
 ) -> Tensors:
-    """Return a random head's tensors, named as in the reference; `copies` is how much of an embedding it keeps.
+    """Return a random head's tensors with the reference's names; `copies` is the share of the embedding it copies.
 
-    One that copies alone says what the target says where nothing but the last token counts.
+    A head that only copies agrees with a target whose output depends only on the last token.
     """
     draw = torch.Generator().manual_seed(seed)
 
@@ -77,7 +77,7 @@ def convert_with(source: Path, head_root: Path, out: Path, options: dict[str, An
 
 
 class Oracle:
-    """What a head drafts for a target (transformers' models both), without a cache and without a batch."""
+    """The drafts of a head for a target, both as transformers models, without cache and batch."""
 
     def __init__(self, target: Any, tensors: Tensors) -> None:
         from transformers import LlamaConfig, LlamaModel
@@ -96,12 +96,12 @@ class Oracle:
 
     @torch.inference_mode()
     def logits(self, text: Tokens, path: Tokens) -> Tensor:
-        """Return what the head says comes after a text and a drafted path."""
+        """Return the head's logits after a text and a drafted path."""
         logits: Tensor = self._target.lm_head(self._feature(text, path))
         return logits
 
     def _feature(self, text: Tokens, path: Tokens) -> Tensor:
-        """Return what the head makes of all pairs; the target has features of the text but its last token."""
+        """Return the head's last feature over all pairs; the target's features exclude the text's last token."""
         if (text, path) not in self._known:
             features = [*self._target.model(torch.tensor([text])).last_hidden_state[0, :-1]]
             features += [self._feature(text, path[:length]) for length in range(len(path))]
@@ -111,7 +111,7 @@ class Oracle:
         return self._known[text, path]
 
     def static(self, text: Tokens, choices: Sequence[Tokens]) -> list[Tokens]:
-        """Return the tokens on the way to each choice, shorter choices first."""
+        """Return the tokens on the path to each choice, shorter choices first."""
         found: dict[Tokens, Tokens] = {(): ()}
         for choice in sorted(choices, key=lambda choice: (len(choice), choice)):
             above = found[choice[:-1]]
@@ -120,7 +120,7 @@ class Oracle:
         return list(found.values())[1:]
 
     def dynamic(self, text: Tokens, top_k: int, depth: int, nodes: int) -> list[Tokens]:
-        """Return the tokens on the way to each of the best nodes, in the order in which they were ranked."""
+        """Return the tokens on the path to each of the best nodes, in ranking order."""
         ranked: dict[Tokens, float] = {}
         frontier = {(): 0.0}
         for _ in range(depth):

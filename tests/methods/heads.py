@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of Medusa heads, random ones and such that know a model's texts, and what the formula makes of them."""
+"""Sources of Medusa heads, random and fitted to a model's texts, and a reference implementation of their formula."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
 def random_heads(
     num_heads: int = 4, num_layers: int = 1, hidden: int = HIDDEN, vocab: int = VOCAB, seed: int = 5
 ) -> Tensors:
-    """Return the tensors of random heads, by the names of the reference."""
+    """Return the tensors of random heads, with the reference's names."""
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
     for head in range(num_heads):
@@ -35,7 +35,7 @@ def random_heads(
 
 
 def save_heads(root: Path, tensors: Tensors, prefix: str = "", **config: Any) -> Path:
-    """Save heads as the reference does."""
+    """Save heads in the reference's format."""
     root.mkdir(parents=True)
     (root / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "base_model_name_or_path": "x"} | config))
     save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()}, root / "medusa_lm_head.safetensors")
@@ -50,7 +50,7 @@ def convert_with(source: Path, head_root: Path, out: Path, choices: Any = "mc_si
 
 
 def logits_of(heads: Tensors, head: int, hidden: Tensor) -> Tensor:
-    """Return what a head says to hidden states [n, hidden]: its blocks x + silu(linear(x)), then its matrix."""
+    """Return a head's logits for hidden states [n, hidden]: blocks x + silu(linear(x)), then the vocabulary matrix."""
     wide = {name: tensor.float() for name, tensor in heads.items() if name.startswith(f"{head}.")}
     num_layers = len(wide) // 2
     for layer in range(num_layers):
@@ -67,7 +67,7 @@ def hidden_states(model: Any, text: Sequence[int]) -> Tensor:
 
 
 def knowing_heads(model: Any, texts: Sequence[Sequence[int]], num_heads: int) -> Tensors:
-    """Return heads whose last matrix is fitted, by least squares, to what stands head + 2 places on in the texts."""
+    """Return heads whose vocabulary matrix is fitted by least squares to the tokens head + 2 positions ahead."""
     heads = random_heads(num_heads)
     for head in range(num_heads):
         shift = head + 2

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random nets that draft in parallel, as sources, and what the formulas of their papers make of them, in float64.
+"""Sources of random nets that draft in parallel, and reference implementations of their papers' formulas in float64.
 
-Each formula goes over the whole text every time: `hidden` are the states that a draft's tokens are predicted from,
-`logits` the draft's own behind them.
+Each formula processes the whole text every time: `hidden` are the states from which a draft's tokens are predicted,
+`logits` are the draft's logits for them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RANK = 5
 class Net:
     """A net of a `kind` as a source: config.json and tensors; `reads` are the target's layers whose outputs it reads.
 
-    `width` is how many places its pass has for a draft of as many tokens as `drafts`, `flags` are how it computes.
+    `width` is the number of positions in a pass for a draft of `drafts` tokens, `flags` select the computation.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Net:
     mask: int
 
     def changed(self, **tensors: Tensor) -> Net:
-        """Return the net with other tensors, named with _ for dots."""
+        """Return the net with changed tensors, named with _ for dots."""
         return replace(self, tensors=self.tensors | {name.replace("__", "."): each for name, each in tensors.items()})
 
     def convert(self, source: Path, root: Path, **how: Any) -> Path:
@@ -54,7 +54,7 @@ class Net:
 
 
 class Random:
-    """Draws tensors that are bfloat16 and thus saved as they are."""
+    """Draws bfloat16 tensors, which are saved without rounding."""
 
     def __init__(self, seed: int, scale: float) -> None:
         self._draw, self._scale = torch.Generator().manual_seed(seed), scale
@@ -81,13 +81,13 @@ class Random:
         return found | {f"{own}.mlp.down_proj.weight": self.matrix(hidden, inter)}
 
     def drafted(self, vocab: int, count: int) -> dict[str, Tensor]:
-        """Return what maps `count` ids to some of the target's."""
+        """Return a map (d2t) of `count` ids to ids of the target."""
         ids = torch.randperm(vocab, generator=self._draw)[:count].sort().values
         return {"d2t": ids - torch.arange(count), "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, True)}
 
 
 def shape_of(target: dict[str, Any] | None, layers: int) -> dict[str, Any]:
-    """Return the keys of a net's layers, for a target of tests._support.tiny.SHAPE changed by `target`."""
+    """Return the config keys of a net's layers for a target of tests._support.tiny.SHAPE changed by `target`."""
     keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "max_position_embeddings")
     shape = {**SHAPE, **(target or {})}
     sizes = {"head_dim": 8, "intermediate_size": 40, "num_hidden_layers": layers, "rms_norm_eps": 1e-5}
@@ -101,7 +101,7 @@ def random_block_net(
     drafted: int = 0, own: bool = False, bias: bool = False, scale: float = 0.3, seed: int = 3, mask: int = 2,
     **flags: Any,
 ) -> Net:  # fmt: skip
-    """Return a random net; `own`: with embedding and LM head, `drafted`: of so many ids, `flags`: of its block."""
+    """Return a random net: with embedding and LM head if `own`, with `drafted` ids, and with `flags` of its block."""
     made, shape = Random(seed, scale), shape_of(target, 2)
     hidden, vocab = shape["hidden_size"], shape["vocab_size"]
     tensors = {"fc.weight": made.matrix(hidden, len(reads) * hidden)}
@@ -145,7 +145,7 @@ def random_p_eagle(
 
 
 class Formula:
-    """What all such nets have: layers over a text's places, in float64."""
+    """The common part of all nets: layers over a text's positions, in float64."""
 
     def __init__(self, net: Net, model: Any) -> None:
         self.net, self._model = net, model
@@ -155,16 +155,16 @@ class Formula:
         self.ids = net.drafted_ids(len(self.embedding))
 
     def states(self, text: Sequence[int]) -> Tensor:
-        """Return the target's states of all tokens but the last, which is not known to the net yet."""
+        """Return the target's states of all tokens except the last, which the target has not processed yet."""
         return aux_states(self._model, text, self.net.reads)[:-1].double()
 
     def norm(self, rows: Tensor, name: str) -> Tensor:
-        """Norm rows by the root of their mean square."""
+        """Normalize rows by their root mean square."""
         scale = torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.net.config["rms_norm_eps"])
         return rows * scale * self.wide[f"{name}.weight"]
 
     def heads(self, rows: Tensor, name: str, first: int, own: str) -> Tensor:
-        """Return the heads [n, heads, size] of rows that stand at `first` and behind it."""
+        """Return the rotated heads [n, heads, size] of rows at positions `first`, `first` + 1, ..."""
         size = self.net.config["head_dim"]
         bias = self.wide.get(f"{own}.{name}_proj.bias")
         found = F.linear(rows, self.wide[f"{own}.{name}_proj.weight"], bias).view(len(rows), -1, size)
@@ -179,7 +179,7 @@ class Formula:
         return found * turn.cos() + torch.cat([-two, one], -1) * turn.sin()
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None, own: str) -> Tensor:
-        """Return what attention adds; `hidden` [queries, keys] are the keys that a query does not see."""
+        """Return the output of attention; `hidden` [queries, keys] masks keys."""
         group = query.shape[1] // key.shape[1]
         key, value = (kind.repeat_interleave(group, 1) for kind in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query, key) / self.net.config["head_dim"] ** 0.5
@@ -189,13 +189,13 @@ class Formula:
         return F.linear(mixed, self.wide[f"{own}.o_proj.weight"], self.wide.get(f"{own}.o_proj.bias"))
 
     def mlp(self, hidden: Tensor, number: int) -> Tensor:
-        """Return hidden states with what the MLP of a layer adds."""
+        """Return hidden states plus the output of a layer's MLP."""
         inner = self.norm(hidden, f"layers.{number}.post_attention_layernorm")
         gate, up, down = (self.wide[f"layers.{number}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
         return hidden + F.linear(F.silu(F.linear(inner, gate)) * F.linear(inner, up), down)
 
     def hidden(self, text: Sequence[int], count: int) -> Tensor:
-        """Return the states [count, hidden] behind which the net has its LM head."""
+        """Return the states [count, hidden] that are the input of the LM head."""
         raise NotImplementedError
 
     def logits(self, text: Sequence[int], drafted: Sequence[int], most: int) -> Tensor:
@@ -203,12 +203,12 @@ class Formula:
         return (self.hidden(text, most) @ self.lm_head.T)[: len(drafted)]
 
     def sureness(self, text: Sequence[int], drafted: Sequence[int], most: int) -> Tensor:
-        """Return how sure the net is of each place."""
+        """Return the net's confidence at each position."""
         return self.logits(text, drafted, most).softmax(-1).amax(-1)
 
 
 class BlockFormula(Formula):
-    """DFlash, as z-lab and the paper have it."""
+    """DFlash, by z-lab's code and the paper."""
 
     @property
     def _inner(self) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class BlockFormula(Formula):
         return inner
 
     def hidden(self, text: Sequence[int], count: int) -> Tensor:
-        """Return the states of the places that draft."""
+        """Return the states of the drafting positions."""
         at_anchor = self._inner.get("sample_from_anchor", self.net.kind == "dspark")
         width = count if at_anchor else count + 1
         context = self.norm(self.states(text) @ self.wide["fc.weight"].T, "hidden_norm")
@@ -234,7 +234,7 @@ class BlockFormula(Formula):
 
 
 class MarkovFormula(BlockFormula):
-    """DSpark: each token's logits get a bias by the token before."""
+    """DSpark: each token's logits get a bias from the previous token."""
 
     def logits(self, text: Sequence[int], drafted: Sequence[int], most: int) -> Tensor:
         """Return the biased logits."""
@@ -242,7 +242,7 @@ class MarkovFormula(BlockFormula):
         return super().logits(text, drafted, most) + before @ self.wide["markov_head.markov_w2.weight"].T
 
     def sureness(self, text: Sequence[int], drafted: Sequence[int], most: int) -> Tensor:
-        """Return what the confidence head estimates."""
+        """Return the estimate of the confidence head."""
         seen = self.hidden(text, most)[: len(drafted)]
         before = self.wide["markov_head.markov_w1.weight"][[text[-1], *drafted][: len(drafted)]]
         if self._inner["confidence_head_with_markov"]:
@@ -252,7 +252,7 @@ class MarkovFormula(BlockFormula):
 
 
 class ParallelEagleFormula(Formula):
-    """P-EAGLE: EAGLE-3's pairs, and behind them pairs of a mask token and a learned state."""
+    """P-EAGLE: EAGLE-3's pairs, followed by pairs of a mask token and a learned state."""
 
     def _fuse(self, states: Tensor) -> Tensor:
         if self.net.config.get("fc_norm"):
@@ -261,7 +261,7 @@ class ParallelEagleFormula(Formula):
         return states @ self.wide["fc.weight"].T
 
     def hidden(self, text: Sequence[int], count: int) -> Tensor:
-        """Return the normed states of the last pair and of the masks."""
+        """Return the normalized states of the last pair and of the masks."""
         masks = self.wide["mask_hidden"].view(1, -1).expand(count - 1, -1)
         features = self._fuse(torch.cat([self.states(text), masks]))
         embedded = self.embedding[[*text[1:], *[self.net.mask] * (count - 1)]]
@@ -283,7 +283,7 @@ FORMULAS: dict[str, type[Formula]] = {"dflash": BlockFormula, "dspark": MarkovFo
 
 @torch.inference_mode()
 def knowing_net(net: Net, model: Any, texts: Sequence[Sequence[int]], places: int = 3) -> Net:
-    """Return the net with an LM head fitted by least squares to what follows in the texts at each of its places."""
+    """Return the net with an LM head fitted by least squares to the next tokens of the texts at each position."""
     formula, hidden, follows = FORMULAS[net.kind](net, model), [], []
     column = {int(token): number for number, token in enumerate(formula.ids)}
     for text in texts:

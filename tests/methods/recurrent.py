@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of recurrent drafters, random ones and such that know a model's texts, and what the formula makes of them.
+"""Sources of recurrent drafters, random and fitted to a model's texts, and a reference implementation of their formula.
 
-The formula is written down from apple/ml-recurrent-drafter, recurrent_drafting/modeling_drafter.py.
+The formula follows apple/ml-recurrent-drafter, recurrent_drafting/modeling_drafter.py.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from trtspec.methods.source_head import load_head
 
 Tensors = dict[str, Tensor]
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
-# The three generations of names: those of the head and of the first layer.
+# The three generations of names, of the head and of the first layer.
 GENERATIONS = {"newest": ("lm_head", "input_proj"), "older": ("lm_heads", "input_projs"), "oldest": ("0", "input_proj")}
 IMPOSSIBLE = -50000.0
 
 
 @dataclass(frozen=True)
 class Drafter:
-    """A drafter's sizes and tensors, by the newest names."""
+    """A drafter's sizes and tensors, with the newest names."""
 
     tensors: Tensors
     num_layers: int
@@ -39,7 +39,7 @@ class Drafter:
     vocab: int
 
     def beams(self, embedding: Tensor, context: Tensor, last: int, width: int, length: int) -> list[tuple[int, ...]]:
-        """Return the best `width` drafts of `length` tokens behind a text that ends with `last`."""
+        """Return the best `width` drafts of `length` tokens after a text that ends with `last`."""
         texts, scores = [(last,)] * width, torch.tensor([0.0] + [IMPOSSIBLE] * (width - 1))
         states = torch.zeros(width, self.hidden)
         for _ in range(length):
@@ -55,7 +55,7 @@ class Drafter:
         return [text[1:] for text in texts]
 
     def advance(self, states: Tensor, embedded: Tensor) -> Tensor:
-        """Return the states [n, hidden] after what was embedded [n, hidden]."""
+        """Return the states [n, hidden] after embedded tokens [n, hidden]."""
         if not self.rnn:
             return states + embedded
         wide = {name: tensor.float() for name, tensor in self.tensors.items() if name.startswith("rnn")}
@@ -63,7 +63,7 @@ class Drafter:
         return F.silu(F.linear(embedded, wide["rnn_w.weight"]) + recurrent)
 
     def reached(self, contexts: Tensor, states: Tensor) -> Tensor:
-        """Return what the last matrix is put to, [n, exit_dim]."""
+        """Return the input of the last matrix [n, exit_dim]."""
         wide = {name: tensor.float() for name, tensor in self.tensors.items()}
         hidden = torch.cat([contexts, states], -1)
         if "input_proj.weight" in wide:
@@ -78,7 +78,7 @@ class Drafter:
         return self.reached(contexts, states) @ self.tensors[f"lm_head.{self.num_layers}.weight"].float().T
 
     def save(self, root: Path, generation: str = "newest", **config: Any) -> Path:
-        """Save it under the names of a generation."""
+        """Save the drafter with the names of a generation."""
         stack, projection = GENERATIONS[generation]
         renamed = {
             name.replace("lm_head.", f"{stack}.").replace("input_proj.", f"{projection}."): tensor
@@ -95,7 +95,7 @@ class Drafter:
 def random_drafter(
     num_layers: int = 1, rnn: bool = True, exit_dim: int = 48, hidden: int = HIDDEN, vocab: int = VOCAB, seed: int = 5
 ) -> Drafter:
-    """Return a random drafter; with an `exit_dim` of twice `hidden` it has no first layer."""
+    """Return a random drafter, without an input projection if `exit_dim` is twice `hidden`."""
     draw = torch.Generator().manual_seed(seed)
 
     def tensor(*shape: int) -> Tensor:
@@ -114,14 +114,14 @@ def random_drafter(
 
 
 def knowing_drafter(drafter: Drafter, model: Any, texts: Sequence[Sequence[int]], length: int) -> Drafter:
-    """Return the drafter with its last matrix fitted, by least squares, to what follows in the texts."""
+    """Return the drafter with its last matrix fitted by least squares to the next tokens of the texts."""
     embedding = model.get_input_embeddings().weight.detach()
     reached, follows = [], []
     for text in texts:
         contexts = hidden_states(model, text)
         states = torch.zeros(len(text), drafter.hidden)
         for step in range(1, length + 1):
-            # behind place t the token at t + 1 is known, and drafts are those at t + 2, t + 3, ...
+            # after position t the token at t + 1 is known, and t + 2, t + 3, ... are drafted
             places = len(text) - step - 1
             states = drafter.advance(states[:places], embedding[torch.tensor(text[step : step + places])])
             reached.append(drafter.reached(contexts[:places], states))

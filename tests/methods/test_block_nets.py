@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DFlash and DSpark nets: one description out of every dialect, and what does not go with the target by its name."""
+"""DFlash and DSpark nets: reading every dialect, and diagnostics of mismatches with the target."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(root: Path, target: Path, kind: str = "dflash", draft_len: int | None =
 
 
 def said(head: SourceHead) -> dict[str, str]:
-    """Return what was found, by code, without the warnings that the tiny shapes bring."""
+    """Return the diagnostics by code, without the warnings caused by the tiny shapes."""
     return {each.code: each.message for each in head.head.diagnostics if each.code not in ("positions", "rope")}
 
 
@@ -81,15 +81,15 @@ def test_a_net_of_the_other_kind_names_its_method(target: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "code", "message"),
     [
-        ({"num_target_layers": 36}, "aux-layers", "the net was made for a target of 36 layers, this one has 2"),
+        ({"num_target_layers": 36}, "aux-layers", "the net is for a target of 36 layers, this target has 2"),
         (
             {"dflash_config": {**INNER, "target_layer_ids": [1, 2]}},
             "aux-layers",
-            "it reads what comes out of the layers 1, 2, of a target that has 0..1",
+            "it reads the outputs of layers 1, 2, but the target's layers are 0..1",
         ),
         ({"dflash_config": {**INNER, "target_layer_ids": [1, 0]}}, "aux-layers", "layers 1, 0"),
         ({"dflash_config": {**INNER, "mask_token_id": VOCAB}}, "mask-token", f"outside the vocabulary, 0..{VOCAB - 1}"),
-        ({"draft_vocab_size": 40}, "vocabulary", "it has no d2t and no lm_head.weight"),
+        ({"draft_vocab_size": 40}, "vocabulary", "d2t and lm_head.weight are missing"),
     ],
 )
 def test_what_does_not_go_with_the_target(
@@ -105,7 +105,7 @@ def test_the_block_limits_the_draft(target: Path, tmp_path: Path) -> None:
     root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors())
     assert said(read(root, target, draft_len=7)) == {}
     assert said(read(root, target, draft_len=8)) == {
-        "block-size": "its block of 8 drafts at most 7 tokens, draft_len is 8"
+        "block-size": "draft_len is 8, but its block of 8 drafts at most 7 tokens"
     }
     at_anchor = save_net(tmp_path / "anchor", DSPARK["DeepSpec"][0], net_tensors("markov_head."))
     assert said(read(at_anchor, target, "dspark", draft_len=8)) == {}
@@ -121,18 +121,20 @@ def test_sizes_of_another_target(target: Path, tmp_path: Path) -> None:
 def test_speculators_layers_count_from_one(target: Path, tmp_path: Path) -> None:
     config = speculators("dflash", BLOCK - 1, aux_hidden_state_layer_ids=[0, 1])
     found = said(read(save_net(tmp_path / "net", config, net_tensors()), target))
-    assert "layers -1, 0, of a target that has 0..1 (aux_hidden_state_layer_ids less one)" in found["aux-layers"]
+    assert (
+        "layers -1, 0, but the target's layers are 0..1 (aux_hidden_state_layer_ids minus one)" in found["aux-layers"]
+    )
 
 
 def test_an_anchor_that_is_not_written_is_named(target: Path, tmp_path: Path) -> None:
     config, markov, _ = DSPARK["speculators"]
     root = save_net(tmp_path / "net", config, net_tensors(markov), sample_from_anchor=None)
-    assert "speculators trains with true, vLLM reads false" in said(read(root, target, "dspark"))["anchor"]
+    assert "speculators trains with true, vLLM defaults to false" in said(read(root, target, "dspark"))["anchor"]
 
 
 def test_a_length_that_contradicts_the_block_is_named(target: Path, tmp_path: Path) -> None:
     root = save_net(tmp_path / "net", speculators("dflash", BLOCK), net_tensors())
-    assert "says 8 tokens a step, its block of 8 drafts 7" in said(read(root, target))["block-size"]
+    assert "has 8 tokens per step, its block of 8 drafts 7" in said(read(root, target))["block-size"]
 
 
 def drafted_ids(values: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -146,7 +148,7 @@ def test_ids_in_the_place_of_offsets_are_named(target: Path, tmp_path: Path) -> 
     right = save_net(tmp_path / "right", config, drafted_ids(torch.full((40,), 4)))
     assert said(read(right, target)) == {}
     ids = save_net(tmp_path / "ids", config, drafted_ids(torch.arange(4, 44)))
-    assert said(read(ids, target))["d2t"].startswith("d2t has the target's ids themselves")
+    assert said(read(ids, target))["d2t"].startswith("d2t has absolute ids of the target")
 
 
 def test_a_missing_tensor_and_one_of_another_shape(target: Path, tmp_path: Path) -> None:

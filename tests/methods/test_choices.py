@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of drafted tokens, by name and written out."""
+"""Static draft trees, by name and as lists of paths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtspec.methods.tree_choices import (
     most_ranks,
 )
 
-# How many nodes the published trees have on each level, with the path that was chosen last.
+# The number of nodes on each level of the published trees, and their last path.
 # FasterDecoding/Medusa, medusa/model/medusa_choices.py
 MEDUSA = {
     "mc_sim_7b_63": ([10, 28, 23, 2], (0, 7, 0)),
@@ -62,18 +62,18 @@ def test_a_tree_need_not_be_in_order() -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("mc_sim", "'mc_sim' is no known tree; known: mc_sim_7b_63"),
+        ("mc_sim", "unknown tree 'mc_sim'; known: mc_sim_7b_63"),
         (63, "63 is neither a name nor a list of choices such as [[0], [1], [0, 0]]"),
         (None, "null is neither a name nor a list of choices such as [[0], [1], [0, 0]]"),
         ([], "0 choices, expected 1 to 256"),
         ([[rank] for rank in range(MOST_NODES + 1)], "257 choices, expected 1 to 256"),
-        ([[0], []], "[] is no choice: expected ranks from 0 on, such as [0, 2]"),
-        ([[0], 1], "1 is no choice: expected ranks from 0 on, such as [0, 2]"),
-        ([[0], [-1]], "[-1] is no choice: expected ranks from 0 on, such as [0, 2]"),
-        ([[True]], "[true] is no choice: expected ranks from 0 on, such as [0, 2]"),
-        ([[0.0]], "[0.0] is no choice: expected ranks from 0 on, such as [0, 2]"),
-        ([["0"]], '["0"] is no choice: expected ranks from 0 on, such as [0, 2]'),
-        ([[0], [1], [0]], "[0] stands twice"),
+        ([[0], []], "[] is not a choice: expected ranks from 0 on, such as [0, 2]"),
+        ([[0], 1], "1 is not a choice: expected ranks from 0 on, such as [0, 2]"),
+        ([[0], [-1]], "[-1] is not a choice: expected ranks from 0 on, such as [0, 2]"),
+        ([[True]], "[true] is not a choice: expected ranks from 0 on, such as [0, 2]"),
+        ([[0.0]], "[0.0] is not a choice: expected ranks from 0 on, such as [0, 2]"),
+        ([["0"]], '["0"] is not a choice: expected ranks from 0 on, such as [0, 2]'),
+        ([[0], [1], [0]], "[0] is listed twice"),
         ([[0], [0, 1], [1, 0]], "[1, 0] needs [1], which is missing"),
         ([[0], [0, 1, 2]], "[0, 1, 2] needs [0, 1], which is missing"),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE heads on their way into the target's checkpoint: read or refused with words, and stored as NVIDIA does."""
+"""Conversion of EAGLE heads into the target's checkpoint: reading, error messages, and NVIDIA's format."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ ODD = VOCAB - 1
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of an odd vocabulary."""
+    """A target with an odd vocabulary size."""
     return make_llama(tmp_path_factory.mktemp("hf"), vocab_size=ODD, rope_parameters=ROPE)
 
 
 def heads_of(root: Path) -> list[Tensors]:
-    """Return what a converted checkpoint has of heads, rank by rank."""
+    """Return the heads' tensors in a converted checkpoint, by rank."""
     files = sorted(root.glob("rank*.safetensors"))
     return [{name: value for name, value in load_file(file).items() if "eagle" in name} for file in files]
 
 
-# {name in the checkpoint: names in the source, one below the other, and the dimension that ranks divide}
+# {name in the checkpoint: stacked names in the source, and the dimension that is sharded}
 # (NVIDIA/TensorRT-LLM, tensorrt_llm/models/eagle/model.py and models/llama/model.py)
 STORED: dict[str, tuple[tuple[str, ...], int | None]] = {
     "fc.weight": (("fc.weight",), 0),
@@ -76,7 +76,7 @@ class TestConversion:
                 parts = [rank[f"eagle_nets.{level}.drafter.{name}"] for rank in ranks]
                 whole = parts[0] if dimension is None else torch.cat(parts, dimension)
                 expected = torch.cat([(absent | tensors)[each] for each in sources])
-                assert torch.equal(whole[: len(expected)], expected), name  # a divided vocabulary is padded
+                assert torch.equal(whole[: len(expected)], expected), name  # a sharded vocabulary is padded
             heads = torch.cat([rank[f"eagle_nets.{level}.lm_head.weight"] for rank in ranks])
             assert torch.equal(heads[:ODD], target["lm_head.weight"])
         assert all(name.startswith(("eagle_nets.0.", "eagle_nets.1.", "eagle_nets.2.")) for name in ranks[0])
@@ -129,7 +129,7 @@ class TestConversion:
         assert torch.equal(head["eagle_nets.2.lm_head.weight"], embedding)
 
     def test_biases_of_attention_are_found_by_their_names(self, source: Path, tmp_path: Path) -> None:
-        """As in the heads for Qwen2."""
+        """Heads for Qwen2 have such biases."""
         biases = {f"{BLOCK}.self_attn.{name}_proj.bias": torch.randn(size).bfloat16()
                   for name, size in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2))}  # fmt: skip
         head_root = save_head(tmp_path / "head", random_head() | biases, vocab=ODD)
@@ -150,7 +150,7 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
     "another model": (
         lambda: {"model.norm.weight": torch.zeros(4)},
         {},
-        "/config.json: describes no EAGLE head: no tensor is named fc.weight",
+        "/config.json: is not an EAGLE head: the tensor fc.weight is missing",
     ),
     "an EAGLE-3 head": (
         lambda: random_head() | {"midlayer.hidden_norm.weight": torch.zeros(4)},
@@ -179,7 +179,7 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
     "several layers": (
         lambda: without() | {"layers.1.mlp.up_proj.weight": torch.zeros(4)},
         {},
-        "/config.json: its tensors are those of 2 layers; EAGLE heads of one layer can be converted",
+        "/config.json: has 2 layers; only EAGLE heads of one layer are supported",
     ),
     "something else": (
         lambda: without() | {"layers.0.mlp.other.weight": torch.zeros(4)},
@@ -208,7 +208,7 @@ def test_what_a_head_calls_itself_does_not_matter(architectures: Any, source: Pa
 def test_a_norm_that_the_layer_has_no_use_for_is_skipped(source: Path, tmp_path: Path) -> None:
     name = f"{BLOCK}.input_layernorm.weight"
     head_root = save_head(tmp_path / "head", random_head() | {name: torch.ones(HIDDEN)}, vocab=ODD)
-    assert read(head_root, source).matched.skipped == {name: "the layer begins with no norm"}
+    assert read(head_root, source).matched.skipped == {name: "the layer has no input norm"}
 
 
 def test_a_head_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_its_parameters_are_counted_once(source: Path, tmp_path: Path) -> None:
 
 class TestOptions:
     def test_the_default_is_the_tree_of_the_reference(self) -> None:
-        """Called mc_sim_7b_63 there, and of 25 nodes (SafeAILab/EAGLE, eagle/model/choices.py)."""
+        """The reference calls it mc_sim_7b_63; it has 25 nodes (SafeAILab/EAGLE, eagle/model/choices.py)."""
         options = METHOD.parse({})
         assert METHOD.draft_shape(options, 0) == DraftShape(5, 25)
         assert METHOD.parse({"choices": "mc_sim_7b_63"}) == options
@@ -251,10 +251,10 @@ class TestOptions:
         ("written", "message"),
         [
             ({"choices": [[0], [1, 0]]}, "choices: [1, 0] needs [1], which is missing"),
-            ({"choices": "vicuna_7b_stage2"}, "choices: 'vicuna_7b_stage2' is no known tree; known: mc_sim_7b_63"),
-            ({"dynamic": True, "choices": "mc_sim_7b_63"}, "choices: choices are those of a static tree"),
-            ({"top_k": 4}, "top_k: top_k is that of a dynamic tree"),
-            ({"dynamic": False, "depth": 4}, "depth: depth is that of a dynamic tree"),
+            ({"choices": "vicuna_7b_stage2"}, "choices: unknown tree 'vicuna_7b_stage2'; known: mc_sim_7b_63"),
+            ({"dynamic": True, "choices": "mc_sim_7b_63"}, "choices: choices requires a static tree"),
+            ({"top_k": 4}, "top_k: top_k requires a dynamic tree"),
+            ({"dynamic": False, "depth": 4}, "depth: depth requires a dynamic tree"),
             ({"dynamic": True, "nodes": 0}, "nodes: must be at least 1"),
             ({"dynamic": "yes", "top_k": 4}, "dynamic: expected a boolean"),
         ],
@@ -267,7 +267,7 @@ class TestOptions:
 
 @pytest.fixture
 def eagle(recipe: Path) -> Path:
-    """The pair's recipe with a head in place of the draft."""
+    """The pair's recipe with a head instead of the draft model."""
     hidden = TARGET_SHAPE["hidden_size"]
     save_head(recipe.parent / "head", random_head(hidden), hidden=hidden, vocab=PAIR_VOCAB, rope_theta=10000.0)
     text = recipe.read_text().replace("draft_target\n  draft_len: 3", "eagle").replace("./draft", "./head")
@@ -283,7 +283,7 @@ class TestRecipes:
         ("option", "path", "message"),
         [
             ("choices=[[262]]", "choices", "rank 262 is beyond the target's 262 vocabulary entries"),
-            ("nodes=7", "nodes", "nodes is that of a dynamic tree"),
+            ("nodes=7", "nodes", "nodes requires a dynamic tree"),
             ("choice=mc_sim_7b_63", "choice", "eagle has no option 'choice' (lossy, posterior_threshold,"),
             ("lossy=true", "lossy", "lossy acceptance changes the text, and gates.lossless holds"),
         ],
@@ -325,14 +325,14 @@ class TestRecipes:
                 "warning",
                 "rope",
                 "speculation.draft.model",
-                "the head turns its positions by base 5000, the target by base 10000",
+                "the head's rotary embedding has base 5000, the target's base 10000",
             ),
         ]
         assert trtspec("build", eagle).code == 0
 
     @pytest.mark.slow
     def test_pinned_pickles_are_built_from(self, eagle: Path, trtspec: Run) -> None:
-        """As most heads are published: pytorch_model.bin beside config.json."""
+        """Most heads are published this way: pytorch_model.bin and config.json."""
         root = eagle.parent / "head"
         torch.save(load_file(root / "model.safetensors"), root / "pytorch_model.bin")
         (root / "model.safetensors").unlink()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 heads on their way into the target's checkpoint: four layouts read as one, or refused with words."""
+"""Conversion of EAGLE-3 heads into the target's checkpoint: reading four layouts, and error messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trtspec.methods.source_head import SourceHead, load_head
 
 METHOD = find_method("eagle3")
 LAYERS = 7
-# What the paper reads of 7 layers: what comes out of the second, the third and the fourth.
+# The paper's layers for a target of 7 layers: the outputs of the second, the third and the fourth.
 AUX_OF_PAPER = (1, 2, 3)
 LAYER = "eagle3.layers.0"
 
@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def heads_of(root: Path) -> list[dict[str, Tensor]]:
-    """Return what a converted checkpoint has of heads, rank by rank."""
+    """Return the heads' tensors in a converted checkpoint, by rank."""
     files = sorted(root.glob("rank*.safetensors"))
     return [{name: value for name, value in load_file(file).items() if "eagle3" in name} for file in files]
 
@@ -50,7 +50,7 @@ def config_of(root: Path) -> dict[str, Any]:
 
 
 def stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a head's tensors as they are stored, by TensorRT-LLM's names."""
+    """Return a head's tensors in stored form, by TensorRT-LLM's names."""
     layer = {name.removeprefix("layers.0."): value for name, value in tensors.items() if name.startswith("layers.0.")}
     renamed = {
         "self_attn.o_proj": "attention.dense", "mlp.gate_proj": "mlp.fc", "mlp.up_proj": "mlp.gate",
@@ -143,7 +143,7 @@ class TestConversion:
         assert torch.equal(found["eagle3.vocab_embedding.weight"], head.tensors["embed_tokens.weight"])
 
     def test_a_head_narrower_than_its_target(self, source: Path, tmp_path: Path) -> None:
-        """It brings embedding and head, and reads hidden states of another width than its own."""
+        """It has its own embedding and LM head, and reads hidden states of another width than its own."""
         head = random_head((0, 4, 6), target={"hidden_size": 16}, own_embedding=True)
         head = head.changed(fc__weight=torch.ones((16, 3 * SHAPE["hidden_size"]), dtype=torch.bfloat16))
         head_root = save_head(head, tmp_path / "head", target_hidden_size=SHAPE["hidden_size"])
@@ -171,7 +171,7 @@ class TestLayouts:
         ("layers", "aux_layers"), [(6, None), (7, [2, 3, 4]), (32, [2, 16, 29]), (61, [2, 30, 58])], ids=str
     )
     def test_layers_where_none_are_named(self, layers: int, aux_layers: list[int] | None, tmp_path: Path) -> None:
-        """What goes into 2, n // 2 and n - 3 (SafeAILab/EAGLE, modeling_llama_kv.py); 6 layers are too few."""
+        """The inputs of layers 2, n // 2 and n - 3 (SafeAILab/EAGLE, modeling_llama_kv.py); 6 layers are too few."""
         source = make_llama(tmp_path / "hf", num_hidden_layers=layers, rope_parameters=ROPE)
         head_root = read(save_head(random_head(AUX_OF_PAPER), tmp_path / "head", "original"), source).head
         if aux_layers:
@@ -179,12 +179,12 @@ class TestLayouts:
         else:
             (diagnostic,) = head_root.diagnostics
             assert diagnostic.code == "aux-layers"
-            assert diagnostic.message == "the head reads what goes into the layers 2, 3, 3 of a target that has 6"
+            assert diagnostic.message == "the head reads the inputs of layers 2, 3, 3, but the target has 6 layers"
 
     @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore")  # ModelOpt warns of what is on its way out
+    @pytest.mark.filterwarnings("ignore")  # ModelOpt's deprecation warnings
     def test_what_nvidias_exporter_writes(self, source: Path, tmp_path: Path) -> None:
-        """It names the layers that it chose, and stretches rotary positions by YaRN."""
+        """The exported config lists the chosen layers and uses YaRN scaling."""
         import modelopt.torch.speculative as mtsp
         from modelopt.torch.export import export_speculative_decoding
         from modelopt.torch.speculative.config import EAGLE3_DEFAULT_CFG
@@ -231,12 +231,12 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     "eagle-1": (
         without("layers.0.hidden_norm.weight"),
         {},
-        "/config.json: a head of EAGLE-1 or EAGLE-2: its layer has no hidden_norm\nhint: use method: eagle",
+        "/config.json: is an EAGLE-1 or EAGLE-2 head: its layer has no hidden_norm\nhint: use method: eagle",
     ),
     "another model": (
         without("layers.0.hidden_norm.weight", "fc.weight"),
         {},
-        "/config.json: no EAGLE-3 head: it has no midlayer.hidden_norm.weight",
+        "/config.json: is not an EAGLE-3 head: midlayer.hidden_norm.weight is missing",
     ),
     "another speculators": (
         without(),
@@ -251,7 +251,7 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     "two layers": (
         with_others(**{"layers.1.mlp.up_proj.weight": torch.zeros(4)}),
         {},
-        "/config.json: the tensors are those of an EAGLE-3 head of 2 layers; drafting from one is what is supported",
+        "/config.json: has 2 layers; only EAGLE-3 heads of one layer are supported",
     ),
     "no number of layers": (
         without(),
@@ -272,7 +272,7 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     "norms twice": (
         without(),
         {"norm_before_fc": True, "fc_norm": True},
-        "/config.json: norm_before_fc and fc_norm are true, of which a head has one",
+        "/config.json: norm_before_fc and fc_norm are both true, but a head can have only one of them",
     ),
     "norms that are not there": (
         without(),
@@ -310,7 +310,7 @@ def test_what_is_no_head(
 
 
 def ids(*, step: int = 1, first: int = 0) -> Tensor:
-    """Return the d2t of 40 ids, `step` apart from `first` on."""
+    """Return d2t for the 40 ids `first`, `first` + `step`, ..."""
     return torch.arange(40) * (step - 1) + first
 
 
@@ -321,17 +321,17 @@ MISFITS: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], list[tuple
         [
             ("hidden-size", "the head is for hidden states of 16, the target's have 32"),
             ("vocabulary", "the head is for 80 vocabulary entries, the target has 64"),
-            ("aux-layers", "the head reads what goes into the layers 1, 5, 10 of a target that has 7"),
+            ("aux-layers", "the head reads the inputs of layers 1, 5, 10, but the target has 7 layers"),
         ],
     ),
     "layers in disorder": (
         without(),
         {"eagle_config": {AUX: [4, 0, 6]}},
-        [("aux-layers", "the head reads what goes into the layers 5, 1, 7 of a target that has 7")],
+        [("aux-layers", "the head reads the inputs of layers 5, 1, 7, but the target has 7 layers")],
     ),
-    "ids beyond the vocabulary": (with_others(d2t=ids(step=2)), {}, [("d2t", "d2t leads to the id 64, outside 0..63")]),
-    "ids below 0": (with_others(d2t=ids(first=-1)), {}, [("d2t", "d2t leads to the id -1, outside 0..63")]),
-    "ids that repeat": (with_others(d2t=-torch.arange(40)), {}, [("d2t", "d2t leads to ids that do not ascend")]),
+    "ids beyond the vocabulary": (with_others(d2t=ids(step=2)), {}, [("d2t", "d2t maps to the id 64, outside 0..63")]),
+    "ids below 0": (with_others(d2t=ids(first=-1)), {}, [("d2t", "d2t maps to the id -1, outside 0..63")]),
+    "ids that repeat": (with_others(d2t=-torch.arange(40)), {}, [("d2t", "d2t maps to ids that do not ascend")]),
     "t2d of another vocabulary": (
         with_others(t2d=torch.ones(80, dtype=torch.bool)),
         {},
@@ -340,7 +340,7 @@ MISFITS: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], list[tuple
     "t2d of other ids": (
         with_others(d2t=ids(first=3), t2d=torch.arange(64) < 40),
         {},
-        [("d2t", "t2d marks other ids than those that d2t leads to")],
+        [("d2t", "t2d marks other ids than d2t maps to")],
     ),
 }
 
@@ -372,9 +372,9 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"top_k": 4}, "top_k and nodes make a tree together; give both of them, or none for a chain"),
-            ({"nodes": 4}, "top_k and nodes make a tree together; give both of them, or none for a chain"),
-            ({"lossy": True}, "lossy acceptance is a rule for trees; give top_k and nodes"),
+            ({"top_k": 4}, "a tree requires both top_k and nodes; set both, or none for a chain"),
+            ({"nodes": 4}, "a tree requires both top_k and nodes; set both, or none for a chain"),
+            ({"lossy": True}, "lossy acceptance requires a tree; set top_k and nodes"),
         ],
         ids=str,
     )
@@ -387,12 +387,12 @@ class TestOptions:
         head_root = save_head(random_head((0, 4, 6), drafted=3), tmp_path / "head")
         assert not read(head_root, source, top_k=3, nodes=9).head.diagnostics
         (diagnostic,) = read(head_root, source, top_k=4, nodes=9).head.diagnostics
-        assert diagnostic.message == "top_k is 4, and the head drafts 3 different tokens"
+        assert diagnostic.message == "top_k is 4, but the head drafts only 3 different tokens"
 
 
 @pytest.fixture
 def eagle3(recipe: Path) -> Path:
-    """The pair's recipe with a head in place of the draft."""
+    """The pair's recipe with a head instead of the draft model."""
     head = random_head((0, 2), target=TARGET_SHAPE | {"vocab_size": PAIR_VOCAB})
     save_head(head, recipe.parent / "head", rope_theta=10000.0)
     recipe.write_text(recipe.read_text().replace("draft_target", "eagle3").replace("./draft", "./head"))
@@ -406,7 +406,7 @@ class TestRecipes:
     @pytest.mark.parametrize(
         ("change", "path", "message"),
         [
-            ("options.top_k=4", "options.nodes", "top_k and nodes make a tree together; give both of them, or none"),
+            ("options.top_k=4", "options.nodes", "a tree requires both top_k and nodes; set both, or none"),
             ("options.depth=4", "options.depth", "eagle3 has no option 'depth' (lossy, posterior_threshold,"),
             ("draft_len=17", "draft_len", "eagle3 takes 1..16 draft tokens"),
         ],

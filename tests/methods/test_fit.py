@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a part was trained for against the target that is there: what cannot be, and what may cost acceptance."""
+"""Checks of a head against its target: errors for wrong sizes, and warnings for differences that lower acceptance."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_a_head_that_turns_and_reaches_as_its_target_does(fields: dict[str, Any]
     ("fields", "code", "message"),
     [
         ({"max_positions": 64}, "positions", "the head has 64 positions, the target 128"),
-        ({"rotary_base": 5e5}, "rope", "the head turns its positions by base 500000, the target by base 10000"),
+        ({"rotary_base": 5e5}, "rope", "the head's rotary embedding has base 500000, the target's base 10000"),
         (
             {"rope_scaling": STRETCHED},
             "rope",
-            "the head turns its positions by base 10000 and linear scaling by 4, the target by base 10000",
+            "the head's rotary embedding has base 10000 and linear scaling by 4, the target's base 10000",
         ),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of draft heads that keep something of their target's: its number of layers, its rotary keys, its LM head."""
+"""Configs of draft heads with values of their target: its number of layers, its rotary keys, its LM head."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_layers_of_an_eagle3_head_are_counted_by_its_tensors(target: Path, tmp_p
     (warning,) = found(head, "layers")
     assert (warning.severity, warning.message) == (
         "warning",
-        "num_hidden_layers is 40, and its tensors are those of 1: 1 is what counts",
+        "num_hidden_layers is 40, but the tensors' number of layers is 1, which is used",
     )
     assert head.head.models["eagle3_net_config"].num_layers == 1
     assert found(read(eagle3(tmp_path / "right", num_hidden_layers=1), "eagle3", target), "layers") == []
@@ -58,9 +58,9 @@ def test_layers_of_an_eagle_head_are_counted_by_its_tensors(target: Path, tmp_pa
 
 
 def test_target_number_of_layers_is_not_the_own_one_of_a_net() -> None:
-    assert own_layers(said=40, found=4, target_layers=40) == 4
-    assert own_layers(said=5, found=4, target_layers=40) == 5  # which then lacks a layer
-    assert own_layers(said=4, found=4, target_layers=4) == 4
+    assert own_layers(configured=40, found=4, target_layers=40) == 4
+    assert own_layers(configured=5, found=4, target_layers=40) == 5  # a layer is then missing
+    assert own_layers(configured=4, found=4, target_layers=4) == 4
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
@@ -75,7 +75,7 @@ def test_rotary_keys_beside_the_section_of_a_head_count(layout: str, target: Pat
     path.write_text(json.dumps(config))
     head = read(root, "eagle3", target)
     assert head.head.models["eagle3_net_config"].rotary_base == 50.0
-    assert "turns its positions by base 50" in found(head, "rope")[0].message
+    assert "rotary embedding has base 50," in found(head, "rope")[0].message
 
 
 @pytest.mark.parametrize("is_equal", [True, False])

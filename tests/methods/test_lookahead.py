@@ -14,7 +14,7 @@ OFF = {"window": 1, "ngram": 1, "verification": 0}
 
 
 def test_the_defaults_are_those_of_tensorrt_llm() -> None:
-    """Of its LookaheadDecodingConfig, which takes them from executor.h."""
+    """The defaults of LookaheadDecodingConfig, which are from executor.h."""
     assert METHOD.options().model_dump() == {
         "window": 4, "verification": 4, "ngram": 3,
     }  # fmt: skip
@@ -39,7 +39,7 @@ def test_the_extent_is_the_draft_length_that_tensorrt_llm_reserves(
     assert METHOD.draft_shape(METHOD.parse(options), 0) == draft_shape
 
 
-TURNED_OFF = "ngram 1 is lookahead turned off: window has to be 1, verification 0"
+TURNED_OFF = "ngram 1 turns lookahead off and requires window 1 and verification 0"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa heads on their way into the target's checkpoint: read or refused with words, and stored as NVIDIA does."""
+"""Conversion of Medusa heads into the target's checkpoint: reading, error messages, and NVIDIA's format."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ METHOD = find_method("medusa")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of an odd vocabulary."""
+    """A target with an odd vocabulary size."""
     return make_llama(tmp_path_factory.mktemp("hf"), vocab_size=VOCAB - 1)
 
 
 def heads_of(root: Path) -> list[Tensors]:
-    """Return what a converted checkpoint has of heads, rank by rank."""
+    """Return the heads' tensors in a converted checkpoint, by rank."""
     files = sorted(root.glob("rank*.safetensors"))
     return [{name: value for name, value in load_file(file).items() if "medusa" in name} for file in files]
 
@@ -74,7 +74,7 @@ class TestConversion:
             assert torch.equal(joined[: len(tensors[theirs])], tensors[theirs])
 
     def test_vllms_names_are_read_too(self, source: Path, tmp_path: Path) -> None:
-        """Blocks without a bias get zeros, and one matrix of all heads is stored with each."""
+        """Blocks without a bias get zeros, and a matrix shared by all heads is stored with each head."""
         tensors = random_heads(4, vocab=VOCAB - 1)
         blocks = {name: value for name, value in tensors.items() if name.endswith("linear.weight")}
         named = by_vllms_names(blocks) | {"lm_head.weight": tensors["0.1.weight"]}
@@ -88,11 +88,11 @@ class TestConversion:
     def test_heads_without_a_matrix_are_refused_with_what_helps(self, source: Path, tmp_path: Path) -> None:
         blocks = {name: value for name, value in random_heads().items() if "linear" in name}
         (found,) = read(save_heads(tmp_path / "heads", blocks), source).head.diagnostics
-        assert found.message == "the heads share the target's LM head, which is not among their tensors"
-        assert found.hint == "turn them into vLLM's format, which has it: trtspec convert-draft, with --target"
+        assert found.message == "the heads use the target's LM head, which is not among their tensors"
+        assert found.hint == "convert them to vLLM's format, which includes it: trtspec convert-draft with --target"
 
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
-        """The source's own says 2 heads, as published ones do that hold 5."""
+        """The source's config.json has 2 heads, like published configs of 5 heads."""
         head_root = save_heads(tmp_path / "heads", random_heads(5, 2, vocab=VOCAB - 1), medusa_num_layers=2)
         out = convert_with(source, head_root, tmp_path / "out", [[0], [0, 0], [1]])
         config = json.loads((out / "config.json").read_text())
@@ -113,11 +113,11 @@ class TestConversion:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # ModelOpt warns that its exporters are on their way out
+@pytest.mark.filterwarnings("ignore")  # ModelOpt's deprecation warnings
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_it_is_what_nvidias_exporter_writes(architecture: str, tensor: int, tmp_path: Path) -> None:
-    """The heads come from the checkpoint that the same exporter writes for Hugging Face, the base model beside them."""
+    """The heads come from the Hugging Face checkpoint of the same exporter, which also contains the base model."""
     import modelopt.torch.speculative as mtsp
     from modelopt.torch.export import export_hf_checkpoint
 
@@ -156,32 +156,32 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
     "another model": (
         lambda: {"model.norm.weight": WIDE},
         {},
-        "/config.json: holds no Medusa heads: no tensor is named like 0.0.linear.weight",
+        "/config.json: does not contain Medusa heads: tensors like 0.0.linear.weight are missing",
     ),
     "two prefixes": (
         lambda: random_heads() | {"medusa_head.0.0.linear.weight": WIDE},
         {},
-        "/config.json: holds Medusa heads under two prefixes",
+        "/config.json: has Medusa heads under two prefixes",
     ),
     "no first matrix": (
         lambda: without("0.1.weight"),
         {},
-        "/config.json: needs 0.1.weight, the first head's matrix to the vocabulary",
+        "/config.json: 0.1.weight, the first head's vocabulary matrix, is missing",
     ),
     "flat first matrix": (
         lambda: without() | {"0.1.weight": torch.zeros(4)},
         {},
-        "/config.json: needs 0.1.weight, the first head's matrix to the vocabulary",
+        "/config.json: 0.1.weight, the first head's vocabulary matrix, is missing",
     ),
     "another number of layers": (
         without,
         {"medusa_num_layers": 3},
-        "/config.json: says that heads have 3 layers, but their tensors are those of 1",
+        "/config.json: has 3 layers per head, but the tensors have 1",
     ),
     "modelopt's number of layers": (
         without,
         {"medusa": {"num_medusa_heads": 4, "num_medusa_layers": 2}},
-        "/config.json: says that heads have 2 layers, but their tensors are those of 1",
+        "/config.json: has 2 layers per head, but the tensors have 1",
     ),
     "a number that is a word": (
         without,
@@ -229,7 +229,7 @@ def test_heads_of_another_model_are_refused_with_all_reasons_at_once(source: Pat
     assert [(diagnostic.code, diagnostic.message) for diagnostic in misfits] == [
         ("hidden-size", "the heads are for hidden states of 16, the target's have 32"),
         ("vocabulary", "the heads are for 64 vocabulary entries, the target has 63"),
-        ("heads", "the choices are 4 tokens deep, the heads are 3"),
+        ("heads", "the choices are 4 tokens deep, but there are 3 heads"),
     ]
     with pytest.raises(
         CheckpointError, match=r"hidden states of 16, .*; the heads are for 64 .*; the choices are 4 tokens"
@@ -241,7 +241,7 @@ def test_fewer_levels_need_fewer_heads(source: Path, tmp_path: Path) -> None:
     head_root = save_heads(tmp_path / "heads", random_heads(1, vocab=VOCAB - 1))
     assert not read(head_root, source, choices=[[0], [1]]).head.diagnostics
     (diagnostic,) = read(head_root, source, choices=[[0], [0, 0]]).head.diagnostics
-    assert diagnostic.hint == "list choices of at most that length: 1"
+    assert diagnostic.hint == "list choices with a depth of at most 1"
 
 
 def test_its_parameters_are_counted(source: Path, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ class TestOptions:
 
 @pytest.fixture
 def medusa(recipe: Path) -> Path:
-    """The pair's recipe with heads in place of the draft."""
+    """The pair's recipe with heads instead of the draft model."""
     save_heads(recipe.parent / "heads", random_heads(hidden=TARGET_SHAPE["hidden_size"], vocab=PAIR_VOCAB))
     text = recipe.read_text().replace("draft_target\n  draft_len: 3", "medusa").replace("./draft", "./heads")
     recipe.write_text(text)
@@ -280,8 +280,8 @@ class TestRecipes:
     @pytest.mark.parametrize(
         ("option", "path", "message"),
         [
-            ("choices=zephyr", "choices", "'zephyr' is no known tree; known: mc_sim_7b_63, vicuna_7b_stage2"),
-            ("choices=[[0],[0]]", "choices", "[0] stands twice"),
+            ("choices=zephyr", "choices", "unknown tree 'zephyr'; known: mc_sim_7b_63, vicuna_7b_stage2"),
+            ("choices=[[0],[0]]", "choices", "[0] is listed twice"),
             ("choices=[[262]]", "choices", "rank 262 is beyond the target's 262 vocabulary entries"),
             ("choice=zephyr_stage2", "choice", "medusa has no option 'choice' (lossy, posterior_threshold,"),
             ("lossy=true", "lossy", "lossy acceptance changes the text, and gates.lossless holds"),
@@ -296,7 +296,7 @@ class TestRecipes:
         chain = [[0] * depth for depth in range(1, 6)]
         (problem,) = problems_of(trtspec, medusa, "--set", f"speculation.options.choices={json.dumps(chain)}")
         assert (problem["path"], problem["code"]) == ("speculation.draft.model", "heads")
-        assert problem["message"] == "the choices are 5 tokens deep, the heads are 4"
+        assert problem["message"] == "the choices are 5 tokens deep, but there are 4 heads"
 
     def test_a_draft_len_is_refused(self, medusa: Path, trtspec: Run) -> None:
         (problem,) = problems_of(trtspec, medusa, "--set", "speculation.draft_len=4")
@@ -304,7 +304,7 @@ class TestRecipes:
 
     @pytest.mark.slow
     def test_pinned_pickles_are_built_from(self, medusa: Path, trtspec: Run) -> None:
-        """As most heads are published: medusa_lm_head.pt beside config.json."""
+        """Most heads are published this way: medusa_lm_head.pt and config.json."""
         root = medusa.parent / "heads"
         tensors = load_file(root / "medusa_lm_head.safetensors")
         (root / "medusa_lm_head.safetensors").unlink()
@@ -342,7 +342,7 @@ class TestRecipes:
 
     @pytest.mark.slow
     def test_a_lossy_artifact_never_passes_the_gate(self, medusa: Path, trtspec: Run) -> None:
-        """Whoever edits the manifest so that the gate is asked for is told."""
+        """The gate is rejected even if it is added by editing the manifest."""
         lossy = ("--set", "speculation.options.lossy=true", "--set", "gates={lossless: false}")
         assert trtspec("build", medusa, *lossy).code == 0
         artifact = medusa.parent / "build" / "tiny"

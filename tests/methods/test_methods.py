@@ -38,7 +38,7 @@ def test_options_that_were_never_checked_are_refused() -> None:
 @pytest.mark.parametrize("draft_len", [0, 1, 5])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
 def test_expected_tokens_are_those_of_a_simulation(rate: float, draft_len: int) -> None:
-    """The oracle is the process itself: drafts are accepted one by one until the first that is not."""
+    """The oracle is a simulation: drafts are accepted one by one until the first rejection."""
     chance = random.Random(0)
     steps = 20_000
 
@@ -53,7 +53,9 @@ def test_expected_tokens_are_those_of_a_simulation(rate: float, draft_len: int) 
 
 
 def test_expected_speedup() -> None:
-    assert expected_speedup(0.0, 5, 0.1) == pytest.approx(1 / 1.5)  # nothing is accepted, five drafts were paid
+    assert expected_speedup(0.0, 5, 0.1) == pytest.approx(
+        1 / 1.5
+    )  # no draft is accepted, but five draft steps cost time
     assert expected_speedup(1.0, 5, 0.1) == pytest.approx(6 / 1.5)
     assert expected_speedup(0.8, 0, 0.1) == 1.0  # nothing drafted
     assert expected_speedup(0.5, 1, 0.0) == 1.5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-token prediction: where a source says how many of its layers predict further tokens."""
+"""Multi-token prediction: the keys for the number of MTP layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A method from outside the package: the one that docs/extending.md writes down, installed as its author would."""
+"""A method from another package: the example of docs/extending.md, installed as a distribution."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = "thethethe        "
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process that finds Echo among the installed packages."""
+    """The environment of a process in which the package Echo is installed."""
     section = EXTENDING.read_text().split("## A method\n")[1]
     code, entries = (
         re.search(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
@@ -84,7 +84,7 @@ def test_the_plan_says_what_it_drafts(recipe: Path, installed: dict[str, str]) -
         "draft_len": 3,
         "draft_tokens": 3,
         "acceptance": "exact",
-        "build_arguments": [],  # no builder of engines knows it
+        "build_arguments": [],  # no engine builder supports it
     }
 
 

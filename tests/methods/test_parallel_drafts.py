@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that were trained to draft in parallel: PARD models and P-EAGLE nets, by what their config.json says."""
+"""Drafts trained to draft in parallel, PARD models and P-EAGLE nets: detection and checks of their config.json."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_net_of_one_token_at_a_time_is_eagle3s(target: Path, tmp_path: Path) -
     assert refused.value.hint == "use method: eagle3"
 
 
-@pytest.mark.parametrize(("token", "message"), [(None, "names no mask token"), (VOCAB, "outside the vocabulary")])
+@pytest.mark.parametrize(("token", "message"), [(None, "lacks a mask token"), (VOCAB, "outside the vocabulary")])
 def test_a_mask_token_that_cannot_be(token: int | None, message: str, target: Path, tmp_path: Path) -> None:
     root = save_net(tmp_path / "net", DIALECTS["p-eagle-train"], tensors(), ptd_token_id=token)
     (found,) = [each for each in read(root, target).head.diagnostics if each.code == "mask-token"]
@@ -92,7 +92,7 @@ def test_a_pard_model_names_its_mask_token(recipe: Path, trtspec: Run) -> None:
     before = json.loads(path.read_text())
     asked = ("check", "--json", recipe, "--set", "speculation.method=pard")
     problems = {each["code"]: each for each in trtspec(*asked).document["problems"]}
-    assert "names no mask token" in problems["mask-token"]["message"]
+    assert "lacks a mask token" in problems["mask-token"]["message"]
     assert problems["mask-token"]["path"] == "speculation.draft.model"
     assert pard.suggest
     assert pard.suggest(load_source(path.parent)) is None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recurrent drafters on their way into the target's checkpoint: read or refused with words, and stored as NVIDIA does.
+"""Conversion of recurrent drafters into the target's checkpoint: reading, error messages, and NVIDIA's format.
 
-Names and keys are those of NVIDIA/TensorRT-LLM, examples/redrafter/convert_checkpoint.py.
+Names and keys are from NVIDIA/TensorRT-LLM, examples/redrafter/convert_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ STORED = {
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of an odd vocabulary."""
+    """A target with an odd vocabulary size."""
     return make_llama(tmp_path_factory.mktemp("hf"), vocab_size=ODD)
 
 
 def drafters_of(root: Path) -> list[dict[str, torch.Tensor]]:
-    """Return what a converted checkpoint has of a drafter, rank by rank."""
+    """Return the drafter's tensors in a converted checkpoint, by rank."""
     files = sorted(root.glob("rank*.safetensors"))
     return [{name: value for name, value in load_file(file).items() if "drafter" in name} for file in files]
 
@@ -132,7 +132,7 @@ BAD: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], dict[str, Any]
     "another number of layers": (
         lambda tensors: None,
         {"num_draft_layers": 3},
-        "/config.json: holds no recurrent drafter of 3 layers: no tensor is named any of lm_head.3.weight, lm_heads.3",
+        "/config.json: does not contain a recurrent drafter of 3 layers: the tensors lm_head.3.weight, lm_heads.3",
     ),
     "an absurd number of layers": (
         lambda tensors: None,
@@ -214,7 +214,7 @@ def test_how_much_it_drafts() -> None:
 
 @pytest.fixture
 def redrafter(recipe: Path) -> Path:
-    """The pair's recipe with a recurrent drafter in place of the draft."""
+    """The pair's recipe with a recurrent drafter instead of the draft model."""
     hidden = TARGET_SHAPE["hidden_size"]
     random_drafter(exit_dim=2 * hidden, hidden=hidden, vocab=PAIR_VOCAB).save(recipe.parent / "drafter")
     text = recipe.read_text().replace("draft_target", "redrafter").replace("./draft\n", "./drafter\n")

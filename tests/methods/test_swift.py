@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target can be without while it drafts, told before anything is loaded."""
+"""Checks of the sublayers that a target skips while drafting, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ gates: {{prompts: ./prompts.jsonl}}
 @pytest.mark.parametrize(
     ("options", "path", "message"),
     [
-        ("{}", "skip", "nothing is left out: drafting would cost what the target costs"),
+        ("{}", "skip", "no sublayer is skipped: drafting would cost as much as the target"),
         ("{skip: {attention: [1, 4, -1]}}", "skip.attention", "the target's layers are 0..3, not -1, 4"),
-        ("{skip: {mlp: [2, 1, 2, 1]}}", "skip.mlp", "named more than once: 1, 2"),
+        ("{skip: {mlp: [2, 1, 2, 1]}}", "skip.mlp", "listed more than once: 1, 2"),
         (
             "{skip: {attention: [0, 1, 2, 3], mlp: [0, 1, 2, 3]}}",
             "skip",
-            "everything is left out: no layer remains to draft with",
+            "all sublayers are skipped: no layer remains to draft with",
         ),
         ("{skip: {attention: [1.5]}}", "skip.attention.0", "expected an integer, got the number 1.5"),
         ("{skip: {atention: [1]}}", "skip.atention", "swift has no option 'skip.atention'"),

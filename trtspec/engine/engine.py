@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine: continuous batching of requests; every step drafts tokens and verifies them.
 
-One thread loads the model, runs it and calls every request's `on_update`. Loading is done in it too, because every
-computing thread gets its own OpenMP workers, and with more workers than cores all of them sleep between operations
-(steps were measured to be three times slower on two cores).
+One thread loads the model, runs it and calls every request's `on_update`. The same thread loads and runs the model
+because every computing thread gets its own OpenMP workers, and with more workers than cores all of them sleep between
+operations (steps were measured to be three times slower on two cores).
 
-Running requests are the rows 0 .. n-1 of the KV cache without gaps, so that a step works on views. When a request ends,
-the last row takes its place.
+Running requests occupy rows 0 .. n-1 of the KV cache without gaps, so that a step works on views. When a request ends,
+the last row moves to its place.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from trtspec.engine.prefill import alike
 from trtspec.engine.settings import EngineSettings
 from trtspec.engine.speculator import Speculator
 
-CLOSE_TIMEOUT_S = 300.0  # for the one step that is being computed
+CLOSE_TIMEOUT_S = 300.0  # time for the current step to finish
 
 log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs a converted checkpoint; made by `Engine.load`."""
+    """Runs a converted checkpoint; created by `Engine.load`."""
 
     def __init__(self, load: Callable[[], Speculator], settings: EngineSettings, tokenizer: Tokenizer | None) -> None:
         self.settings = settings
@@ -60,12 +60,12 @@ class Engine:
 
         Args:
             target: a TensorRT-LLM checkpoint directory.
-            draft: the draft model's checkpoint; None for methods that need none.
+            draft: the draft model's checkpoint, or None for methods without a draft model.
             settings: see EngineSettings.
             tokenizer: a directory with tokenizer.json; needed for stop texts and for updates of whole characters.
 
         Raises:
-            TrtspecError: for an unknown method, a missing device, or checkpoints that do not match.
+            TrtspecError: if the method is unknown, the device is missing, or the checkpoints do not match.
         """
         return cls(
             lambda: Speculator.load(target, draft, settings), settings, Tokenizer(tokenizer) if tokenizer else None
@@ -73,13 +73,13 @@ class Engine:
 
     @property
     def vocab_size(self) -> int:
-        """Return how many token ids the target knows."""
+        """Return the size of the target's vocabulary."""
         return self.speculator.target.config.vocab_size
 
     def submit(self, request: Request, on_update: Callable[[Update], None]) -> RequestHandle:
         """Queue a request; `on_update` is called from the engine's thread until an update has a finish reason.
 
-        Raises TrtspecError for a request that cannot be served, a full queue, or a closed engine.
+        Raise TrtspecError if the request cannot be served, the queue is full or the engine is closed.
         """
         self._check(request)
         running = Running(request, on_update, self.tokenizer)
@@ -89,22 +89,22 @@ class Engine:
         return running.handle
 
     def tell_draft_failures(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
-        """Tell from now on why texts go on without drafts, and whether what drafts is left alone."""
+        """Set the callbacks for the reason of each fallback to no drafts and for changes of the circuit breaker."""
         self.speculator.guard.tell(on_fallback, on_open)
 
     @property
     def occupancy(self) -> tuple[int, int]:
-        """Return how many requests run and how many wait."""
+        """Return the numbers of running and of waiting requests."""
         return len(self._running), len(self._waiting)
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Run requests to completion and return their results in order; the queue's limit does not apply.
 
-        Raises TrtspecError for a request that cannot be served, or if the engine failed.
+        Raise TrtspecError if a request cannot be served or the engine failed.
         """
         for request in requests:
             self._check(request)
-        collectors = [_Collector() for _ in requests]
+        collectors = [_ResultCollector() for _ in requests]
         with self._changed:
             for request, collector in zip(requests, collectors, strict=True):
                 self._enqueue(Running(request, collector, None if not request.stop else self.tokenizer))
@@ -154,7 +154,7 @@ class Engine:
             self._closed = self._closed or error
             left = [*self._running, *self._entering, *self._waiting]
         for running in left:
-            self._tell(running, reason, error)
+            self._notify(running, reason, error)
 
     def _wait(self) -> bool:
         with self._changed:
@@ -166,14 +166,14 @@ class Engine:
             dropped = [running for running in self._waiting if running.handle.cancelled]
             self._waiting = deque(running for running in self._waiting if not running.handle.cancelled)
         for running in dropped:
-            self._tell(running, "cancelled")
+            self._notify(running, "cancelled")
         cancelled = ["cancelled" if running.handle.cancelled else None for running in self._running]
         if any(cancelled):
-            self._settle(cancelled)
+            self._finish_step(cancelled)
 
     def _admit(self) -> None:
-        """Prefill waiting requests, as many as the free rows and the token limit of a step allow."""
-        new: list[tuple[int, Running]] = []  # with how many tokens are to be computed
+        """Prefill as many waiting requests as the free rows and the token limit of a step allow."""
+        new: list[tuple[int, Running]] = []  # with the number of tokens to compute
         with self._changed:
             tokens = 0
             while self._waiting and len(self._running) + len(new) < self.settings.max_batch_size:
@@ -194,19 +194,19 @@ class Engine:
         """Prefill requests in one pass of the target; they become the last rows."""
         first_row = len(self._running)
         self._running += new
-        made = self.speculator.prefill(new, first_row, self.settings.max_num_tokens)
-        reasons = [running.begin(one) for running, one in zip(new, made, strict=True)]
-        self._settle([*[None] * first_row, *reasons])
+        progress = self.speculator.prefill(new, first_row, self.settings.max_num_tokens)
+        reasons = [running.begin(one) for running, one in zip(new, progress, strict=True)]
+        self._finish_step([*[None] * first_row, *reasons])
 
     def _decode(self) -> None:
         """Run one step of all running requests."""
-        made = self.speculator.step(self._running)
-        self._settle([running.advance(one) for running, one in zip(self._running, made, strict=True)])
+        progress = self.speculator.step(self._running)
+        self._finish_step([running.advance(one) for running, one in zip(self._running, progress, strict=True)])
 
-    def _settle(self, reasons: Sequence[str | None]) -> None:
-        """Send every running request its update, and free the rows of finished ones."""
+    def _finish_step(self, reasons: Sequence[str | None]) -> None:
+        """Send every running request its update, and free the rows of finished requests."""
         for running, reason in zip(self._running, reasons, strict=True):
-            self._tell(running, reason)
+            self._notify(running, reason)
         for row in reversed([row for row, reason in enumerate(reasons) if reason]):
             self.speculator.keep(row, self._running[row].text)
             last = self._running.pop()
@@ -214,17 +214,17 @@ class Engine:
                 self._running[row] = last
                 self.speculator.move_row(len(self._running), row, len(last.text))
 
-    def _tell(self, running: Running, reason: str | None, error: str | None = None) -> None:
+    def _notify(self, running: Running, reason: str | None, error: str | None = None) -> None:
         try:
             running.update(reason, error)
         except Exception:
-            # the caller's function failed; other requests must go on
-            log.exception("an update was not taken; its request is cancelled")
+            # the caller's function failed; other requests must continue
+            log.exception("an update callback failed; its request is cancelled")
             running.handle.cancel()
 
 
-class _Collector:
-    """Gathers a request's updates into a Result."""
+class _ResultCollector:
+    """Collects a request's updates into a Result."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
@@ -241,9 +241,9 @@ class _Collector:
             self._done.set()
 
     def result(self) -> Result:
-        self._done.wait()  # unbounded: the engine's thread ends each request, and all of them when it fails
+        self._done.wait()  # unbounded: the engine's thread finishes every request, and all of them when it fails
         last = self._last
         if last is None or last.finish_reason is None or last.finish_reason == "error":
-            raise TrtspecError(last.error if last and last.error else "the engine gave no result")
+            raise TrtspecError(last.error if last and last.error else "the engine returned no result")
         scores = Scores.joined(self._scores) if self._scores else None
         return Result(tuple(self._ids), last.finish_reason, last.stats, scores)

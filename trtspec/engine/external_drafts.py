@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""External drafts, which come with requests, as the tensors of a batch; missing and shorter rows are padded."""
+"""External drafts (drafts sent with requests) as the tensors of a batch; missing and shorter rows are padded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.engine.generation.request_state import Running
 
 @dataclass(frozen=True)
 class ExternalDrafts:
-    """The external drafts of some rows: `tokens` [rows, width], of which `lens` are valid in each row."""
+    """The external drafts of some rows: `tokens` [rows, width]; the first `lens[row]` of each row are valid."""
 
     batch: Sequence[Running]
     tokens: Tensor
@@ -23,18 +23,18 @@ class ExternalDrafts:
 
     @classmethod
     def of(cls, batch: Sequence[Running], device: torch.device) -> ExternalDrafts:
-        """Return the external drafts of a batch."""
+        """Create the tensors from the requests of a batch."""
         lens = [len(running.external_draft) for running in batch]
         width = max(lens)
         rows = [[*running.external_draft, *[0] * (width - len(running.external_draft))] for running in batch]
         return cls(batch, torch.tensor(rows, dtype=torch.int64, device=device), lens)
 
     def probs(self) -> Tensor | None:
-        """Return what the tokens were sampled from [rows, width, vocab]; None if no request has draft_logits.
+        """Return the draft's distributions [rows, width, vocab], or None if no request has draft_logits.
 
-        That is softmax(draft_logits), whatever the request's own sampling is, as in TensorRT-LLM
+        They are softmax(draft_logits), independent of the request's sampling options, as in TensorRT-LLM
         (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15). Rows without
-        draft_logits get one-hot rows, which mean deterministic tokens.
+        draft_logits are one-hot, which means deterministic tokens.
         """
         drawn_by = [running.request.draft_logits for running in self.batch]
         vocab = next((logits.shape[1] for logits in drawn_by if logits is not None), None)
@@ -49,9 +49,9 @@ class ExternalDrafts:
         return torch.softmax(rows, -1)
 
     def uniforms(self) -> Tensor:
-        """Return [rows, width + 1] in [0, 1): one for each token, and in the last column one for the token after them.
+        """Return [rows, width + 1] in [0, 1): one for each token, and one for the next token in the last column.
 
-        Each request reads numbers only for its own tokens, so that they do not depend on its neighbours.
+        Each request reads numbers only for its own tokens, so they do not depend on the other rows.
         """
         padded = np.zeros((len(self.batch), self.tokens.shape[1] + 1))
         for row, (running, length) in enumerate(zip(self.batch, self.lens, strict=True)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests ask of the target's logits: to choose by others, and to be told them."""
+"""Logits processing: applies the logit edits of requests, and computes the scores that requests want returned."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from trtspec.engine.generation.request_state import Running
 from trtspec.engine.generation.scores import Scores
 from trtspec.kernels.tree import Tree
 
-NEVER = -1e30  # a logit of no probability; infinities in a whole row would be no distribution
+NEVER = -1e30  # the logit of a forbidden token; a row of only -inf would not be a valid distribution
 
 Bools = npt.NDArray[np.bool_]
 
 
 def edit(logits: Tensor, batch: Sequence[Running], tokens: Tensor, tree: Tree | None) -> Tensor:
-    """Return the logits by which tokens are chosen: `logits` themselves where no request changes any.
+    """Return the edited logits; `logits` itself if no request has edits.
 
-    Each node is edited as if the text went on with the tokens on its path: what follows on an accepted draft is then
-    what would have followed on the same tokens without one.
+    Each node is edited as if the tokens on its path were part of the text. The token after an accepted draft is
+    therefore the same as without speculation.
 
     Args:
-        logits: [rows, nodes, vocab], the target's after each node.
+        logits: [rows, nodes, vocab], the target's logits after each node.
         batch: the request of each row.
-        tokens: [rows, nodes], the last token of each text, and what is drafted behind it.
-        tree: the shape of the drafts; None for chains.
+        tokens: [rows, nodes], the last token of each text and the draft after it.
+        tree: the shape of the drafts, or None for chains.
     """
     edited = [row for row, running in enumerate(batch) if running.request.edits != NO_EDITS]
     if not edited:
@@ -43,7 +43,7 @@ def edit(logits: Tensor, batch: Sequence[Running], tokens: Tensor, tree: Tree | 
 
 
 def _sees(tree: Tree | None, row: int, nodes: int) -> Bools:
-    """Return which nodes [nodes, nodes] are on the path to each, without the root, which is in the text."""
+    """Return which nodes are on the path to each node [nodes, nodes]; the root is excluded, it is part of the text."""
     sees: Bools = np.tri(nodes, dtype=np.bool_) if tree is None else tree.sees[row % len(tree.sees)].copy()
     sees[:, 0] = False
     return sees
@@ -64,36 +64,36 @@ def _edit_row(logits: Tensor, running: Running, tokens: Tensor, sees: Bools) -> 
 def _penalize(
     logits: Tensor, edits: LogitEdits, text: Sequence[int], prompt_len: int, tokens: Tensor, sees: Bools
 ) -> None:
-    """Penalize the ids that stand before each node; only their logits are touched.
+    """Penalize the ids that occur before each node; the other logits stay unchanged.
 
-    What is counted is counted by numpy: a product of torch's, however small, wakes its threads, and waits for them.
+    numpy counts the occurrences, because even a small torch operation wakes and waits for torch's threads.
     """
-    said, places = np.unique([*text, *tokens[1:].tolist()], return_inverse=True)
-    path = np.zeros((len(sees), len(said)), np.int64)
-    for node, place in enumerate(places[len(text) :], 1):
-        path[:, place] += sees[:, node]
+    unique_ids, columns = np.unique([*text, *tokens[1:].tolist()], return_inverse=True)
+    path = np.zeros((len(sees), len(unique_ids)), np.int64)
+    for node, column in enumerate(columns[len(text) :], 1):
+        path[:, column] += sees[:, node]
     ignored = min(edits.prompt_ignore_len, prompt_len)
     counted = (
-        path + np.bincount(places[: len(text)], minlength=len(said)) > 0,
-        path + np.bincount(places[ignored : len(text)], minlength=len(said)),
+        path + np.bincount(columns[: len(text)], minlength=len(unique_ids)) > 0,
+        path + np.bincount(columns[ignored : len(text)], minlength=len(unique_ids)),
     )
-    ids, stands, counts = (torch.from_numpy(numbers).to(logits.device) for numbers in (said, *counted))
+    ids, occurs, counts = (torch.from_numpy(numbers).to(logits.device) for numbers in (unique_ids, *counted))
     before, penalty = logits[:, ids], edits.repetition_penalty
-    after = torch.where(stands, torch.where(before < 0, before * penalty, before / penalty), before)
+    after = torch.where(occurs, torch.where(before < 0, before * penalty, before / penalty), before)
     logits[:, ids] = after - edits.presence_penalty * (counts > 0) - edits.frequency_penalty * counts
 
 
 def _forbidden(running: Running, tokens: list[int], sees: Bools, vocab_size: int) -> list[list[int]]:
-    """Return the ids that must not follow on each node.
+    """Return the ids that must not follow each node.
 
-    An end id may be outside the vocabulary: clients that measure send one so that nothing ends a text.
+    An end id may be outside the vocabulary: benchmark clients send such an id to disable stopping.
     """
     edits, text = running.request.edits, running.text
-    behind: dict[tuple[int, ...], list[int]] = {}
+    last_by_prefix: dict[tuple[int, ...], list[int]] = {}
     for word in edits.bad_words:
-        behind.setdefault(word[:-1], []).append(word[-1])
+        last_by_prefix.setdefault(word[:-1], []).append(word[-1])
     output_len = len(text) - len(running.request.prompt_ids)
-    longest = max(map(len, behind), default=0)
+    longest = max(map(len, last_by_prefix), default=0)
     ends = [token for token in running.request.end_ids if 0 <= token < vocab_size]
     forbidden = []
     for path in sees:
@@ -104,7 +104,7 @@ def _forbidden(running: Running, tokens: list[int], sees: Bools, vocab_size: int
         if edits.no_repeat_ngram:
             ids += _repeating([*text, *drafted], edits.no_repeat_ngram)
         tail = (*text[len(text) - min(longest, len(text)) :], *drafted)
-        for prefix, last in behind.items():
+        for prefix, last in last_by_prefix.items():
             if tail[len(tail) - len(prefix) :] == prefix:
                 ids = [*ids, *last]
         forbidden.append(ids)
@@ -112,7 +112,7 @@ def _forbidden(running: Running, tokens: list[int], sees: Bools, vocab_size: int
 
 
 def _repeating(text: Sequence[int], size: int) -> list[int]:
-    """Return the ids that would end a sequence of `size` tokens that the text has already."""
+    """Return the ids that would complete an n-gram of `size` tokens that already occurs in the text."""
     if len(text) < size:
         return []
     ids = np.asarray(text)
@@ -123,12 +123,12 @@ def _repeating(text: Sequence[int], size: int) -> list[int]:
 
 
 def score(request: Request, logits: Tensor, tokens: Sequence[int]) -> Scores:
-    """Return what a request wants to know of tokens, by the target's logits [len(tokens), vocab] of them."""
-    own = logits.float()
-    kept = own.cpu().numpy() if request.return_logits else None
+    """Return the scores that a request wants for `tokens`, from the target's logits [len(tokens), vocab]."""
+    logits = logits.float()
+    returned = logits.cpu().numpy() if request.return_logits else None
     if not request.return_log_probs:
-        return Scores(kept)
-    log_probs = torch.log_softmax(own, -1)
-    chosen = log_probs.gather(1, torch.tensor(tokens, device=own.device).unsqueeze(1)).squeeze(1)
+        return Scores(returned)
+    log_probs = torch.log_softmax(logits, -1)
+    chosen = log_probs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)).squeeze(1)
     top = log_probs.topk(min(request.num_top_log_probs, log_probs.shape[1]))
-    return Scores(kept, chosen.cpu().numpy(), top.values.cpu().numpy(), top.indices.int().cpu().numpy())
+    return Scores(returned, chosen.cpu().numpy(), top.values.cpu().numpy(), top.indices.int().cpu().numpy())

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from trtspec.engine.model.decoder import Decoder
 
-PASS_TOKENS = 64  # a pass of its own costs about what so many tokens of padding cost
+PASS_TOKENS = 64  # a separate pass costs about as much as this many padding tokens
 
 
 def alike(lens: Sequence[int]) -> list[tuple[int, int]]:
-    """Divide texts, whose `lens` ascend, into passes (first, last + 1): little padding in few of them."""
-    best = [(0, 0)]  # by how many of the texts are taken: the cost in tokens, and where the last pass begins
+    """Divide texts, whose `lens` ascend, into passes (first, last + 1), minimizing the cost of padding and passes."""
+    best = [(0, 0)]  # by the number of texts covered: the cost in tokens, and the start of the last pass
     for end in range(1, len(lens) + 1):
         costs = [best[start][0] + PASS_TOKENS + lens[end - 1] * (end - start) for start in range(end)]
         cost = min(costs)
@@ -33,7 +33,7 @@ class Prefilled:
     """The model's output for some texts.
 
     `logits` [texts, tail + 1, vocab]: column i is after all but the last tail - i tokens of a text. `features`
-    are the hidden states [texts, width, aux_layers * hidden] of each chunk, and where it starts.
+    are the hidden states [texts, width, aux_layers * hidden] of each chunk, with the chunk's start.
     """
 
     logits: Tensor
@@ -57,11 +57,11 @@ def prefill(
         model: the model whose cache is filled.
         texts: at least one token each.
         first_row: the row of the first text.
-        max_tokens: the most tokens, padding included, in one pass of the model.
-        aux_layers: hidden states that are wanted (see `Decoder.forward_with_features`).
-        tails: how many tokens at the end of each text are its tail, by default 0. `logits` beyond it are meaningless.
-        starts: how many tokens at the beginning of each text its row holds already, by default 0: at most all but the
-            tail and one more. `features` are then those of the rest.
+        max_tokens: the maximum number of tokens, including padding, in one pass of the model.
+        aux_layers: hidden states to return (see `Decoder.forward_with_features`).
+        tails: the length of each text's tail in tokens, 0 by default. `logits` beyond it are meaningless.
+        starts: the number of leading tokens of each text that its row already holds, 0 by default. At least the tail
+            and one more token must remain. `features` then cover only the remaining tokens.
     """
     rows = len(texts)
     tails, starts = tails or [0] * rows, starts or [0] * rows
@@ -87,5 +87,5 @@ def prefill(
         if features is not None:
             found.features.append((features.view(rows, chunk.shape[1], -1), start))
     if found is None:
-        raise ValueError("a text has at least one token")
+        raise ValueError("texts must have at least one token")
     return found

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of texts that ended, for requests that begin with the same tokens: a system prompt, a conversation.
+"""Prefix cache: keys and values of finished texts, for requests that begin with the same tokens.
 
-Who asks for a text piece by piece, as a loop over two models does, sends all of it each time too.
+Requests share system prompts and conversations. BLS clients resend the whole text on each call and benefit too.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ Slots = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Kept:
-    """The beginning of a text: its tokens, and the slots of their keys and values."""
+    """The first tokens of a text, and the slots of their keys and values."""
 
     ids: Ids
     slots: Slots
 
 
 class PrefixStore:
-    """Texts of at most `max_tokens` together, the one that was used longest ago dropped first.
+    """Cached texts of at most `max_tokens` in total; the least recently used text is evicted first.
 
-    Their keys and values lie in one tensor that is allocated once: pieces of all lengths, each as old as its text,
-    would keep an allocator from giving back what lies between them.
+    Keys and values are stored in one tensor that is allocated once. Separate allocations of varying length and age
+    would fragment the allocator's memory.
     """
 
     def __init__(self, cache: KVCache, max_tokens: int) -> None:
         self._cache, self._max_tokens = cache, max_tokens
         layers, _, *heads = cache.row(0, 0).shape
         self._content = cache.row(0, 0).new_empty((layers, max_tokens, *heads))
-        self._stack, self._free = np.arange(max_tokens), max_tokens  # the first `_free` of these slots hold nothing
+        self._stack, self._free = np.arange(max_tokens), max_tokens  # the first `_free` of these slots are free
         self._kept: list[Kept] = []  # in the order of their last use
 
     def keep(self, row: int, text: Sequence[int], length: int) -> None:
-        """Keep the first `length` tokens of a text, all of one that is shorter, as the row has them."""
+        """Cache the first `length` tokens of a text, or all of a shorter text, with their keys and values of a row."""
         ids = np.array(text[:length], np.int32)
         if not 0 < len(ids) <= self._max_tokens:
             return
-        for kept in [kept for kept, common in self._alike(ids) if common == len(kept.ids)]:
+        for kept in [kept for kept, common in self._common_prefixes(ids) if common == len(kept.ids)]:
             self._drop(kept)
         while len(ids) > self._free:
             self._drop(self._kept[0])
@@ -57,11 +57,11 @@ class PrefixStore:
         self._kept.append(Kept(ids, slots))
 
     def known(self, text: Sequence[int]) -> int:
-        """Return how many tokens of the beginning of a text are kept, never the last one."""
+        """Return the number of leading tokens of a text that are cached; the last token never counts."""
         return self._longest(text)[1]
 
     def restore(self, row: int, text: Sequence[int]) -> int:
-        """Write what is kept of the beginning of a text into a row; returns how many tokens."""
+        """Copy the cached prefix of a text into a row; return its number of tokens."""
         kept, length = self._longest(text)
         if kept and length:
             self._forget(kept)
@@ -73,11 +73,11 @@ class PrefixStore:
         return torch.from_numpy(slots).to(self._content.device)
 
     def _longest(self, text: Sequence[int]) -> tuple[Kept | None, int]:
-        """Return which text has the most of a text's beginning, and how much."""
-        return max(self._alike(np.array(text[:-1], np.int32)), key=itemgetter(1), default=(None, 0))
+        """Return the cached text with the longest common prefix, and the length of that prefix."""
+        return max(self._common_prefixes(np.array(text[:-1], np.int32)), key=itemgetter(1), default=(None, 0))
 
-    def _alike(self, ids: Ids) -> Iterator[tuple[Kept, int]]:
-        """Yield the texts that begin with the same token, and with how many of them."""
+    def _common_prefixes(self, ids: Ids) -> Iterator[tuple[Kept, int]]:
+        """Yield the cached texts that begin with the same token, each with the length of the common prefix."""
         for kept in self._kept:
             if len(ids) and ids[0] == kept.ids[0]:
                 yield kept, _common(ids, kept.ids)
@@ -92,7 +92,7 @@ class PrefixStore:
 
 
 def _common(one: Ids, other: Ids) -> int:
-    """Return how many tokens two texts of one at least begin with alike."""
+    """Return the length of the common prefix of two non-empty texts."""
     length = min(len(one), len(other))
     differs = one[:length] != other[:length]
     first = int(differs.argmax())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a drafter proposes at every place of texts that are known already.
+"""Replay of known texts: a drafter's proposal at every position.
 
-A greedy text is the same whatever drafts for it, so the target reads it once, in a pass over all of its places, and its
-features are handed to the drafter one place after another, as if each of its drafts had been rejected. How much of each
-draft the text then goes on with gives the counts of every draft length at once.
+A greedy text does not depend on the drafter. The target therefore processes it once, in one pass over all positions,
+and the drafter gets the target's features position by position, as if every draft had been rejected. The matching
+prefix of each draft gives the acceptance counts of all draft lengths.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Proposed:
-    """What was drafted at one place: how many tokens in a row, how many in all, and with how many the text goes on."""
+    """The draft at one position: its depth, its number of tokens, and how many tokens in a row match the text."""
 
     depth: int
     tokens: int
@@ -34,30 +34,30 @@ class Proposed:
 
 @torch.inference_mode()
 def replay(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max_tokens: int) -> list[list[Proposed]]:
-    """Return what is proposed behind each token that was said but the last, for each (prompt, said) text.
+    """Return the proposals after each output token except the last, for each (prompt, output) text.
 
-    At most as many texts as the speculator has rows; each says at least one token. `max_tokens` bounds one pass of the
-    target. Only for drafters that replay (see `Drafter.replays`).
+    `texts` has at most as many entries as the speculator has rows; each output has at least one token. `max_tokens`
+    bounds one pass of the target. Only for drafters with `Drafter.replays`.
     """
     order = sorted(range(len(texts)), key=lambda number: -len(texts[number][1]))
     ordered = [texts[number] for number in order]
-    places: list[list[Proposed]] = [[] for _ in texts]
-    features = _read(speculator, ordered, max_tokens)
+    proposals: list[list[Proposed]] = [[] for _ in texts]
+    features = _prefill(speculator, ordered, max_tokens)
     drafter, depth = speculator.drafter, speculator.draft_shape.max_depth
-    for place in range(len(ordered[0][1]) - 1):
-        going = [text for text in ordered if place + 1 < len(text[1])]
-        draft = drafter.propose([[*prompt, *said[: place + 1]] for prompt, said in going], depth, None)
-        following = [said[place + 1 :] for _, said in going]
-        for row, proposed in enumerate(_compared(draft, following)):
-            places[order[row]].append(proposed)
-        ends = [len(prompt) + place for prompt, _ in going]
+    for position in range(len(ordered[0][1]) - 1):
+        active = [text for text in ordered if position + 1 < len(text[1])]
+        draft = drafter.propose([[*prompt, *output[: position + 1]] for prompt, output in active], depth, None)
+        following = [output[position + 1 :] for _, output in active]
+        for row, proposed in enumerate(_compare(draft, following)):
+            proposals[order[row]].append(proposed)
+        ends = [len(prompt) + position for prompt, _ in active]
         drafter.observe(_rejected(following, features, ends))
-    return places
+    return proposals
 
 
-def _read(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max_tokens: int) -> Tensor | None:
-    """Let the target read the texts and the drafter the prompts; return the target's features of all places."""
-    whole, drafter = [[*prompt, *said] for prompt, said in texts], speculator.drafter
+def _prefill(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max_tokens: int) -> Tensor | None:
+    """Prefill the target with the texts and the drafter with the prompts; return the target's features."""
+    whole, drafter = [[*prompt, *output] for prompt, output in texts], speculator.drafter
     found = prefill(speculator.target, whole, 0, max_tokens, drafter.aux_layers)
     drafter.begin([prompt for prompt, _ in texts], 0, max_tokens)
     for features, start in found.features:
@@ -66,37 +66,39 @@ def _read(speculator: Speculator, texts: Sequence[tuple[Tokens, Tokens]], max_to
 
 
 def _rejected(following: Sequence[Tokens], features: Tensor | None, ends: Sequence[int]) -> Outcome:
-    """Return the outcome of a step that accepts nothing, where the texts go on with their own next tokens."""
+    """Return the outcome of a step that accepts no drafts; each text continues with its actual next token."""
     results = [VerifyResult([], rest[0]) for rest in following]
-    own = None if features is None else torch.stack([features[row, end] for row, end in enumerate(ends)]).unsqueeze(1)
-    return Outcome(results, torch.empty(0), own)
+    if features is None:
+        return Outcome(results, torch.empty(0), None)
+    at_ends = torch.stack([features[row, end] for row, end in enumerate(ends)]).unsqueeze(1)
+    return Outcome(results, torch.empty(0), at_ends)
 
 
-def _compared(draft: Draft, following: Sequence[Tokens]) -> list[Proposed]:
-    """Return how much of each row's draft its text goes on with."""
+def _compare(draft: Draft, following: Sequence[Tokens]) -> list[Proposed]:
+    """Compare each row's draft with the tokens that follow in its text."""
     tokens = draft.tokens.tolist()
     if draft.tree is None:
         lens = draft.lens or [len(row) for row in tokens]
         return [
-            Proposed(count, count, _prefix(row[:count], rest))
+            Proposed(count, count, _common_prefix(row[:count], rest))
             for row, count, rest in zip(tokens, lens, following, strict=True)
         ]
     shapes = list(zip(draft.tree.children, draft.tree.depths, strict=True))
     if len(shapes) == 1:
         shapes *= len(tokens)
     return [
-        Proposed(int(depths.max()), int((depths > 0).sum()), _path(children, said, rest))
-        for (children, depths), said, rest in zip(shapes, tokens, following, strict=True)
+        Proposed(int(depths.max()), int((depths > 0).sum()), _path(children, drafted, rest))
+        for (children, depths), drafted, rest in zip(shapes, tokens, following, strict=True)
     ]
 
 
-def _prefix(drafted: Tokens, rest: Tokens) -> int:
-    """Return with how many tokens both begin."""
+def _common_prefix(drafted: Tokens, rest: Tokens) -> int:
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafted, rest, strict=False)))
 
 
 def _path(children: list[list[int]], tokens: Tokens, rest: Tokens) -> int:
-    """Return how far a tree's branches go with a text; `tokens` are those of nodes 1, 2, ..."""
+    """Return the depth of the longest path of a tree that matches a text; `tokens` belong to nodes 1, 2, ..."""
     node = 0
     for depth, token in enumerate(rest):
         found = next((child for child in children[node] if tokens[child - 1] == token), None)

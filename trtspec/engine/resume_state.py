@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state that the next process goes on with, in one file: put in place whole, after its bytes reached the disk."""
+"""Resume state in one file, replaced atomically after its bytes are synced to disk."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from trtspec.core.files import private_file, sync
 
 
 def save_notes(path: Path, state: Mapping[str, Any]) -> None:
-    """Put a state at `path`; where there is no room for it, what was there stays, and no more is lost than time."""
+    """Save a state at `path`. If the disk is full, keep the previous file: the state only saves time."""
     temporary = path.with_suffix(".tmp")
     try:
-        with private_file(temporary) as file:  # of one name, so that a kill leaves one at most
+        with private_file(temporary) as file:  # a fixed name, so that killed processes leave at most one file
             torch.save(dict(state), file)
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
-    except (OSError, RuntimeError):  # torch's word for a full disk is the second
+    except (OSError, RuntimeError):  # torch raises RuntimeError for a full disk
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def load_notes(path: Path, device: torch.device) -> dict[str, Any] | None:
-    """Return the state at `path`, its tensors on a device; None without one, and for what is no such file."""
+    """Return the state at `path` with its tensors on `device`, or None if the file is missing or invalid."""
     if not path.is_file():
         return None
     try:
         found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):  # which costs the work again
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):  # the work is done again
         return None
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a torch engine, passed to a served model as one JSON parameter. No torch here."""
+"""The settings of a torch engine, passed to a served model as one JSON parameter. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from trtspec.recipe.resolve import ResolvedRecipe
 
 
-# Kinds of rotary scaling with which the torch engine takes texts beyond the model's own positions. Dynamic scaling
-# changes the positions of a whole text with its length there.
+# Kinds of rotary scaling with which the torch engine accepts texts longer than the model's original positions. Dynamic
+# scaling is excluded: beyond them it changes the positions of the whole text with its length.
 STRETCHES = frozenset({"linear", "yarn"})
 
 
@@ -26,14 +26,14 @@ STRETCHES = frozenset({"linear", "yarn"})
 class EngineSettings:
     """The settings of an engine.
 
-    `method`, `draft_len` and the method's own `options` configure speculation; `schedule` are pairs (requests,
-    draft_len): while at most so many requests run, so much is drafted, beyond the last pair nothing. A chain ends
-    where the product of how sure the draft is of its tokens falls below `confidence`; `verify` is how one is
-    accepted, token by token ("standard") or as a "block". `max_seq_len` bounds prompt plus new tokens of a request,
-    `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step, `max_queue_size` the requests
-    that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
-    or "float16". `kernels` are compiled verification libraries; the first that works on this machine is used, or torch
-    if none does. With `keeps_texts` what texts that ended began with is not computed again.
+    `method`, `draft_len` and the method's `options` configure speculation. `schedule` has pairs (requests, draft_len):
+    while at most `requests` run, `draft_len` tokens are drafted; with more than the last pair allows, drafting is off.
+    A chain ends where the product of the draft's confidence in its tokens falls below `confidence`. `verify` selects
+    how a chain is accepted: token by token ("standard") or as a "block". `max_seq_len` bounds prompt plus new tokens of
+    a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step and `max_queue_size`
+    the number of waiting requests. `device` is "auto", "cpu" or "cuda"; `dtype` is "auto", "float32", "bfloat16" or
+    "float16". `kernels` are compiled verification libraries; the first that works on this machine is used, otherwise
+    torch. `keeps_texts` enables the prefix cache.
     """
 
     method: str = "none"
@@ -72,37 +72,37 @@ class EngineSettings:
 
     @classmethod
     def from_json(cls, text: str) -> EngineSettings:
-        """Return the settings that `as_json` wrote; TrtspecError for anything else."""
+        """Parse the output of `as_json`; raise TrtspecError for anything else."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as error:
-            raise TrtspecError(f"no settings of an engine: {error}", hint="build the artifact again") from None
+            raise TrtspecError(f"invalid engine settings: {error}", hint="build the artifact again") from None
 
     def as_json(self) -> str:
-        """Return everything but the libraries, whose paths differ from machine to machine; a server keeps texts."""
+        """Return all settings as JSON except `kernels`, whose paths depend on the machine, and `keeps_texts`."""
         document = asdict(replace(self, kernels=()))
         del document["kernels"], document["keeps_texts"]
         usual = {"schedule": not self.schedule, "confidence": not self.confidence, "verify": self.verify == "standard"}
         for key in (key for key, is_usual in usual.items() if is_usual):
-            del document[key]  # keys of steps are made of this text
+            del document[key]  # the cache keys of build steps contain this text
         return json.dumps(document, sort_keys=True)
 
     def scheduled(self, rows: int, most: int) -> int:
-        """Return how many tokens in a row are drafted while so many requests run; `most` without a schedule."""
+        """Return the draft length while `rows` requests run, at most `most`; `most` without a schedule."""
         if not self.schedule:
             return most
         return min(most, next((draft_len for requests, draft_len in self.schedule if rows <= requests), 0))
 
     @property
     def reuse_tokens(self) -> int:
-        """Return how many tokens of ended texts are kept for texts that begin alike.
+        """Return the size of the prefix cache in tokens.
 
-        None where a head drafts: it reads the target's hidden states of the whole text, which only computing gives.
+        It is 0 if a head drafts: the head needs the target's hidden states of the whole text, which are not cached.
         """
         reads_hidden = find_method(self.method).drafts_with == "head"
         return self.max_batch_size * self.max_seq_len if self.keeps_texts and not reads_hidden else 0
 
     @property
     def limits(self) -> Limits:
-        """Return how long a request may be."""
+        """Return the length limits of a request."""
         return Limits(self.max_seq_len, self.max_input_len)

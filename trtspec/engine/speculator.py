@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target and what drafts for it, together: takes prompts in, and makes a step for the rows of a batch.
+"""A target with its drafter: prefills prompts, and runs one step for the rows of a batch.
 
-Owns what a step is made of (drafting, one pass of the target, verification, putting the cache in order); knows no
-queue, no thread, and not who is waiting for the text.
+A step drafts, runs one pass of the target, verifies and compacts the cache. Queues, threads and clients are handled by
+`engine`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trtspec.methods.base import DraftShape, LossyOptions, Method, Options, find
 
 
 class Speculator:
-    """Made by `Speculator.load`; the rows of a batch are rows 0, 1, ... of the target's cache and of `guard`."""
+    """Created by `Speculator.load`; the rows of a batch are rows 0, 1, ... of the target's cache and of `guard`."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class Speculator:
 
     @classmethod
     def load(cls, target: Path, draft: Path | None, settings: EngineSettings) -> Speculator:
-        """Load converted checkpoints; raises TrtspecError for what does not fit."""
+        """Load converted checkpoints; raise TrtspecError if they do not fit together or do not fit the settings."""
         method = find_method(settings.method)
         drafter_class = find("trtspec.methods", "DRAFTER", settings.method, "speculation method", "drafter")
         options = method.parse(dict(settings.options))
         draft_shape = method.draft_shape(options, settings.draft_len)
         device = choose_device(settings.device)
-        # A step may write this many positions beyond the longest text, which are then overwritten.
+        # A step may write this many positions beyond the longest text; they are overwritten later.
         max_len = settings.max_seq_len + draft_shape.max_tokens + 2
         checkpoint = load_checkpoint(target)
         dtype = compute_dtype(settings.dtype, device, checkpoint)
@@ -77,26 +77,26 @@ class Speculator:
         return cls(model, drafter, verifier, draft_shape, method, options, settings)
 
     def options_of(self, request: Request) -> Options:
-        """Return the method's options, lowered by a request; raises TrtspecError for values that it may not ask for."""
+        """Return the method's options as lowered by a request; raise TrtspecError if it raises or may not set one."""
         if not request.options:
             return self._options
         options = self._options.model_dump()
         for name, value in request.options.items():
             if name not in self.drafter.lowerable:
-                raise TrtspecError(f"{name} is {value}, but the engine's method has no {name} that a request may lower")
+                raise TrtspecError(f"{name} is {value}, but requests cannot set {name} for the engine's method")
             if value > options[name]:
-                raise TrtspecError(f"{name} is {value}, at most {options[name]} is taken (speculation.options.{name})")
+                raise TrtspecError(f"{name} is {value}, expected at most {options[name]} (speculation.options.{name})")
         return self._method.parse({**options, **request.options})
 
     def unread(self, running: Running) -> int:
-        """Return how many tokens a request's prefill has to compute, as far as is known before it."""
+        """Return the expected number of tokens that a request's prefill computes."""
         return len(running.text) + len(running.external_draft) - self._prefixes.known(running.text)
 
     def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
-        """Prefill the prompts of new requests, at most `max_tokens` at once, and verify their external drafts.
+        """Prefill the prompts of new requests, at most `max_tokens` per pass, and verify their external drafts.
 
-        External drafts are accepted by the exact rule of chains, whatever the method's own rule is. A request with one
-        ends here, without a step.
+        External drafts are accepted by the exact rule of chains, even if the method uses another rule. A request with
+        an external draft ends here, without a step.
         """
         external = ExternalDrafts.of(batch, self.target.device)
         texts = [[*running.text, *running.external_draft] for running in batch]
@@ -117,7 +117,7 @@ class Speculator:
         return _progress(batch, tokens.tolist(), external.lens, results, found.logits)
 
     def step(self, batch: Sequence[Running]) -> list[Progress]:
-        """Draft for every row, and verify all drafts in one pass of the target."""
+        """Draft for every row and verify all drafts in one pass of the target."""
         depth = self.settings.scheduled(len(batch), self.draft_shape.max_depth)
         drafted_for = {*self.guard.drafted}
         limits = [running.draft_len(depth) if row in drafted_for else 0 for row, running in enumerate(batch)]
@@ -144,12 +144,12 @@ class Speculator:
         return _progress(batch, tokens.tolist(), drafted, results, logits)
 
     def keep(self, row: int, text: Sequence[int]) -> None:
-        """Keep what was computed of a text that ended, for those that begin alike."""
-        if self.guard.keep(row, text):  # else the drafter lacks it, and would miss what is not read again
-            self._prefixes.keep(row, text, len(text) - 1)  # the last one has not been read yet
+        """Add a finished text to the prefix cache."""
+        if self.guard.keep(row, text):  # without it, the drafter would lack the tokens that the cache skips
+            self._prefixes.keep(row, text, len(text) - 1)  # the last token was not processed yet
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Let row `source`, `length` tokens long, become row `target`."""
+        """Move row `source`, which is `length` tokens long, to row `target`."""
         self.target.cache.move_row(source, target, length)
         self.guard.move_row(source, target)
 
@@ -162,24 +162,24 @@ class Speculator:
         params: SamplingParams | None,
         uniforms: Tensor | None,
     ) -> tuple[list[VerifyResult], list[int]]:
-        """Return each row's result and how many tokens were drafted for it.
+        """Return each row's result and the number of tokens drafted for it.
 
-        The uniforms after those of the draft: the first one samples the next token, the others belong to the nodes.
+        In `uniforms`, the numbers of the draft come first, then one that samples the next token, then one per node.
         """
         nodes, width = self.draft_shape.max_tokens, tokens.shape[1]
         if draft.tree is not None:
-            ours = None if uniforms is None else uniforms[:, nodes : nodes + width]
-            results = self.verifier.tree(logits, tokens, draft.tree, limits, params, draft.probs, ours, self._typical)
+            drawn = None if uniforms is None else uniforms[:, nodes : nodes + width]
+            results = self.verifier.tree(logits, tokens, draft.tree, limits, params, draft.probs, drawn, self._typical)
             return results, draft.tree.count(limits)
         lens = [min(pair) for pair in zip(limits, draft.lens or [width - 1] * len(limits), strict=True)]
-        ours = None
+        drawn = None
         if uniforms is not None:
-            ours = torch.cat([uniforms[:, nodes + 1 : nodes + width], uniforms[:, nodes : nodes + 1]], 1)
+            drawn = torch.cat([uniforms[:, nodes + 1 : nodes + width], uniforms[:, nodes : nodes + 1]], 1)
         verify = self.verifier.block if self.settings.verify == "block" else self.verifier.chain
-        return verify(logits, tokens[:, 1:], lens, params, draft.probs, ours), lens
+        return verify(logits, tokens[:, 1:], lens, params, draft.probs, drawn), lens
 
     def _sampling_params(self, batch: Sequence[Running]) -> SamplingParams | None:
-        """Return how the rows sample, or None where all are greedy."""
+        """Return the sampling parameters of the rows, or None if all are greedy."""
         if not any(running.samples for running in batch):
             return None
         how = [running.request.sampling for running in batch]
@@ -198,17 +198,17 @@ class Speculator:
     def _draft_sampling(
         self, batch: Sequence[Running], params: SamplingParams | None, uniforms: Tensor | None, rows: list[int]
     ) -> DraftSampling | None:
-        """Return how the drafts of some rows are sampled, from how all of a batch's are."""
+        """Return the draft sampling of some rows, from the parameters and uniforms of the whole batch."""
         nodes = self.draft_shape.max_tokens
         if params is None or uniforms is None:
             return None
         if rows == [*range(len(batch))]:
             return DraftSampling(params, uniforms[:, :nodes])
-        own = self._sampling_params([batch[row] for row in rows])
-        return DraftSampling(own, uniforms[rows, :nodes]) if own else None
+        row_params = self._sampling_params([batch[row] for row in rows])
+        return DraftSampling(row_params, uniforms[rows, :nodes]) if row_params else None
 
     def _uniforms(self, batch: Sequence[Running], count: int) -> Tensor:
-        """Return uniforms [rows, count] in [0, 1), from each request's own stream."""
+        """Return uniforms [rows, count] in [0, 1), each row from its request's stream."""
         drawn = np.stack([running.uniforms(count) for running in batch])
         return torch.from_numpy(drawn).to(self.target.device)
 
@@ -220,19 +220,19 @@ def _progress(
     results: Sequence[VerifyResult],
     logits: Tensor,
 ) -> list[Progress]:
-    """Return the progress of each row from its result, its tokens and logits [rows, nodes, vocab] by node."""
-    made = []
+    """Return the progress of each row from its result, its tokens and its logits by node [rows, nodes, vocab]."""
+    progress = []
     for row, (running, result) in enumerate(zip(batch, results, strict=True)):
         accepted = [tokens[row][node] for node in result.path]
         scores = None
         if running.request.scored:
             scores = score(running.request, logits[row, [0, *result.path]], [*accepted, result.token])
-        made.append(Progress(drafted[row], accepted, result.token, scores))
-    return made
+        progress.append(Progress(drafted[row], accepted, result.token, scores))
+    return progress
 
 
 def _moves(starts: list[int], results: list[VerifyResult]) -> list[tuple[int, int, int]]:
-    """Return the cache moves from the positions of accepted nodes, which are by number, to those of their depths."""
+    """Return the cache moves (row, from, to) of accepted nodes, which are stored by number, to their depths."""
     return [
         (row, starts[row] + node, starts[row] + depth)
         for row, result in enumerate(results)

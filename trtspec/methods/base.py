@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of a speculation method, independent of the backend that runs it."""
+"""The interface of speculation methods, independent of the backend that runs them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
 
 
 class Options(StrictModel):
-    """A method's own keys below `speculation.options`; this class has none."""
+    """The keys of a method below `speculation.options`; the base class is for methods without options."""
 
     @property
     def acceptance(self) -> Literal["exact", "typical"]:
@@ -33,19 +33,21 @@ class Options(StrictModel):
 class LossyOptions(Options):
     """The keys of a method that also supports typical acceptance, which is lossy (arXiv:2401.10774)."""
 
-    lossy: bool = Field(default=False, description="Accept what is typical of the target instead of exactly its own")
-    posterior_threshold: float = Field(default=0.09, gt=0, le=1, description="Probability from which all is typical")
-    posterior_alpha: float = Field(default=0.3, gt=0, description="Weight of the entropy that lowers the threshold")
+    lossy: bool = Field(default=False, description="Use typical acceptance, which changes the output distribution")
+    posterior_threshold: float = Field(
+        default=0.09, gt=0, le=1, description="Probability above which every token is accepted"
+    )
+    posterior_alpha: float = Field(default=0.3, gt=0, description="Weight of the entropy, which lowers the threshold")
 
     @property
     def acceptance(self) -> Literal["exact", "typical"]:
-        """Return the acceptance rule."""
+        """Return "typical" if `lossy` is set, otherwise "exact"."""
         return "typical" if self.lossy else "exact"
 
 
 @dataclass(frozen=True)
 class DraftShape:
-    """The most that a step drafts: `max_depth` tokens in a row, `max_tokens` in all."""
+    """The maximum draft of a step: `max_depth` tokens in a row, `max_tokens` in total."""
 
     max_depth: int
     max_tokens: int
@@ -55,11 +57,10 @@ class DraftShape:
 class DraftHead:
     """A draft head that is stored in its target's checkpoint, as in TensorRT-LLM.
 
-    `config` are its keys of config.json beside the target's own ("architecture" is one), and `models` the sections that
-    describe models of their own, by key. `rules` are for the tensors of the head's source, of which `skips` names the
-    unused ones; `borrowed` are for tensors that it copies from the target's source. `excluded` are patterns of modules
-    that are never quantized. `diagnostics` report how it fits the target; their paths are relative to
-    `speculation.draft`.
+    `config` are the keys that it adds to the target's config.json (such as "architecture"), and `models` the sections
+    that describe complete models, by key. `rules` are for the tensors of the head's source, `skips` match the unused
+    ones, and `borrowed` are for tensors copied from the target's source. `excluded` are patterns of modules that are
+    never quantized. `diagnostics` report mismatches with the target; their paths are relative to `speculation.draft`.
     """
 
     config: dict[str, Any]
@@ -72,16 +73,16 @@ class DraftHead:
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of the head's own parameters; source tensors that several targets share count once."""
+        """Return the number of parameters in the head's source; a source tensor used by several rules counts once."""
         stored = {tensor.name: tensor.shape for rule in self.rules for tensor in rule.sources if tensor.name}
         return sum(map(prod, stored.values()))
 
 
 @dataclass(frozen=True)
 class HeadTarget:
-    """The target that a draft head is read for: its description, and the rules of its own checkpoint.
+    """The target of a draft head: its config, and the rules of its checkpoint.
 
-    `draft_len` is the number of tokens in a row that the recipe asks for.
+    `draft_len` is the recipe's draft length in tokens in a row.
     """
 
     config: ModelConfig
@@ -91,10 +92,10 @@ class HeadTarget:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Why a method suits a checkpoint; of several methods the one of the lowest `rank` is proposed.
+    """The reason why a method suits a checkpoint; if several methods do, the one with the lowest `rank` is proposed.
 
-    `options` are those that the checkpoint asks for where the defaults do not do, and `options_why` says why.
-    `draft_len` is the one that it was trained for, 0 where the method's default will do.
+    `options` are the non-default options that the checkpoint requires, and `options_why` is the reason for them.
+    `draft_len` is the draft length of its training, 0 for the method's default.
     """
 
     rank: int
@@ -123,19 +124,21 @@ def _nothing_wrong(source: Source) -> list[Diagnostic]:
 
 @dataclass(frozen=True)
 class Method:
-    """One speculation method; a module of this folder joins by defining it as `METHOD`.
+    """One speculation method, registered as `METHOD` of a module in this package. Backends declare which they support.
 
-    `drafts_with` selects what the recipe's `speculation.draft` has to be: nothing, a model, or a head that is stored
-    with the target, which `read_head` describes (it raises CheckpointError for any other source). `has_confidence`
-    says that it drafts chains from probabilities, which tell how sure it is. `draft_passes` is how often what drafts
-    runs in a step: once for each token in a row, once for all of them, or never, where tokens are looked up.
-    `draft_lens` is the range of the recipe's `draft_len`, empty where the options decide. `draft_shape`
-    computes the draft shape from the options and draft_len. `check_options` checks the options against the target; its
-    diagnostics' paths are relative to `speculation.options`. `check_model` checks a draft model's own source for what
-    the method needs of it; paths are relative to `speculation.draft`. `suggest` looks at what would draft, or where
-    nothing does at the target, and returns why the method suits it, None where it does not; raises CheckpointError for
-    what is broken. `variants` yields what else is worth measuring, as changes of the given options; None removes a
-    key. Backends declare which methods they run.
+    Attributes:
+        drafts_with: what the recipe's `speculation.draft` must be: nothing, a model, or a head that is stored with the
+            target and described by `read_head` (which raises CheckpointError for any other source).
+        has_confidence: whether it drafts chains from probabilities, which give the draft's confidence.
+        draft_passes: the number of passes of the drafter per step: one for each token in a row ("each"), one for all
+            of them ("one"), or none if tokens are looked up ("none").
+        draft_lens: the range of the recipe's `draft_len`; empty if the options determine it.
+        draft_shape: returns the draft shape for the options and draft_len.
+        check_options: checks the options against the target; paths are relative to `speculation.options`.
+        check_model: checks whether a draft model's source fits the method; paths are relative to `speculation.draft`.
+        suggest: returns why the method suits a draft (or the target, for methods without a draft), or None;
+            raises CheckpointError for an invalid checkpoint.
+        variants: yields alternatives worth measuring, as changes of the given options; the value None removes a key.
     """
 
     summary: str
@@ -154,14 +157,14 @@ class Method:
 
     @property
     def follows_text(self) -> bool:
-        """Return whether a draft follows from the text before it, wherever a step begins.
+        """Return whether a draft token depends only on the text before it, not on its position in the step.
 
-        What drafts from the target's hidden states is surer of the first tokens of a step than of its later ones.
+        Drafters that read the target's hidden states are more accurate for the first tokens of a step.
         """
         return self.draft_passes == "none" or (self.drafts_with == "model" and self.draft_passes == "each")
 
     def parse(self, options: dict[str, Any]) -> Options:
-        """Return the parsed options; raises TrtspecError for invalid ones."""
+        """Return the parsed options; raise TrtspecError if they are invalid."""
         try:
             return self.options.model_validate(options)
         except ValidationError as error:
@@ -171,16 +174,16 @@ class Method:
 
 
 def methods() -> dict[str, Method]:
-    """Return every method there is, by name."""
+    """Return all methods by name."""
     return discover_all(PACKAGE, ATTRIBUTE)
 
 
 def find_method(name: str) -> Method:
-    """Return a method by name; an unknown one is an error that lists the known ones."""
+    """Return a method by name; raise TrtspecError with the known names if it is unknown."""
     method: Method = find(PACKAGE, ATTRIBUTE, name, "speculation method")
     return method
 
 
 def method_version(name: str) -> str:
-    """Return the installed package that provides a method, with its version; "" for a built-in one."""
+    """Return name and version of the installed package that provides a method; "" for a built-in method."""
     return "" if name in discover(PACKAGE, ATTRIBUTE) else version_of(PACKAGE, name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target without some of its sublayers, as a Hugging Face checkpoint that any engine can use as a draft model.
+"""Writes a target without some sublayers as a Hugging Face checkpoint that any engine can use as a draft model.
 
-Engines do not support layers with only one sublayer. An attention block or MLP whose output projection is zero adds
-nothing to the residual, so it is the identity. A layer without both is removed, and later layers are renumbered; only
+Engines do not support layers with only one sublayer. Instead, the output projection of a pruned attention block or MLP
+is set to zero, which makes it the identity. A layer with both pruned is removed, and later layers are renumbered; only
 removed layers make a draft cheaper. Tensors are copied from file to file in chunks.
 """
 
@@ -26,28 +26,26 @@ OUTPUT_OF = {"attention": "attention.dense", "mlp": "mlp.proj"}
 def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnBytes = ignore) -> None:
     """Write the model without the sublayers to `out`, atomically; `on_bytes` gets the number of bytes just written.
 
-    Raises CheckpointError for a quantized source, and if `out` exists.
+    Raise CheckpointError if the source is quantized or `out` exists.
     """
     if model.prequantized:
-        message = "its weights are quantized already, and a pruned draft is made of unquantized ones"
-        raise CheckpointError(
-            message, where=str(model.source.root), hint="name the model as it was before quantization"
-        )
+        message = "its weights are quantized; pruning requires unquantized weights"
+        raise CheckpointError(message, where=str(model.source.root), hint="use the model before quantization")
     with new_directory(out) as temporary:
-        write_tensors(temporary / "model.safetensors", list(_kept_tensors(model, skip)), on_bytes)
-        write_config(temporary, _pruned_config(model, _kept_layers(model, skip)))
+        write_tensors(temporary / "model.safetensors", list(_remaining_tensors(model, skip)), on_bytes)
+        write_config(temporary, _pruned_config(model, _remaining_layers(model, skip)))
         for path in model.source.tokenizer_files:
             shutil.copyfile(path, temporary / path.name)
 
 
-def _kept_layers(model: SourceModel, skip: Skip) -> list[int]:
-    """Return the layers that keep a sublayer."""
+def _remaining_layers(model: SourceModel, skip: Skip) -> list[int]:
+    """Return the layers with at least one remaining sublayer."""
     return [layer for layer in range(model.config.num_layers) if layer not in skip.layers]
 
 
-def _kept_tensors(model: SourceModel, skip: Skip) -> Iterator[Part]:
-    """Yield the remaining tensors, each once: a tied LM head is the embedding."""
-    numbers = {old: new for new, old in enumerate(_kept_layers(model, skip))}
+def _remaining_tensors(model: SourceModel, skip: Skip) -> Iterator[Part]:
+    """Yield each remaining tensor once: a tied LM head is the embedding."""
+    numbers = {old: new for new, old in enumerate(_remaining_layers(model, skip))}
     empty = {(layer, OUTPUT_OF[kind]) for kind in KINDS for layer in skip.of(kind)}
     seen = set()
     for rule in model.rules:
@@ -64,10 +62,10 @@ def _kept_tensors(model: SourceModel, skip: Skip) -> Iterator[Part]:
 
 
 def _pruned_config(model: SourceModel, layers: list[int]) -> dict[str, Any]:
-    """Return config.json with fewer layers; where some have a window it names their kinds one by one."""
+    """Return config.json with fewer layers; it lists the kind of each layer if some have a sliding window."""
     pruned = model.source.config | {"num_hidden_layers": len(layers)}
     if model.config.full_layers or isinstance(pruned.get("layer_types"), list):
         pruned["layer_types"] = [LAYER_KINDS[model.config.has_window(layer)] for layer in layers]
-    if model.ties.differ:  # the head that is written is the file's own
+    if model.ties.differ:  # the file has a separate LM head, which is written
         pruned["tie_word_embeddings"] = False
     return pruned

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-token prediction (MTP): layers that were trained with the target to predict further tokens draft a chain.
 
-DeepSeek-V3, arXiv:2412.19437, section 2.2. The layers are in the target's own checkpoint, so there is nothing to
-convert: engines that run the source unchanged find them.
+DeepSeek-V3, arXiv:2412.19437, section 2.2. The layers are in the target's checkpoint and are not converted: engines
+that run the source unchanged load them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ LAYER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modu
 
 
 def count_layers(source_config: Mapping[str, Any]) -> int:
-    """Return the number of MTP layers in a source's config.json, 0 if there are none."""
-    own = source_config.get("text_config")
-    for config in (source_config, own if isinstance(own, Mapping) else {}):
+    """Return the number of MTP layers by a source's config.json; 0 without MTP layers."""
+    text_config = source_config.get("text_config")
+    for config in (source_config, text_config if isinstance(text_config, Mapping) else {}):
         for key in LAYER_KEYS:
             if isinstance(number := config.get(key), int):
                 return number
@@ -29,11 +29,11 @@ def count_layers(source_config: Mapping[str, Any]) -> int:
 
 def _suggest(source: Source) -> Suggestion | None:
     layers = count_layers(source.config)
-    return Suggestion(0, f"the target's own layers for further tokens ({layers}) draft") if layers else None
+    return Suggestion(0, f"the target has MTP layers for drafting ({layers})") if layers else None
 
 
 METHOD = Method(
-    summary="the target's own MTP layers draft a chain",
+    summary="the target's MTP layers draft a chain",
     drafts_with="nothing",
     draft_lens=range(1, 17),
     default_draft_len=1,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static draft trees: published ones by name, and those that a recipe lists.
+"""Static draft trees: published trees by name, and trees listed in a recipe.
 
-A choice is a path from the root: (0, 2) is the third best token after the best one. Every choice is a node of the
-tree, so its prefixes have to be choices too.
+A choice is a path from the root: (0, 2) is the third best token after the best token. Every choice is a node of the
+tree, so its prefixes must be choices too.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from trtspec.recipe.validate import shown
 
 Choice = tuple[int, ...]
 
-# the largest tree that TensorRT-LLM builds engines for (NVIDIA/TensorRT-LLM, tensorrt_llm/builder.py)
+# the largest tree for which TensorRT-LLM builds engines (NVIDIA/TensorRT-LLM, tensorrt_llm/builder.py)
 MOST_NODES = 256
 
 
 def find_choices(written: Any, known: Mapping[str, tuple[Choice, ...]]) -> tuple[Choice, ...]:
-    """Return the choices that a recipe names, or lists as lists of ranks.
+    """Return the choices of a recipe's value, which is a tree's name or a list of paths.
 
-    Raises a pydantic validator's ValueError for an unknown name and for choices that are not a tree.
+    Raise ValueError (for a pydantic validator) if the name is unknown or the choices are not a tree.
     """
     if isinstance(written, str):
         if written not in known:
-            message = f"{shown(written)} is no known tree; known: {', '.join(known)}"
+            message = f"unknown tree {shown(written)}; known: {', '.join(known)}"
             raise refuse("bad-value", message, did_you_mean(written, known))
         return known[written]
     if not isinstance(written, list):
@@ -44,7 +44,7 @@ def find_choices(written: Any, known: Mapping[str, tuple[Choice, ...]]) -> tuple
 
 
 def smaller_trees(choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
-    """Yield the `choices` of trees of the first 4, 8, 16 ... nodes: published tables begin with those that pay most."""
+    """Yield `choices` of the first 4, 8, 16, ... nodes: published tables begin with the most useful nodes."""
     for size in (4, 8, 16, 32, 64, 128):
         if size < len(choices):
             first = set(choices[:size])
@@ -74,7 +74,7 @@ def check_ranks(choices: Iterable[Choice], config: ModelConfig) -> list[Diagnost
 def _choice(written: Any) -> Choice:
     ranks = isinstance(written, list) and all(type(rank) is int and rank >= 0 for rank in written)
     if not (ranks and written):
-        raise refuse("bad-value", f"{shown(written)} is no choice: expected ranks from 0 on, such as [0, 2]")
+        raise refuse("bad-value", f"{shown(written)} is not a choice: expected ranks from 0 on, such as [0, 2]")
     return tuple(written)
 
 
@@ -82,7 +82,7 @@ def _check_tree(choices: tuple[Choice, ...]) -> None:
     seen: set[Choice] = set()
     for choice in sorted(choices, key=len):
         if choice in seen:
-            raise refuse("bad-value", f"{shown(list(choice))} stands twice")
+            raise refuse("bad-value", f"{shown(list(choice))} is listed twice")
         if choice[:-1] and choice[:-1] not in seen:
             raise refuse("bad-value", f"{shown(list(choice))} needs {shown(list(choice[:-1]))}, which is missing")
         seen.add(choice)

@@ -109,7 +109,7 @@ def test_a_request_reaches_llm_in_its_own_words(request_, expected, client: Clie
         ({"tempreature": 1.0}, "did you mean temperature?"),
         ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
         ({"max_tokens": 1000}, "prompt and max_tokens are 1005 tokens together, at most 256 fit"),
-        ({"text_input": "x" * 33}, "the prompt has 33 tokens, at most 32 are taken"),
+        ({"text_input": "x" * 33}, "the prompt has 33 tokens, expected at most 32"),
         ({"text_input": "unknown"}, "internal error [0-9a-f]{12}: the server's log has what happened"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target whose texts repeat themselves, but not all the time: what lookup and lookahead live on."""
+"""A target whose texts often repeat themselves, for tests of prompt lookup and lookahead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CYCLE = 8
 
 
 def make_looping_model(root: Path) -> Path:
-    """Save a random Llama whose head knows a token's successor: the next of 8 that follow each other in a circle."""
+    """Save a random Llama whose head favours a token's successor in a cycle of 8 tokens."""
     import torch
 
     model = reference_model(make_model(root, "llama", scale=0.1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes what an engine drafts."""
+"""Records an engine's drafts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtspec.engine.engine import Engine
 
 
 class Observed:
-    """The drafts of an engine from now on, each with the texts that it follows."""
+    """Records the drafts of an engine, each with the texts that it follows."""
 
     def __init__(self, engine: Engine) -> None:
         self.drafts: list[tuple[list[list[int]], Draft]] = []

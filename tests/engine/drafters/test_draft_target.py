@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A smaller model as the draft: quantized, and stopping where it is not sure."""
+"""A smaller model as the draft: quantized, and stopping at low confidence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load(target: Path, draft: Path, **options: Any) -> Engine:
 @pytest.mark.parametrize("weights", ["fp8_rowwise", "fp8"])
 @pytest.mark.parametrize("shape", ["plain", "tied"])
 def test_a_quantized_draft_changes_nothing_but_the_acceptance(shape: str, weights: str, tmp_path: Path) -> None:
-    """The draft is the target itself, rounded to FP8: it is right often, and never has the last word."""
+    """The draft is the target rounded to FP8, which is often but not always right."""
     source = make_model(tmp_path / "hf", **SHAPES[shape])
     measured = Activations(
         inputs=dict.fromkeys((f"transformer.layers.{n}.{m}" for n in range(2) for m in MODULES), 8.0)
@@ -57,7 +57,7 @@ MODULES = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """Return the source of a target, its conversion, and that of a draft."""
+    """Return the source of a target, its conversion, and the conversion of a draft."""
     root = tmp_path_factory.mktemp("pair")
     source = make_llama(root / "hf", scale=0.15)
     draft = convert(make_llama(root / "hf-draft", seed=1, num_hidden_layers=1), root / "draft")
@@ -73,7 +73,7 @@ def test_the_text_is_the_targets_wherever_drafting_stops(pair: tuple[Path, Path,
 
 
 def test_it_stops_where_no_token_is_probable_enough(pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """The oracle is the draft run by transformers, one token after the other; rows stop at different places."""
+    """The oracle is the draft run token by token with transformers; rows stop at different positions."""
     source = make_llama(tmp_path / "hf-draft", seed=3, num_hidden_layers=1)
     model, prompts = reference_model(source), random_prompts(8)
     engine = load(pair[1], convert(source, tmp_path / "draft"), stop_below=0.2)
@@ -105,7 +105,7 @@ def test_the_options_keep_the_distribution(
 
 
 def test_without_its_logits_a_draft_is_the_same_whatever_the_seed(pair: tuple[Path, Path, Path]) -> None:
-    """It is the draft's own choice then, verified as such, which is what engines do with tokens alone."""
+    """Without logits the draft is greedy and verified as deterministic, as in engines that get only tokens."""
     _, target, draft = pair
     engine = load(target, draft, use_draft_logits=False)
     proposed = []

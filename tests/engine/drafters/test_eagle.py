@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE in the engine: lossless, and drafting what the head says, with trees of one shape and such that grow."""
+"""EAGLE in the engine: lossless, and drafting the head's predictions with static and dynamic trees."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.integration
 # Levels of different widths, ranks left out, and a leaf on every level.
 CHOICES: tuple[tuple[int, ...], ...] = ((0,), (1,), (3,), (0, 0), (0, 2), (1, 0), (0, 0, 1), (1, 0, 0), (1, 0, 0, 0))
 STATIC: dict[str, Any] = {"choices": [list(choice) for choice in CHOICES]}
-# The frontier of the last level has more places in the head's cache than the draft has nodes.
+# The frontier of the last level has more positions in the head's cache than the draft has nodes.
 DYNAMIC: dict[str, Any] = {"dynamic": True, "top_k": 3, "depth": 5, "nodes": 8}
 KINDS = pytest.mark.parametrize("options", [STATIC, DYNAMIC], ids=["static", "dynamic"])
 
@@ -49,7 +49,7 @@ def make_engine(target: Path, options: dict[str, Any], **settings: Any) -> Engin
 
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A target of some shape with a random head, which serves all trees, and transformers' model of it."""
+    """A target of some shape with a random head for all trees, and transformers' model of the target."""
     root = tmp_path_factory.mktemp("converted")
     source = make_model(root / "hf", **request.param)
     head = save_head(root / "head", random_head())
@@ -58,7 +58,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["static", "dynamic"])
 def test_greedy_text_is_that_of_transformers(options: dict[str, Any], converted: tuple[Path, Any]) -> None:
-    """With a head that is hardly ever right."""
+    """The head is random and therefore hardly ever right."""
     target, model = converted
     engine = make_engine(target, options)
     stats = assert_greedy_text(engine, model, 12)
@@ -67,14 +67,14 @@ def test_greedy_text_is_that_of_transformers(options: dict[str, Any], converted:
 
 
 class Knowing:
-    """A target that mostly goes by its last token, and a head that does so too."""
+    """A target and a head that both depend mostly on the last token."""
 
     def __init__(self, root: Path) -> None:
         self.source = make_looping_model(root / "hf")
         self.model = reference_model(self.source)
         self.tensors = random_head(scale=0.1, bias=True, copies=10.0)
         self.head = save_head(root / "head", self.tensors, bias=True)
-        # a checkpoint serves all trees
+        # one checkpoint is used for all trees
         self.target = convert_with(self.source, self.head, root / "target", STATIC)
         self.prompts = random_prompts(8)
 
@@ -100,7 +100,7 @@ def test_greedy_text_with_a_head_that_is_often_right(
 
 
 def drafts_of(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
-    """Return what was drafted for the requests: each time a row's text, and the tokens on the way to every node."""
+    """Return the drafts for the requests: a row's text, and the tokens on the path to every node."""
     propose, found = engine.speculator.drafter.propose, []
 
     def watched(texts: list[list[int]], depth: int, sampling: DraftSampling | None) -> Draft:
@@ -137,14 +137,14 @@ def test_every_node_is_what_the_head_says(
         if options is DYNAMIC:
             expected = oracle.dynamic(text, DYNAMIC["top_k"], DYNAMIC["depth"], DYNAMIC["nodes"])
         else:
-            depth = len(paths[-1])  # near its end, a request has no use for whole trees
+            depth = len(paths[-1])  # near the end of a request the tree is truncated
             expected = oracle.static(text, [choice for choice in CHOICES if len(choice) <= depth])
         assert paths == expected
 
 
 @KINDS
 def test_a_request_may_draft_less_deep(options: dict[str, Any], knowing: Knowing) -> None:
-    """The second begins to draft late, beside the third: what it has to take in then is long."""
+    """The second request begins to draft late, together with the third, and must then process many tokens."""
     engine = make_engine(knowing.target, options, max_batch_size=2)
     prompt = knowing.prompts[0]
     requests = [Request(prompt, length, draft_len=depth) for length, depth in ((9, 0), (40, 0), (40, 2), (20, 1))]
@@ -157,7 +157,7 @@ def test_a_request_may_draft_less_deep(options: dict[str, Any], knowing: Knowing
 
 @KINDS
 def test_sampled_text_does_not_depend_on_neighbours(options: dict[str, Any], knowing: Knowing) -> None:
-    """Greedy requests among them, and such that truncate to fewer tokens than are drafted."""
+    """The batch has greedy requests, and requests that truncate to fewer tokens than are drafted."""
     engine = make_engine(knowing.target, options, max_batch_size=4)
     kinds = [
         SamplingOptions(),
@@ -209,14 +209,14 @@ def test_sampled_text_has_the_targets_distribution(
 def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
     small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # all three words are tried at the first place, so that nothing is left to go wrong before the second
+    # all three words are drafted at the first position, so that errors can only occur from the second on
     assert_wrong_rule_is_seen(small_engine, reference_model(small[0]), monkeypatch, new_tokens=4)
 
 
 def one_by_one(sampling: DraftSampling, weights: Tensor, column: int) -> Tensor:
-    """Return what `static_tree.draw_each` does, by the draws that the enumeration of a distribution goes through.
+    """Return the result of `static_tree.draw_each` with the draws of the enumeration of a distribution.
 
-    Where nothing is left to be drawn from, as beyond a request's top_k, there is nothing to enumerate.
+    Rows without remaining probability, such as beyond a request's top_k, are not enumerated.
     """
     drawn = [
         sampling.draw(each / each.sum(-1, keepdim=True), column + at)
@@ -245,7 +245,7 @@ def test_typical_acceptance_takes_more(options: dict[str, Any], knowing: Knowing
 
 
 def test_a_head_of_several_ranks_is_put_together(knowing: Knowing, tmp_path: Path) -> None:
-    """Key heads of the head, which has one, are on both ranks."""
+    """The head has one key head, which is on both ranks."""
     target = convert_with(knowing.source, knowing.head, tmp_path / "target", STATIC, mapping=ParallelMapping(2))
     requests = [Request(prompt, 20) for prompt in knowing.prompts]
     of_two, of_one = make_engine(target, STATIC), make_engine(knowing.target, STATIC)
@@ -272,7 +272,5 @@ def test_a_checkpoint_without_a_head(knowing: Knowing, tmp_path: Path) -> None:
     target = convert(knowing.source, tmp_path / "target")
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, STATIC)
-    assert str(caught.value) == (
-        f"{target}: holds no EAGLE head\n"
-        "hint: convert it with a head: method: eagle, and the head under speculation.draft"
-    )
+    hint = "convert it with method: eagle and the head as speculation.draft"
+    assert str(caught.value) == f"{target}: does not contain an EAGLE head\nhint: {hint}"

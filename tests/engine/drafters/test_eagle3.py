@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 in the engine: lossless, and drafting what the paper's formula says, recomputed over the whole text."""
+"""EAGLE-3 in the engine: lossless, and drafting by the paper's formula, recomputed over the whole text."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("options", [CHAIN, TREE], ids=["chain", "tree"])
 def test_greedy_text_is_that_of_transformers(options: dict[str, int], converted: tuple[Path, Any]) -> None:
-    """With a head that is hardly ever right."""
+    """The head is random and therefore hardly ever right."""
     target, model = converted
     engine = make_engine(target, options)
     stats = assert_greedy_text(engine, model, 12)
@@ -95,7 +95,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
 @pytest.mark.parametrize("options", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("rows", [3, 8])
 def test_what_is_accepted_is_the_targets_text(knowing: Knowing, options: dict[str, int], rows: int) -> None:
-    """With fewer rows than requests, some enter late and others move up."""
+    """With fewer rows than requests, some requests enter late and others move to another row."""
     engine = make_engine(knowing.target, options, max_batch_size=rows, max_num_tokens=24)
     stats = assert_greedy_text(engine, knowing.model)
     engine.close()
@@ -125,7 +125,7 @@ def paths_of(parents: Sequence[int], tokens: Sequence[int]) -> list[list[int]]:
 
 @torch.inference_mode()
 def assert_drafts_by_the_formula(head: Eagle3Tensors, model: Any, observed: Observed, ranks: int) -> None:
-    """Hold every drafted token against the `ranks` best that the formula has after its path."""
+    """Assert that every drafted token is among the formula's `ranks` best after its path."""
     formula, ids = formula_of(head, model), head.target_ids.tolist()
     for texts, draft in observed.drafts:
         for row, (text, tokens) in enumerate(zip(texts, draft.tokens.tolist(), strict=True)):
@@ -169,7 +169,7 @@ def test_a_tree_is_what_the_formula_says(knowing: Knowing) -> None:
 
 
 def test_what_a_head_lacks_is_the_targets(tmp_path: Path) -> None:
-    """Neither embedding nor head in the head; both are the target's, here one and the same."""
+    """The head has neither embedding nor LM head; both are the target's, where they are tied."""
     source = make_target(tmp_path, SHAPES["tied"])
     head = random_head(drafted=SHAPE["vocab_size"]).changed(lm_head__weight=None)
     engine = make_engine(convert_with(source, save_head(head, tmp_path / "head"), tmp_path / "out"), CHAIN)
@@ -183,10 +183,8 @@ def test_a_target_without_a_head(tmp_path: Path) -> None:
     target = convert(make_target(tmp_path, {"family": "llama"}), tmp_path / "out")
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, CHAIN)
-    assert str(caught.value) == (
-        f"{target}: holds no EAGLE-3 head\n"
-        "hint: convert it with a head: method: eagle3, and the head under speculation.draft"
-    )
+    hint = "convert it with method: eagle3 and the head as speculation.draft"
+    assert str(caught.value) == f"{target}: does not contain an EAGLE-3 head\nhint: {hint}"
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +223,7 @@ class TestDistribution:
         engine.close()
 
     def test_what_a_chain_is_drawn_from_is_the_formulas(self, source: Path, tmp_path: Path) -> None:
-        """Spread over the target's vocabulary, with nothing on what is never drafted."""
+        """The distribution covers the target's vocabulary, with 0 for ids that are never drafted."""
         shape = {key: value for key, value in DISTRIBUTION_SHAPE.items() if key not in ("family", "scale")}
         head = random_head(drafted=2, target=shape, seed=8)
         engine = self.engine(source, tmp_path, 2, CHAIN, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookahead against a second telling of it: with levels instead of columns, on transformers' model, without a tree."""
+"""Lookahead against a second implementation, with levels instead of columns, on transformers' model, without a tree."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def make_engine(target: Path, sizes: Sizes, **settings: Any) -> Engine:
 
 
 class Telling:
-    """Lookahead decoding as its paper draws it: a window of levels beside a pool of guesses."""
+    """Lookahead decoding as in the figures of its paper: a window of levels, and a pool of guesses."""
 
     def __init__(self, following: Callable[[tuple[int, ...]], int], sizes: Sizes, depth: int | None = None) -> None:
-        """Verify `depth` tokens of a branch; as many as follow on an n-gram's first where it is not given."""
+        """Verify `depth` tokens of a branch, by default all tokens after the first of an n-gram."""
         self.following = following
         self.window, self.ngram, self.guesses = sizes
         self.depth = self.ngram - 1 if depth is None else depth
 
     def stats(self, prompt: tuple[int, ...], new_tokens: int) -> tuple[tuple[int, ...], Stats]:
-        """Return the text and what it cost."""
+        """Return the text and its statistics."""
         text = (*prompt, self.following(prompt))
         top = [prompt[len(prompt) * place // self.window] for place in range(1, self.window)]
         below: list[list[int]] = []
@@ -73,7 +73,7 @@ class Telling:
         return text[len(prompt) :], Stats(len(prompt), new_tokens, *counts)
 
     def newest(self, pool: list[tuple[int, ...]], token: int) -> list[tuple[int, ...]]:
-        """Return the n-grams behind a token that came last, each once."""
+        """Return the distinct newest n-grams after a token."""
         behind = dict.fromkeys(ngram[1:] for ngram in reversed(pool) if ngram[0] == token)
         return list(behind)[: self.guesses]
 
@@ -146,7 +146,7 @@ class TestTheEngine:
         assert (results[3].stats.drafted, results[3].stats.steps) == (0, 39)
 
     def test_a_request_may_ask_for_smaller_sizes(self, looping: tuple[Path, Any]) -> None:
-        """Each row of a batch then goes as in an engine of its sizes, but for the depth, which stays the engine's."""
+        """Each row behaves as in an engine of its sizes, except for the depth, which stays the engine's."""
         target, choice = looping
         engine = make_engine(target, (7, 7, 7))
         smaller = [sizes for sizes in SIZES if max(sizes) <= 7]
@@ -163,10 +163,10 @@ class TestTheEngine:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"window": 5}, r"window is 5, at most 4 is taken \(speculation.options.window\)"),
+            ({"window": 5}, r"window is 5, expected at most 4 \(speculation.options.window\)"),
             ({"ngram": 0}, "ngram: must be at least 1"),
-            ({"ngram": 1}, "ngram 1 is lookahead turned off: window has to be 1, verification 0"),
-            ({"nodes": 1}, "nodes is 1, but the engine's method has no nodes that a request may lower"),
+            ({"ngram": 1}, "ngram 1 turns lookahead off and requires window 1 and verification 0"),
+            ({"nodes": 1}, "nodes is 1, but requests cannot set nodes for the engine's method"),
         ],
     )
     def test_sizes_that_cannot_be_had_are_refused(

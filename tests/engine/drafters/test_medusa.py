@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa in the engine: lossless, and drafting and accepting what the formula says, node by node."""
+"""Medusa in the engine: lossless, and drafting and accepting by the formula, node by node."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_engine(target: Path, choices: Any, **settings: Any) -> Engine:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
-    """With random heads, which are hardly ever right."""
+    """The heads are random and therefore hardly ever right."""
     source = make_model(tmp_path / "hf", **shape)
     heads = save_heads(tmp_path / "heads", random_heads(5, num_layers=2))
     engine = make_engine(convert_with(source, heads, tmp_path / "target"), "mc_sim_7b_63")
@@ -76,7 +76,7 @@ class Knowing:
         self.target = convert_with(self.source, self.head_root, root / "target", WRITTEN)
 
     def expected(self, row: int, new_tokens: int, choices: tuple[Choice, ...]) -> tuple[list[int], Stats]:
-        """Return transformers' greedy text after a prompt, and what Medusa's steps through it come to."""
+        """Return transformers' greedy text after a prompt, and the simulated statistics of Medusa for it."""
         start = len(self.prompts[row])
         text = self.texts[row][: start + new_tokens]
         return text[start:], simulate(hidden_states(self.model, text), self.heads, choices, start, text)
@@ -88,7 +88,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
 
 
 def simulate(states: torch.Tensor, heads: Tensors, choices: tuple[Choice, ...], prompt: int, text: list[int]) -> Stats:
-    """Return what Medusa's steps through a text come to: from the hidden states of all its tokens, one path a step."""
+    """Simulate Medusa's steps through a text from the hidden states of all its tokens, with one path per step."""
     depth, width = max(map(len, choices), default=0), max(map(max, choices), default=0) + 1
     ranked = [logits_of(heads, head, states).topk(width).indices.tolist() for head in range(depth)]
     drafted, draft_steps, lengths = 0, 0, list[int]()
@@ -115,7 +115,7 @@ def simulate(states: torch.Tensor, heads: Tensors, choices: tuple[Choice, ...], 
 def test_every_step_drafts_and_accepts_what_the_formula_says(
     choices: Any, settings: dict[str, int], knowing: Knowing
 ) -> None:
-    """Rows enter and leave at different times, and prompts are taken in at once or in chunks."""
+    """Rows enter and leave at different times, and prompts are processed whole or in chunks."""
     paths = MEDUSA_CHOICES[choices] if isinstance(choices, str) else CHOICES
     engine = make_engine(knowing.target, choices, **settings)
     lengths = [NEW_TOKENS - 4 * row for row in range(8)]
@@ -135,7 +135,7 @@ def test_greedy_text_with_heads_that_are_often_right(knowing: Knowing) -> None:
 
 
 def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing) -> None:
-    """Greedy requests among them."""
+    """The batch also has greedy requests."""
     engine = make_engine(knowing.target, WRITTEN, max_batch_size=4)
     sampling = [SamplingOptions(0.8, seed=row) if row % 3 else SamplingOptions() for row in range(8)]
     requests = [Request(prompt, 20 + row, sampling[row]) for row, prompt in enumerate(knowing.prompts)]
@@ -200,7 +200,7 @@ def test_typical_acceptance_takes_more_and_says_other_things(knowing: Knowing) -
 
 
 def test_heads_of_several_ranks_are_put_together(knowing: Knowing, tmp_path: Path) -> None:
-    """Heads lie on the last pipeline stage."""
+    """Heads are on the last pipeline stage."""
     target = convert_with(
         knowing.source, knowing.head_root, tmp_path / "target", WRITTEN, mapping=ParallelMapping(2, 2)
     )
@@ -229,10 +229,7 @@ def test_a_checkpoint_with_too_few_heads(knowing: Knowing) -> None:
     with pytest.raises(CheckpointError) as caught:
         make_engine(knowing.target, chain)
     config = knowing.target / "config.json"
-    assert (
-        str(caught.value).partition("\nhint: ")[0]
-        == f"{config}: says that there are 4 Medusa heads; the choices need 5"
-    )
+    assert str(caught.value).partition("\nhint: ")[0] == f"{config}: has 4 Medusa heads, but the choices need 5"
 
 
 def test_a_checkpoint_without_heads(knowing: Knowing, tmp_path: Path) -> None:

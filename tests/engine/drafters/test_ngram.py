@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt lookup against a second telling of it, which searches the whole text anew at each step."""
+"""Prompt lookup against a second implementation, which searches the whole text at each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_engine(target: Path, draft_len: int = 8, options: dict[str, int] | None
 
 
 def look_up(text: list[int], draft_len: int, min_match: int, max_match: int) -> list[int]:
-    """Return what followed the longest repetition where it stood last, token by token as if each had been said."""
+    """Return the continuation of the last occurrence of the longest repetition, repeated beyond the text's end."""
     for length in range(min(max_match, len(text) - 1), min_match - 1, -1):
         for end in range(len(text) - 1, length - 1, -1):
             if text[end - length : end] == text[-length:]:
@@ -41,7 +41,7 @@ def look_up(text: list[int], draft_len: int, min_match: int, max_match: int) -> 
 
 
 def telling(prompt: list[int], ids: list[int], draft_len: int, min_match: int, max_match: int) -> Stats:
-    """Return what a greedy text costs."""
+    """Return the statistics of a greedy text."""
     drafted, draft_steps, lengths = 0, 0, list[int]()
     done = 1
     while done < len(ids):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft model of another vocabulary: it reads the text as its own tokens, and drafts those that both have."""
+"""A draft model of another vocabulary: it processes the text in its own tokens, and drafts tokens that both have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trtspec.engine.settings import EngineSettings
 pytestmark = pytest.mark.integration
 
 VOCAB, DRAFT_LEN = SHAPE["vocab_size"], 4
-# of a target of three tokens, whose second one the draft spells with two of its own
+# for a target of three tokens; the second one is two tokens of the draft
 OF_THREE = Translation([0, 2], [3, 1], [[3], [0, 2], [1]])
 
 
@@ -45,7 +45,7 @@ def translated(draft: Path, translation: Translation) -> Path:
 
 
 class OfThree:
-    """A target of three tokens whose texts can be enumerated, and a draft of four of which it shares two."""
+    """A target of three tokens whose texts can be enumerated, and a draft of four tokens with two in common."""
 
     def __init__(self, root: Path) -> None:
         sources = [make_model(root / f"hf{seed}", seed=seed, **DISTRIBUTION_SHAPE | {"vocab_size": 3 + seed})
@@ -93,7 +93,7 @@ def test_a_wrong_rule_is_seen(of_three: OfThree, monkeypatch: pytest.MonkeyPatch
 
 
 def test_probabilities_of_the_whole_draft_are_seen(of_three: OfThree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are drawn among the shared ones, and verified as if they were drawn among all."""
+    """A wrong rule samples from the shared tokens, but verifies with the distribution over all tokens."""
     engine = of_three.engine()
     vocabulary = engine.speculator.drafter._reading.vocabulary
     monkeypatch.setattr(vocabulary, "spread", lambda probs: type(vocabulary).spread(vocabulary, probs * 0.6))
@@ -123,7 +123,7 @@ def reordered(source: Path, root: Path, order: Tensor) -> Path:
 
 
 def test_the_target_in_another_order_drafts_what_the_target_says(source: Path, target: Path, tmp_path: Path) -> None:
-    """All of it is accepted, greedy or sampled, whatever rows come and go beside it."""
+    """All drafts are accepted, greedy or sampled, while other rows enter and leave."""
     order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))
     draft = convert(reordered(source, tmp_path / "hf", order), tmp_path / "draft")
     ids = order.argsort().tolist()
@@ -137,7 +137,7 @@ def test_the_target_in_another_order_drafts_what_the_target_says(source: Path, t
 
 
 def random_translation(seed: int, shared: int, size: int) -> Translation:
-    """Share so many of a target's tokens with a draft of some size; others take one to LONGEST of its tokens."""
+    """Share some of a target's tokens with a draft; each other token maps to one to LONGEST draft tokens."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randperm(VOCAB, generator=generator)[:shared].sort().values.tolist()
     theirs = torch.randperm(size, generator=generator)[:shared].tolist()
@@ -151,7 +151,7 @@ def random_translation(seed: int, shared: int, size: int) -> Translation:
 def test_greedy_text_is_the_targets_and_the_draft_reads_its_own_tokens(
     source: Path, target: Path, tmp_path: Path
 ) -> None:
-    """The oracle is the draft run by transformers over the text in its tokens, after every step of a batch."""
+    """The oracle is the draft run by transformers over the text in the draft's tokens, after every step of a batch."""
     draft_source = make_llama(tmp_path / "hf", seed=3, vocab_size=40, num_hidden_layers=1)
     translation = random_translation(1, shared=30, size=40)
     engine = load(target, translated(convert(draft_source, tmp_path / "draft"), translation), max_seq_len=256)
@@ -174,7 +174,7 @@ def test_greedy_text_is_the_targets_and_the_draft_reads_its_own_tokens(
 
 
 def chain_of(model: Any, translation: Translation, spelled: list[int], depth: int) -> list[int]:
-    """Return the shared tokens that transformers' model holds for the best, one after another, as the target's ids."""
+    """Return the greedy chain of transformers' model over the shared tokens, as the target's ids."""
     said = []
     for _ in range(depth):
         with torch.inference_mode():
@@ -186,7 +186,7 @@ def chain_of(model: Any, translation: Translation, spelled: list[int], depth: in
 
 
 def test_a_text_that_is_too_long_for_the_draft_goes_on_alone(source: Path, target: Path, tmp_path: Path) -> None:
-    """Every token is spelled with more than there is room for; a neighbour of few goes on with its draft."""
+    """The long text needs more draft tokens than fit; a row with a short text continues to draft."""
     own = [token for token in range(VOCAB) if token % 2]
     spellings = [[token] if token % 2 else [1] * LONGEST for token in range(VOCAB)]
     draft = translated(convert(source, tmp_path / "draft"), Translation(own, own, spellings))
@@ -203,7 +203,7 @@ def test_a_text_that_is_too_long_for_the_draft_goes_on_alone(source: Path, targe
 
 
 def test_nothing_drafted_for_a_while_is_read_later(source: Path, target: Path, tmp_path: Path) -> None:
-    """The target itself drafts, but not while two requests run; all that it drafts afterwards is accepted."""
+    """The target itself drafts, but not while two requests run; all later drafts are accepted."""
     same = [*range(VOCAB)]
     own = translated(convert(source, tmp_path / "own"), Translation(same, same, [[token] for token in same]))
     for draft in (target, own):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drafts a chain in one pass (pard, dflash, dspark, p_eagle): lossless, and drafting what the formulas say."""
+"""Drafters of a chain in one pass (pard, dflash, dspark, p_eagle): lossless, and drafting by their formulas."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(method: str, target: Path, draft: Path | None, draft_len: int = DRAFT_L
 
 
 def make_pard(root: Path, seed: int = 1, **shape: Any) -> Path:
-    """Return the source of a model that names a mask token."""
+    """Return the source of a model with a mask token."""
     source = make_model(root, **{"family": "llama", "num_hidden_layers": 1, **shape}, seed=seed)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "pard_token": MASK}))
@@ -58,7 +58,7 @@ def make_pard(root: Path, seed: int = 1, **shape: Any) -> Path:
 
 
 class Pair:
-    """A target, what drafts for it, and the oracle of the draft."""
+    """A target, its draft, and the oracle of the draft."""
 
     def __init__(self, root: Path, method: str, shape: dict[str, Any], draft: Net | Path, **how: Any) -> None:
         self.method = method
@@ -86,7 +86,7 @@ class Pair:
 
     @torch.inference_mode()
     def sureness(self, text: Sequence[int], drafted: Sequence[int], most: int = DRAFT_LEN) -> Tensor:
-        """Return how sure the draft is at each of the drafted tokens."""
+        """Return the draft's confidence at each of the drafted tokens."""
         if self.draft is None:
             return self.formula.sureness(text, drafted, most)
         return self.logits(text, drafted).softmax(-1).amax(-1)
@@ -100,7 +100,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_greedy_text_is_that_of_transformers(method: str, shape: dict[str, Any], tmp_path: Path) -> None:
-    """With a draft that is hardly ever right."""
+    """The draft is random and therefore hardly ever right."""
     last = shape.get("num_hidden_layers", SHAPE["num_hidden_layers"]) - 1
     draft = make_pard(tmp_path / "pard") if method == "pard" else make_net(method, reads=(0, last))
     pair = Pair(tmp_path, method, shape, draft)
@@ -112,7 +112,7 @@ def test_greedy_text_is_that_of_transformers(method: str, shape: dict[str, Any],
 
 @pytest.fixture(scope="module")
 def knowing(method: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A target, and a draft that says some of its texts."""
+    """A target, and a draft that was fitted to some of its texts."""
     root = tmp_path_factory.mktemp("knowing")
     source = make_model(root / "hf", "llama")
     if method == "pard":  # the target itself: its first token is the target's next one
@@ -129,7 +129,7 @@ def knowing(method: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.mark.parametrize("rows", [3, 8])
 def test_what_is_accepted_is_the_targets_text(knowing: Pair, rows: int) -> None:
-    """With fewer rows than requests, some enter late and others move up."""
+    """With fewer rows than requests, some requests enter late and others move to another row."""
     engine = knowing.engine(max_batch_size=rows, max_num_tokens=24)
     stats = assert_greedy_text(engine, knowing.model)
     engine.close()
@@ -137,7 +137,7 @@ def test_what_is_accepted_is_the_targets_text(knowing: Pair, rows: int) -> None:
 
 
 def test_a_schedule_that_pauses_loses_nothing(knowing: Pair) -> None:
-    """While many run nothing is drafted; what they said meanwhile is taken in later."""
+    """Drafting pauses while many requests run; their tokens are processed later."""
     engine = knowing.engine(schedule=((2, DRAFT_LEN), (3, 1)))
     requests = [Request(prompt, 20 + 3 * number) for number, prompt in enumerate(random_prompts(8))]
     results = engine.generate(requests)
@@ -150,7 +150,7 @@ def test_a_schedule_that_pauses_loses_nothing(knowing: Pair) -> None:
 
 @torch.inference_mode()
 def assert_drafts_by_the_formula(pair: Pair, observed: Observed, temperature: float, draft_len: int = DRAFT_LEN) -> int:
-    """Hold what each token was drawn from against the oracle; return how many tokens that were."""
+    """Compare each token's distribution with the oracle; return the number of tokens."""
     seen = 0
     for texts, draft in observed.drafts:
         assert draft.probs is not None
@@ -200,7 +200,7 @@ def test_a_chain_is_drawn_from_what_the_formula_says(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_ends_where_the_draft_is_not_sure_of_the_chain(kind: str, tmp_path: Path) -> None:
-    """Rows end at different places; their tokens are those of a draft of full length."""
+    """Chains of different rows end at different positions; they are prefixes of the full-length drafts."""
     pair = make_kind(kind, tmp_path)
     floor = 0.2 if pair.method == "dspark" else 0.004
     whole, short = pair.engine(), pair.engine(confidence=floor)
@@ -242,8 +242,8 @@ def test_a_target_without_a_net(method: str, tmp_path: Path) -> None:
     target = convert(make_model(tmp_path / "hf", "llama"), tmp_path / "out")
     with pytest.raises(CheckpointError) as caught:
         load(method, target, None)
-    said = {"pard": "pard needs a draft checkpoint", "p_eagle": f"{target}: holds no P-EAGLE net"}
-    assert str(caught.value).startswith(said.get(method, f"{target}: holds no net of {method}"))
+    said = {"pard": "pard needs a draft checkpoint", "p_eagle": f"{target}: does not contain a P-EAGLE net"}
+    assert str(caught.value).startswith(said.get(method, f"{target}: does not contain a {method} net"))
 
 
 def test_a_model_without_a_mask_token(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes of drafts in one pass on the torch engine: from a net as it is published to verified text."""
+"""Recipes with one-pass drafters on the torch engine: from a published net to verified text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGET = {**TARGET_SHAPE, "vocab_size": PAIR_VOCAB}
 
 
 def save_draft(method: str, workplace: Path) -> str:
-    """Save what drafts for the recipe's target, and return how a recipe names it."""
+    """Save a draft for the recipe's target, and return its reference for the recipe."""
     if method == "pard":
         path = workplace / "draft" / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "pard_token": 3}))
@@ -48,7 +48,7 @@ def test_a_recipe_is_built_and_says_the_targets_text(method: str, recipe: Path, 
 
 
 def test_a_net_knows_the_text_that_was_said_while_nothing_was_drafted(workplace: Path, trtspec: Run) -> None:
-    """Two requests at once are too many to draft for; when the short one has ended, the trained net drafts as ever."""
+    """Two requests are too many to draft for; after the short one has ended, the trained net drafts as usual."""
     schedule = "speculation.schedule=[{max_batch: 1, draft_len: 15}]"
     assert trtspec("build", "quickstart-dspark", "--set", schedule, "--out", "built").code == 0
     prompts = load_prompts(workplace / "built" / "prompts" / "quickstart.jsonl")[:2]

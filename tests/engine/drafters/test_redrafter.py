@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recurrent drafter in the engine: lossless, and drafting and accepting what the formula says."""
+"""The recurrent drafter in the engine: lossless, and drafting and accepting by the formula."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def load() -> Iterator[Load]:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path, load: Load) -> None:
-    """With random drafters, which are hardly ever right."""
+    """The drafters are random and therefore hardly ever right."""
     source = make_model(tmp_path / "hf", **shape)
     head_root = random_drafter(2, rnn="family" not in shape or shape["family"] == "qwen3").save(tmp_path / "drafter")
     stats = assert_greedy_text(load(convert_with(source, head_root, tmp_path / "target")), reference_model(source))
@@ -83,14 +83,14 @@ class Knowing:
         self.target = convert_with(self.source, self.head_root, root / "target")
 
     def expected(self, row: int, new_tokens: int, draft_len: int = DRAFT_LEN) -> tuple[list[int], Stats]:
-        """Return transformers' greedy text after a prompt, and what the drafter's steps through it come to."""
+        """Return transformers' greedy text after a prompt, and the simulated statistics of the drafter for it."""
         start = len(self.prompts[row])
         text = self.texts[row][: start + new_tokens]
         return text[start:], simulate(self.model, self.drafter, start, text, draft_len)
 
 
 def simulate(model: Any, drafter: Drafter, prompt: int, text: list[int], draft_len: int) -> Stats:
-    """Return what beam search through a text comes to: all beginnings of the beams are drafted, each once."""
+    """Simulate beam search through a text: each distinct prefix of the beams is drafted once."""
     embedding, contexts = model.get_input_embeddings().weight.detach(), hidden_states(model, text)
     drafted, draft_steps, lengths = 0, 0, list[int]()
     at = prompt + 1  # the prompt's end gives the first token without a step
@@ -113,7 +113,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_every_step_drafts_and_accepts_what_the_formula_says(kind: dict[str, Any], tmp_path: Path, load: Load) -> None:
-    """Of the best drafts whole trees are accepted, of different shape at every step."""
+    """The trees have a different shape at every step; some are accepted to their full depth."""
     knowing = Knowing(tmp_path, **kind)
     lengths = [NEW_TOKENS - 4 * row for row in range(8)]
     requests = [Request(prompt, length) for prompt, length in zip(knowing.prompts, lengths, strict=True)]
@@ -129,7 +129,7 @@ def test_greedy_text_with_a_drafter_that_is_often_right(knowing: Knowing, load: 
 
 
 def test_a_request_may_draft_less_deep(knowing: Knowing, load: Load) -> None:
-    """In one batch, where the tree of each row is cut off for itself."""
+    """In one batch, the tree of each row is truncated separately."""
     depths = (0, 1, 2, 99)
     results = load(knowing.target).generate([Request(knowing.prompts[0], 30, draft_len=depth) for depth in depths])
     for depth, result in zip(depths, results, strict=True):
@@ -143,7 +143,7 @@ def test_one_beam_is_a_chain(knowing: Knowing, load: Load) -> None:
 
 
 def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing, load: Load) -> None:
-    """Greedy requests among them."""
+    """The batch also has greedy requests."""
     engine = load(knowing.target, max_batch_size=4)
     sampling = [SamplingOptions(0.8, seed=row) if row % 3 else SamplingOptions() for row in range(8)]
     requests = [Request(prompt, 20 + row, sampling[row]) for row, prompt in enumerate(knowing.prompts)]
@@ -156,7 +156,7 @@ def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing, load: Load
 def test_a_divided_or_quantized_target_says_the_same_with_a_drafter(
     how: dict[str, Any], knowing: Knowing, tmp_path: Path, load: Load
 ) -> None:
-    """The drafter lies on the last pipeline stage, and is not quantized."""
+    """The drafter is on the last pipeline stage and is not quantized."""
     requests = [Request(prompt, 20) for prompt in knowing.prompts]
     found = load(convert_with(knowing.source, knowing.head_root, tmp_path / "target", **how)).generate(requests)
     alone = Engine.load(tmp_path / "target", None, EngineSettings(max_seq_len=128, device="cpu"))
@@ -193,12 +193,12 @@ def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
 def test_more_beams_than_words(small: tuple[Engine, Any], tmp_path: Path, load: Load) -> None:
     result = load(tmp_path / "target", 3, 50, max_seq_len=32).generate([Request((1, 2, 0), 12)])[0]
     assert list(result.ids) == greedy(small[1], [1, 2, 0], 12)
-    assert result.stats.drafted >= 3 + 9 + 27  # the first step drafts all there is
+    assert result.stats.drafted >= 3 + 9 + 27  # the first step drafts the complete tree
 
 
 def test_beams_that_begin_alike_become_one_tree() -> None:
     levels = [Level([7, 8, 9], [0, 0, 0]), Level([1, 2, 3], [2, 0, 2]), Level([4, 5, 6], [0, 0, 1])]
-    # 9 1 4, 9 1 5 and 7 2 6 are left: nothing goes on from 8, and nothing from 9 3
+    # 9 1 4, 9 1 5 and 7 2 6 remain: no beam continues 8 or 9 3
     assert merge(levels, 3) == ([7, 9, 1, 2, 4, 5, 6], [-1, 0, 0, 2, 1, 3, 3, 4])
     assert merge(levels, 2) == ([7, 9, 1, 2], [-1, 0, 0, 2, 1])
     assert merge(levels[:1], 1) == ([7, 8, 9], [-1, 0, 0, 0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suffix decoding through the whole engine: the text is the target's, and earlier answers are drafted from."""
+"""Suffix decoding in the engine: the text is the target's, and drafts come from earlier answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trtspec.engine.settings import EngineSettings
 pytestmark = pytest.mark.integration
 
 NEW_TOKENS = 60
-ALONE = {"max_cached_requests": 0}  # a request drafts from its own text, so runs are the same
+ALONE = {"max_cached_requests": 0}  # a request drafts only from its own text, so runs are reproducible
 
 
 def make_engine(target: Path, draft_len: int = 24, options: dict[str, Any] | None = None, **settings: Any) -> Engine:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target that drafts for itself: its output distribution is unchanged, and drafts are those of the smaller model."""
+"""Self-speculation: the output distribution is unchanged, and drafts come from the model without the sublayers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Load = Callable[..., Engine]
 
 @pytest.fixture
 def load() -> Iterator[Load]:
-    """Load an engine that drafts with what is left of a target; closed at the end."""
+    """Load an engine that drafts with the remaining sublayers of a target; closed at the end."""
     engines = []
 
     def load(target: Path, draft_len: int = 4, **changes: Any) -> Engine:
@@ -41,7 +41,7 @@ def load() -> Iterator[Load]:
 
 
 def without(model: Any, skip: dict[str, list[int]]) -> Any:
-    """Turn sublayers of transformers' model into the identity: what they add to the residual is zero."""
+    """Turn sublayers of transformers' model into the identity by zeroing their output."""
     with torch.no_grad():
         for layer in skip["attention"]:
             model.model.layers[layer].self_attn.o_proj.weight.zero_()
@@ -59,7 +59,7 @@ def test_greedy_text_is_the_targets(shape: dict[str, Any], tmp_path: Path, load:
 
 
 def test_a_sublayer_that_does_nothing_is_not_missed(tmp_path: Path, load: Load) -> None:
-    """What is left out here adds nothing, so that every draft is the target's own token."""
+    """The skipped sublayers add nothing, so every draft is the target's token."""
     source = make_model(tmp_path / "hf", "llama", num_hidden_layers=3)
     idle = without(reference_model(source), {"attention": [0, 2], "mlp": [1]})
     idle.save_pretrained(tmp_path / "idle")
@@ -72,7 +72,7 @@ def test_a_sublayer_that_does_nothing_is_not_missed(tmp_path: Path, load: Load) 
 def test_a_draft_is_what_the_target_without_the_sublayers_says(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oracle is transformers' model of the whole target, whose cache is continued by one without the sublayers."""
+    """The oracle is transformers' model of the whole target; a model without the sublayers continues its cache."""
     source = make_model(tmp_path / "hf", "llama", num_hidden_layers=3)
     drafted: list[tuple[list[int], list[int]]] = []
     propose = SwiftDrafter.propose

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The circuit breaker, by a clock of its own."""
+"""The circuit breaker, with a simulated clock."""
 
 from __future__ import annotations
 

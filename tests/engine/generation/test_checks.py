@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask for: every number that is wrong is named."""
+"""Validation of requests: every invalid value is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_LOGITS = np.zeros((2, 5), np.float32)
 
 
 def with_one(value: float) -> np.ndarray:
-    """Return draft logits, one of which is not like the others."""
+    """Return draft logits with one different value."""
     logits = NO_LOGITS.copy()
     logits[1, 3] = value
     return logits
@@ -34,7 +34,7 @@ def test_a_request_that_fits(logits: np.ndarray | None) -> None:
         (Request((), 1), "the prompt is empty"),
         (Request((5,), 1), "the prompt has a token id outside 0..4"),
         (Request((-1,), 1), "the prompt has a token id outside 0..4"),
-        (Request((1,) * 5, 1), "the prompt has 5 tokens, at most 4 are taken (engine.max_input_len)"),
+        (Request((1,) * 5, 1), "the prompt has 5 tokens, expected at most 4 (engine.max_input_len)"),
         (Request((1,), 6), "prompt and max_tokens are 7 tokens together, at most 6 fit (engine.max_seq_len)"),
         (Request((1,), 0), "max_tokens is 0, expected at least 1"),
         (Request((1,), 1, draft_len=-1), "the draft length is -1, expected 0 or more"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running request without a model: where it ends, what it shows, and which numbers it draws."""
+"""A running request without a model: stop conditions, updates and random numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokenizer() -> Tokenizer:
 
 
 def running(max_new: int = 10, **options: object) -> tuple[Running, list[Update]]:
-    """Return a request after the prompt [7, 8], and the list that its updates go to."""
+    """Return a request after the prompt [7, 8], and the list of its updates."""
     updates: list[Update] = []
     request = Request((7, 8), max_new, **options)  # type: ignore[arg-type]
     return Running(request, updates.append, tokenizer()), updates
@@ -54,7 +54,7 @@ def test_it_ends_before_an_end_id() -> None:
     assert running(end_ids=(1,))[0].begin(Progress(0, [], 1)) == "end_id"
     assert (
         running(2, end_ids=(3,))[0].advance(Progress(2, [4, 5], 3)) == "length"
-    )  # what lies beyond the length never was
+    )  # tokens beyond the length are dropped
 
 
 def test_the_end_id_wins_over_a_stop_text_behind_it() -> None:
@@ -143,12 +143,12 @@ def test_a_prefill_that_verified_a_draft_is_the_only_step() -> None:
 
 
 def scores_of(*tokens: int) -> Scores:
-    """Return rows that are told apart by the token they stand for."""
+    """Return rows that identify their token."""
     return Scores(np.array([[token, 0.5] for token in tokens], np.float32), -np.array(tokens, np.float32))
 
 
 def test_logits_go_with_their_tokens() -> None:
-    """Held back with half characters, and cut off with what lies behind an end."""
+    """Logits are held back with incomplete characters, and dropped with tokens after an end."""
     request, updates = running(max_new=5, end_ids=(0,), return_logits=True)
     first, second, third = tokenizer().encode("京")
     request.begin(Progress(0, [], first, scores_of(first)))

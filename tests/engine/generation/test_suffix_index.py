@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trtspec.engine.generation.suffix_index import SuffixIndex
 
-# Few different tokens, so that nearly every text repeats, and pieces said again and again, as loops are.
+# Few different tokens, so that nearly every text repeats, and repeated pieces, as in loops.
 PIECES = st.lists(st.integers(0, 2), max_size=8)
 TEXTS = st.lists(st.tuples(PIECES, st.integers(1, 4)), max_size=6).map(
     lambda pieces: [token for piece, times in pieces for token in piece * times]
@@ -15,7 +15,7 @@ TEXTS = st.lists(st.tuples(PIECES, st.integers(1, 4)), max_size=6).map(
 
 
 def search(text: list[int], max_match: int) -> tuple[int, int]:
-    """Return the longest suffix, of at most max_match tokens, that ends earlier, and where it last did."""
+    """Return the longest suffix of at most max_match tokens that also ends earlier, and its last earlier end."""
     for length in range(min(max_match, len(text) - 1), 0, -1):
         for end in range(len(text) - 1, length - 1, -1):
             if text[end - length : end] == text[-length:]:

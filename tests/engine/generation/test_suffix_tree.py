@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree of all that was said, against counting anew, and against drafts that arctic-inference 0.3.0 made."""
+"""The suffix tree against brute-force counting, and against drafts of arctic-inference 0.3.0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def count(texts: list[list[int]], string: list[int]) -> int:
 
 
 def is_most_frequent(texts: list[list[int]], string: list[int], tokens: list[int], depth: int) -> bool:
-    """Tell whether each token is one that followed most often; several may have followed as often."""
+    """Return whether each token is one of the most frequent continuations."""
     for token in tokens:
         vocab = {each for text in texts for each in text}
         if len(string) >= depth or count(texts, [*string, token]) < max(count(texts, [*string, one]) for one in vocab):
@@ -55,7 +55,7 @@ def test_what_is_guessed_followed_most_often(seed: int) -> None:
 def test_counts_and_probabilities() -> None:
     tree = SuffixTree(8)
     text = say(tree, [1, 2, 3, 9, 1, 2, 3, 8, 1, 2])
-    # 2 stood three times, once at the end; 3 followed twice, and then 9 and 8 once each
+    # 2 occurs three times, once at the end; 3 follows it twice, and then 9 and 8 once each
     guess = tree.guess(text.tokens[-8:], 4, 1.0, 0.0)
     assert guess.tokens == [3, 9]
     assert guess.score == pytest.approx(2 / 3 + 1 / 3)
@@ -68,7 +68,7 @@ def test_a_match_guesses_so_many_tokens_for_each_of_its_own() -> None:
     assert tree.guess(text.tokens, 24, 2.0, 0.1).tokens == [4, 5, 6, 7, 8, 9]
     assert tree.guess(text.tokens, 2, 2.0, 0.1).tokens == [4, 5]
     assert tree.guess(text.tokens, 24, 1.0, 0.6).tokens == []
-    assert tree.guess([3], 24, 1.0, 0.1).tokens == []  # a whole context is no suffix of it
+    assert tree.guess([3], 24, 1.0, 0.1).tokens == []  # only proper suffixes of the context are used
 
 
 def test_what_is_removed_is_not_guessed() -> None:
@@ -86,5 +86,5 @@ def test_equal_counts_rank_as_they_came() -> None:
     assert tree.guess([0, 1], 1, 1.0, 0.0).tokens == [2]
     say(tree, [3, 0, 1], text)
     assert tree.guess([0, 1], 1, 1.0, 0.0).tokens == [3]
-    say(tree, [2, 0, 1], text)  # the last to draw level comes first
+    say(tree, [2, 0, 1], text)  # of equal counts, the last one to reach the count comes first
     assert tree.guess([0, 1], 1, 1.0, 0.0).tokens == [2]

@@ -30,7 +30,7 @@ BIASES = {"attention_bias": True}
 LENGTH = 200  # beyond the original positions of LLAMA3_ROPE and YARN_ROPE, and beyond most windows
 NO_CAPS = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
 FIRM_CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}
-# one layer without a window, which is not the last one
+# one layer without a window, other than the last one
 FEW_LAYERS = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
@@ -95,7 +95,7 @@ def tokens_of(rows: int = 2, length: int = LENGTH) -> Tensor:
 
 
 def logits_of(decoder: Decoder, tokens: Tensor, *widths: int) -> Tensor:
-    """Return logits [rows, length, vocab] of tokens taken in by chunks of these widths, which add up to the length."""
+    """Return logits [rows, length, vocab] of tokens processed in chunks of these widths, which add up to the length."""
     rows, start, chunks = len(tokens), 0, []
     for width in widths:
         window = decoder.windows.chain([start] * rows, width)
@@ -111,14 +111,14 @@ def load(root: Path, dtype: torch.dtype = torch.float32) -> Decoder:
 @pytest.mark.parametrize(("family", "shape"), CASES, ids=NAMES)
 @torch.inference_mode()
 def test_logits_are_those_of_transformers(family: str, shape: dict[str, Any], tmp_path: Path) -> None:
-    """In float32 to a few of its roundings, prefilled, verified and stepped; in bfloat16 as near as transformers."""
+    """Prefill, verification and steps agree to a few float32 roundings; bfloat16 is as accurate as transformers."""
     source, tokens = make_model(tmp_path / "hf", family, **shape), tokens_of()
     converted = convert(source, tmp_path / "converted")
     expected = reference_model(source)(tokens).logits
     scale = expected.abs().max()
     ours = logits_of(load(converted), tokens, 120, 1, 6, 1, 72)
     assert (ours - expected).abs().max() < 1e-5 * scale
-    # the median, because where rounding changes the choice of experts a token's logits are others altogether
+    # the median, because a token's logits differ completely if rounding changes the choice of experts
     coarse = (logits_of(load(converted, torch.bfloat16), tokens, LENGTH) - expected).abs().median()
     theirs = (reference_model(source, "bfloat16")(tokens).logits - expected).abs().median()
     assert 0 < coarse < 1.2 * theirs
@@ -136,7 +136,7 @@ def test_a_float16_source_stays_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("family", "takes"), [("llama", 10), ("gemma2", 10), ("qwen3", 10), ("mixtral", 9)])
 @torch.inference_mode()
 def test_rows_that_fill_up_a_product_change_no_bit(family: str, takes: int, tmp_path: Path, monkeypatch) -> None:
-    """Nine rows are computed as ten at once, but for experts, instead of each product filling them up by itself."""
+    """Except with experts, nine rows are padded to ten once instead of in each product."""
     monkeypatch.setattr(matrix, "PACKED_FROM", 1)
     decoder, tokens = load(convert(make_model(tmp_path / "hf", family), tmp_path / "converted")), tokens_of(1)
     window, mlp, seen = decoder.windows.chain([0], 9), type(decoder.layers[0].mlp), set[int]()
@@ -156,7 +156,7 @@ def test_rows_that_fill_up_a_product_change_no_bit(family: str, takes: int, tmp_
 
 @torch.inference_mode()
 def test_rows_at_different_lengths_do_not_see_each_other(tmp_path: Path) -> None:
-    """Experts and head norms work token by token, whoever shares the batch."""
+    """Experts and head norms work per token, independent of the rest of the batch."""
     for family in ("mixtral", "qwen3"):
         decoder = load(convert(make_model(tmp_path / family, family), tmp_path / f"{family}-converted"))
         tokens = tokens_of()

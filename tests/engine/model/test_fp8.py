@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 checkpoints against W8A8 arithmetic spelled out on transformers' model, and against what was not quantized."""
+"""FP8 checkpoints against explicit W8A8 arithmetic on transformers' model, and against the unquantized model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tokens_of() -> Tensor:
 
 
 def e4m3(values: Tensor) -> Tensor:
-    """Return values through float8_e4m3; torch's cast makes NaN of what is too large, the engine cuts it off."""
+    """Round values to float8_e4m3; torch's cast turns too large values into NaN, the engine clamps them."""
     return values.clamp(-448, 448).to(torch.float8_e4m3fn).float()
 
 
@@ -71,7 +71,7 @@ ROUNDINGS: dict[str, Round] = {"fp8": round_static, "fp8_rowwise": round_rows}
 
 
 def dequantized(tensors: Tensors, module: str) -> Tensor:
-    """Return a module's weight from the file: pattern times its tensor's, its expert's or its row's scale."""
+    """Return a module's weight from the file: FP8 values times the scale of the tensor, the expert or the row."""
     scale = tensors.get(f"{module}.weights_scaling_factor", tensors.get(f"{module}.per_channel_scale"))
     assert scale is not None
     return tensors[f"{module}.weight"].float() * scale.unsqueeze(-1)
@@ -97,7 +97,7 @@ class Experts(nn.Module):
 
 
 def spell_out(model: Any, tensors: Tensors, round_: Round) -> None:
-    """Give transformers' model the weights of the file, and let what goes into them be rounded."""
+    """Load the weights of the file into transformers' model, and round the inputs of its matrices."""
 
     def replace(names: tuple[str, ...], root: nn.Module, module: str) -> None:
         weights = dequantized(tensors, module).split([root.get_submodule(name).out_features for name in names])
@@ -119,7 +119,7 @@ def spell_out(model: Any, tensors: Tensors, round_: Round) -> None:
 
 
 class RoundedCache(DynamicCache):
-    """Keys and values go through float8_e4m3 at one scale."""
+    """A cache that rounds keys and values to float8_e4m3 with one scale."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class RoundedCache(DynamicCache):
 
 
 def measure(source: Path, share: float) -> Activations:
-    """Return `share` of the largest magnitudes that transformers' model has on the tokens; the cache's are made up."""
+    """Return `share` of the largest magnitudes of transformers' model on the tokens; the cache's are arbitrary."""
     model, found = reference_model(source), Activations()
 
     def watch(module: str, inner: nn.Module) -> None:
@@ -146,7 +146,7 @@ def measure(source: Path, share: float) -> Activations:
         watch(f"{prefix}.attention.dense", layer.self_attn.o_proj)
         watch(f"{prefix}.mlp.fc", layer.mlp)
         watch(f"{prefix}.mlp.gate", layer.mlp)
-        if hasattr(layer.mlp, "experts"):  # what is between their two matrices is not a module's input
+        if hasattr(layer.mlp, "experts"):  # the values between their two matrices are not the input of a module
             found.inputs[f"{prefix}.mlp.proj"] = share * 8.0
         else:
             watch(f"{prefix}.mlp.proj", layer.mlp.down_proj)
@@ -175,9 +175,9 @@ CASES = [(family, name) for family in MODELS for name in SCHEMES if (family, nam
 @pytest.mark.parametrize(("family", "name"), CASES)
 @torch.inference_mode()
 def test_logits_are_those_of_the_arithmetic_spelled_out(family: str, name: str, tmp_path: Path) -> None:
-    """Rows agree to float32's rounding, but for the few in which a value is on the edge between two numbers of FP8.
+    """Rows agree to float32's rounding, except the few with a value on the edge between two FP8 numbers.
 
-    Activations are scaled by half of what they reach, so that some are cut off.
+    Activations are scaled by half of their maximum, so that some are clamped.
     """
     scheme = SCHEMES[name]
     source = make_model(tmp_path / "hf", family, **SHAPE | MODELS[family])
@@ -196,9 +196,9 @@ def test_logits_are_those_of_the_arithmetic_spelled_out(family: str, name: str, 
 @pytest.mark.parametrize(("family", "name"), CASES)
 @torch.inference_mode()
 def test_fp8_costs_what_its_three_bits_cost(family: str, name: str, tmp_path: Path) -> None:
-    """A number of FP8 is off by 2^-4 at most and by 2.6 % in the mean; two layers of such roundings make 5 to 20 %.
+    """An FP8 number is off by at most 2^-4 and by 2.6 % on average; two layers of such roundings make 5 to 20 %.
 
-    The median, because where rounding changes the choice of experts a token's logits are others altogether.
+    The median is used, because a token's logits differ completely if rounding changes the choice of experts.
     """
     source = make_model(tmp_path / "hf", family, **SHAPE | MODELS[family])
     root = convert(source, tmp_path / "c", scheme=SCHEMES[name], activations=measure(source, 1.0))
@@ -236,7 +236,7 @@ ATTENTION = "transformer.layers.0.attention"
 @pytest.mark.integration
 @torch.inference_mode()
 def test_the_scale_of_a_cache_is_the_larger_of_two_or_the_common_one(quantized: Path) -> None:
-    """The values' scale is the larger one; where the two are gone the third counts, and a larger one is another."""
+    """The values' scale is the larger one; without both, the common scale is used, and a larger one has an effect."""
     expected = logits(quantized)
     scales = {kind: f"{ATTENTION}.{kind}_cache_scaling_factor" for kind in ("k", "v", "kv")}
     edit(quantized, lambda tensors: tensors.update({scales["k"]: tensors[scales["k"]] / 2}))
@@ -259,13 +259,13 @@ def test_a_missing_scale_is_named(name: str, quantized: Path) -> None:
         logits(quantized)
     assert (
         str(refused.value).partition("\nhint: ")[0]
-        == f"{quantized / 'rank0.safetensors'}: lacks the tensor '{ATTENTION}.{name}'"
+        == f"{quantized / 'rank0.safetensors'}: the tensor '{ATTENTION}.{name}' is missing"
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_go_through_e4m3(dtype: torch.dtype) -> None:
-    """What exceeds the largest number is cut off, in both directions; in bfloat16 the product is rounded again."""
+    """Values beyond the largest number are clamped in both directions; in bfloat16 the product is rounded again."""
     values = torch.cat([torch.randn(1000), torch.tensor([0.0, 1e-6, 1e4, -1e4])]).to(dtype)
     scale = torch.tensor(0.01)
     expected = (e4m3(values.float() / scale) * scale).to(dtype)
@@ -275,7 +275,7 @@ def test_values_go_through_e4m3(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_each_row_has_a_scale_of_its_own(dtype: torch.dtype) -> None:
-    """A row's largest value stays, up to 1200; a row of next to nothing, whose scale is the least, becomes zero."""
+    """A row's largest value is kept, up to 1200; a row of tiny values, which gets the minimum scale, becomes zero."""
     rows = (torch.randn(5, 64) * torch.tensor([[1.0], [1e-2], [1e3], [1e-9], [0.0]])).to(dtype)
     rows[2, 0] = 5000.0
     rounded = rows_through_e4m3(rows)

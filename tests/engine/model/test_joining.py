@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of many ranks say the same as those of one, bit for bit; what does not fit is named with its file."""
+"""Checkpoints of many ranks give the same bits as a single rank; errors name the tensor and its file."""
 
 from __future__ import annotations
 
@@ -83,25 +83,25 @@ QKV = "transformer.layers.1.attention.qkv.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop(QKV), f"lacks the tensor {QKV!r}"),
+        (lambda tensors: tensors.pop(QKV), f"the tensor {QKV!r} is missing"),
         (
             lambda tensors: tensors.update({QKV: tensors[QKV][:-1].clone()}),
-            f"tensor {QKV!r} is [47, 64], but config.json makes it [48, 64]",
+            f"tensor {QKV!r} is [47, 64], config.json requires [48, 64]",
         ),
         (
             lambda tensors: tensors.update({QKV: tensors[QKV].to(torch.int8)}),
-            f"tensor {QKV!r} is in I8; the torch engine reads BF16, F16, F32, F8_E4M3, I64",
+            f"tensor {QKV!r} is I8; the torch engine supports BF16, F16, F32, F8_E4M3, I64",
         ),
         (
             lambda tensors: tensors.pop("transformer.layers.2.input_layernorm.weight"),
-            "lacks the tensor 'transformer.layers.2.input_layernorm.weight'",
+            "the tensor 'transformer.layers.2.input_layernorm.weight' is missing",
         ),
     ],
 )
 def test_what_does_not_fit_is_named(
     change: Callable[[dict[str, Tensor]], None], message: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Of the first stage's two ranks the second is the one that is broken."""
+    """The second of the first stage's two ranks is broken."""
     root = convert(sources["llama with biases"], tmp_path / "c", mapping=ParallelMapping(2, 2))
     edit(root / "rank1.safetensors", change)
     with pytest.raises(CheckpointError) as refused:
@@ -116,5 +116,5 @@ def test_a_config_of_another_model_is_refused(sources: dict[str, Path], tmp_path
     with pytest.raises(CheckpointError) as refused:
         logits(root)
     name = "transformer.layers.0.mlp.fc.weight"
-    complaint = f"tensor {name!r} is [48, 64], but config.json makes it [56, 64]"
+    complaint = f"tensor {name!r} is [48, 64], config.json requires [56, 64]"
     assert str(refused.value).partition("\nhint: ")[0] == f"{root / 'rank0.safetensors'}: {complaint}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with packed weights, held against plain ones and against float64."""
+"""Products with packed weights, compared with plain ones and with float64."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts gives the bits of transformers' Mixtral block, however many experts a token gets."""
+"""A mixture of experts gives the bits of transformers' Mixtral block for any number of experts per token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HIDDEN, INTER, EXPERTS = 32, 48, 5
 
 
 def random_block(top_k: int, dtype: torch.dtype) -> MixtralSparseMoeBlock:
-    from transformers import MixtralConfig  # with the block it takes seconds, which every collection would
+    from transformers import MixtralConfig  # imported late: the import takes seconds, which would slow every collection
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
     config = MixtralConfig(
@@ -59,7 +59,7 @@ def test_bits_are_those_of_transformers(top_k: int, tokens: int, dtype: torch.dt
 
 
 def test_a_float32_router_decides_in_float32() -> None:
-    """Two experts whose logits are one bfloat16 number: the wider router sees the difference, the narrower does not."""
+    """The logits of two experts are equal in bfloat16; only the float32 router distinguishes them."""
     hidden = torch.ones(1, HIDDEN, dtype=torch.bfloat16)
     router = torch.full((2, HIDDEN), 1.0)
     router[1, 0] += 2**-12

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary frequencies are those of transformers, bit for bit, for every kind of scaling."""
+"""Rotary frequencies are bit-identical to transformers' for every kind of scaling."""
 
 from __future__ import annotations
 

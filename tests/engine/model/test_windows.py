@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows of trees: what their nodes see, and the same whether a tree is known beforehand or grows."""
+"""Windows of trees: the masks of their nodes, which are the same for static and for growing trees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtspec.kernels.tree import Tree
 
 MAX_LEN = 32
 STARTS = [5, 9, 2]
-# three levels of two nodes, in each row another shape
+# three levels of two nodes, with another shape in each row
 PARENTS = np.array([[-1, 0, 0, 1, 1, 3, 4], [-1, 0, 0, 2, 1, 4, 4], [-1, 0, 0, 1, 2, 3, 3]])
 
 

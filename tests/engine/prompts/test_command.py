@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec prompts`: what is in a file."""
+"""`trtspec prompts`: the summary of a prompt file."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def test_wrong_uses_say_what_to_do(workplace: Path, trtspec: Run) -> None:
         assert trtspec("prompts", *arguments).err == "error: say what to look at: either FILE or --list\n"
     done = trtspec("prompts", "nosuch.jsonl", "--json")
     assert done.code == 1
-    assert json.loads(done.out)["error"]["hint"].startswith("trtspec prompts --list shows some")
+    assert json.loads(done.out)["error"]["hint"].startswith("see trtspec prompts --list")
     (workplace / "p").write_text("a")
     assert trtspec("prompts", "p", "--tokenizer", "nowhere").err.startswith("error: nowhere: no tokenizer.json")

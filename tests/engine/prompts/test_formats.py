@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every format, by records shaped as the published sets' are; their words are ours."""
+"""Every format, with records in the shape of the published sets and our own texts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lines(*records: Any) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-# name: (the file, and of each prompt its id, kind, last words and further turns)
+# name: (the file, and for each prompt its id, kind, last words and further turns)
 FILES: dict[str, tuple[str, list[tuple[str, str, str, int]]]] = {
     "own": (
         lines({"id": "a", "kind": "rag", "messages": CHAT}, {"prompt": "x"}),
@@ -108,19 +108,22 @@ def test_what_asks_nothing_is_counted(tmp_path: Path) -> None:
     path.write_text(FILES["sharegpt"][0])
     assert read_prompts(path).left_out == 1
     path.write_text(json.dumps([{"conversations": []}]))
-    with pytest.raises(TrtspecError, match="none of 1 records asks something"):
+    with pytest.raises(TrtspecError, match="none of 1 records has a question"):
         read_prompts(path)
 
 
 WRONG = [
     (lines(MT_BENCH, MT_BENCH | {"turns": []}), ':2: expected {"turns": ["some text", ...]}'),
     (lines(MT_BENCH, MT_BENCH | {"turns": ["a", 3]}), ':2: expected {"turns": ["some text", ...]}'),
-    (lines(SPEED_BENCH, SPEED_BENCH | {"turns": [PLACEHOLDER]}), ":2: prompt 4f1c has a placeholder for its text"),
+    (
+        lines(SPEED_BENCH, SPEED_BENCH | {"turns": [PLACEHOLDER]}),
+        ":2: prompt 4f1c has a placeholder instead of its text",
+    ),
     (lines(HUMANEVAL, {"task_id": "x"}), ':2: expected {"prompt": "some text"}'),
     (lines({"question": 3, "answer": "4"}), ':1: expected {"question": "some text"}'),
-    (lines({"messages": [{"role": "wizard", "content": "a"}]}), ":1: messages.0.role is one of system, developer"),
-    (lines({"messages": CHAT}, {"prompt": "a"}), ":2: messages is a list of 1 to 4096 messages"),
-    (lines({"messages": ANSWERED[2:]}), ":1: messages are answers alone; expected one of a user"),
+    (lines({"messages": [{"role": "wizard", "content": "a"}]}), ":1: messages.0.role must be one of system, developer"),
+    (lines({"messages": CHAT}, {"prompt": "a"}), ":2: messages must be a list of 1 to 4096 messages"),
+    (lines({"messages": ANSWERED[2:]}), ":1: all messages are answers; expected a user message"),
     (lines({"messages": [{"role": "tool", "content": "a"}]}), ":1: a message about tools is not supported"),
     (json.dumps([SHAREGPT, {"id": 3}], indent=1), ':19: record 2: expected {"conversations": [{"from": "human"'),
 ]
@@ -146,7 +149,7 @@ def test_parquet_is_read_where_pyarrow_is(tmp_path: Path) -> None:
     found = read_prompts(path)
     assert (found.name, [said(each) for each in found.prompts]) == ("speed_bench", ["Sort a list."])
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(TrtspecError, match="not a parquet file that pyarrow reads"):
+    with pytest.raises(TrtspecError, match="not a valid parquet file"):
         read_prompts(path)
 
 
@@ -156,7 +159,7 @@ def test_parquet_is_bounded_before_it_is_unpacked(tmp_path: Path, monkeypatch: p
     path = tmp_path / "large.parquet"
     parquet.write_table(pyarrow.table({"prompt": ["a" * 50_000] * 3}), path, use_dictionary=False, compression="gzip")
     monkeypatch.setattr("trtspec.engine.prompts.records.MAX_BYTES", 100_000)
-    with pytest.raises(TrtspecError, match="row 1 and those before it unpack to more than 100,000 bytes"):
+    with pytest.raises(TrtspecError, match="the rows up to row 1 unpack to more than 100,000 bytes"):
         read_prompts(path)
 
 
@@ -167,7 +170,7 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     with pytest.raises(TrtspecError) as caught:
         read_prompts(path)
     assert str(caught.value) == (
-        f"{path}: a parquet file needs pyarrow, which is not installed\n"
+        f"{path}: reading parquet files needs pyarrow, which is not installed\n"
         "hint: pip install 'trtspec[prompts]', or save the file as JSON lines"
     )
 
@@ -212,7 +215,7 @@ def test_a_record_of_a_file_of_one_line_is_named_by_its_number(tmp_path: Path) -
 
 
 def bombs(folder: Path) -> dict[str, Path]:
-    """Write parquet files that unpack to far more than they have bytes."""
+    """Write parquet files that unpack to far more than their size."""
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'trtspec[prompts]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     large = pyarrow.array(["x" * 600_000])
@@ -237,7 +240,7 @@ def bombs(folder: Path) -> dict[str, Path]:
 def test_parquet_files_that_unpack_to_gigabytes_are_refused(tmp_path: Path) -> None:
     files = bombs(tmp_path)
     for name, words in (
-        ("one large text", "unpack to more than|needed more than|does not read it"),
+        ("one large text", "unpack to more than|needed more than|cannot read the file"),
         ("lists", "unpack to more than"),
         ("unknown columns", "an object with 'c0', 'c1'"),
     ):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file of prompts may be, whatever its format, and what of it reaches a model."""
+"""Prompt files of all formats: encodings, limits, errors, and the text that is sent to a model."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ REFUSED = [
     (b'[{"prompt": "a"},\n{"prompt": ""}]', ':2: record 2: expected {"prompt": "some text"}'),
     (
         b'[{"prompt": "a"}\n{"prompt": "b"}]',
-        ":1: record 1: not valid JSON: the list goes on without a comma, or has no end",
+        ":1: record 1: not valid JSON: missing comma or end of the list",
     ),
     (b'[{"prompt": "a"},\n', ":2: record 2: not valid JSON: Expecting value"),
-    (b'["a",\n3]', ":2: record 2: expected a text that is not empty, as before"),
+    (b'["a",\n3]', ":2: record 2: expected a non-empty text, as in the first record"),
     (b"[INST] a", ":1: record 1: not valid JSON: Expecting value"),
     (b"a\nb\x00", ":2: neither JSON nor text: it has control characters"),
-    (b"\x1f\x8bnothing", "not a whole gzip file"),
-    (gzip.compress(b'{"prompt": "a"}', mtime=0)[:-9], "not a whole gzip file"),
+    (b"\x1f\x8bnothing", "not a complete gzip file"),
+    (gzip.compress(b'{"prompt": "a"}', mtime=0)[:-9], "not a complete gzip file"),
 ]
 
 
@@ -89,7 +89,7 @@ def test_an_unknown_format_says_what_it_has_and_what_is_read(path: Path) -> None
     said = refused(path)
     assert said.startswith(":2: an object with 'text', 'label'; expected prompts in one of: GSM8K, HumanEval, MT-bench")
     path.write_text("[3]")
-    assert refused(path).startswith(":1: record 1: nothing that is known; expected prompts in one of: ")
+    assert refused(path).startswith(":1: record 1: unknown prompt format; expected prompts in one of: ")
 
 
 def test_too_many_and_too_large(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_too_many_and_too_large(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(records, "MAX_BYTES", 40)
     assert refused(path) == "larger than 40 bytes"
     path.write_bytes(gzip.compress(b"a" * 1000))
-    assert refused(path) == "unpacked larger than 40 bytes"
+    assert refused(path) == "unpacks to more than 40 bytes"
 
 
 def test_which_prompts_are_measured_on(tmp_path: Path, path: Path) -> None:
@@ -140,7 +140,7 @@ def test_messages_are_text_by_the_tokenizers_template(path: Path, artifact: Path
     given = artifact_prompts(artifact, chats(path))
     assert [prompt.text for prompt in given] == ["<system>Be brief.<user>Hello<assistant>", "a"]
     (artifact / "tokenizer" / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
-    with pytest.raises(TrtspecError, match="prompt 1: the chat template refuses these messages: no system"):
+    with pytest.raises(TrtspecError, match="prompt 1: the chat template rejects these messages: no system"):
         artifact_prompts(artifact, path)
 
 
@@ -164,7 +164,7 @@ def test_a_begin_token_is_there_once(path: Path, pair_master: Path, tmp_path: Pa
         (tmp_path / "chat_template.jinja").write_text(template)
         chat, plain = (tokenizer.encode(prompt.text) for prompt in load_prompts(chats(path), tmp_path))
         assert (chat.count(number), chat[0] == number) == (int(begins), begins)
-        assert plain[0] == number  # a prompt without messages is any text
+        assert plain[0] == number  # a prompt without messages stays as it is
 
 
 def test_a_missing_package_is_named(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompts that the quickstart's DSpark net was trained on: always the same, and none of those that judge it."""
+"""The training prompts of the quickstart's DSpark net: reproducible, and disjoint from the evaluation prompts."""
 
 from __future__ import annotations
 

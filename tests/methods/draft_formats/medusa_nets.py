@@ -31,33 +31,33 @@ def save(root: Path, config: Config, tensors: Tensors, file: str = "model.safete
 
 
 def fasterdecoding(layers: int = 1, **config: Any) -> Callable[[Path], Path]:
-    """Heads as FasterDecoding's trainer saves them: without a word on sizes."""
+    """Heads in the format of FasterDecoding's trainer, without sizes."""
     said = {**FASTERDECODING, "medusa_num_layers": layers, **config}
     return lambda root: save(root, said, random_heads(4, layers), "medusa_lm_head.safetensors")
 
 
 def blocks_alone(root: Path) -> Path:
-    """Heads as FasterDecoding's trainer saves them since "2": the target's LM head is behind all of them."""
+    """Heads in the format of FasterDecoding's trainer since "2", where all heads use the target's LM head."""
     tensors = {name: each for name, each in random_heads().items() if "linear" in name}
     said = {**FASTERDECODING, "medusa_num_layers": 1, "version": "2", **SIZES}
     return save(root, said, tensors, "medusa_lm_head.safetensors")
 
 
 def by_vllms_names(tensors: Tensors) -> Tensors:
-    """Return heads by the names of vLLM's class."""
+    """Return heads with the names of vLLM's class."""
     found = {re.sub(r"(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name): each for name, each in tensors.items()}
     return {re.sub(r"^(\d+)\.\d+\.weight", r"lm_heads.\1.weight", name): each for name, each in found.items()}
 
 
 def vllm(layers: int = 1, bias: bool = True, **config: Any) -> Callable[[Path], Path]:
-    """Heads by the names of vLLM's class, with biases or without."""
+    """Heads with the names of vLLM's class, with or without biases."""
     tensors = {name: each for name, each in random_heads(4, layers).items() if bias or not name.endswith("bias")}
     said = {**VLLM, "num_hidden_layers": layers, **({"medusa_fc_bias": True} if bias else {}), **config}
     return lambda root: save(root, said, by_vllms_names(tensors))
 
 
 def sharing(name: str = "lm_head.weight") -> Callable[[Path], Path]:
-    """Heads that share the target's LM head, as vLLM reads them."""
+    """Heads with the target's LM head, in vLLM's format."""
 
     def write(root: Path) -> Path:
         target = load_file(make_target(root.with_name("of")) / "model.safetensors")

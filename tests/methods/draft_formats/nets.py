@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small random drafts of every kind in every dialect that has it, for one random target."""
+"""Small random drafts of every kind in every dialect that supports it, for one random target."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Config = dict[str, Any]
 
 
 def make_target(root: Path, seed: int = 0) -> Path:
-    """Save a target of eight layers, so that EAGLE-3's own choice of three is one."""
+    """Save a target of eight layers, so that EAGLE-3's three default layers are distinct."""
     return make_llama(root, seed, num_hidden_layers=LAYERS)
 
 
 def random_values(tensors: dict[str, Tensor], seed: int = 1) -> dict[str, Tensor]:
-    """Return random numbers in place of zeros."""
+    """Replace zeros by random numbers."""
     draw = torch.Generator().manual_seed(seed)
     return {name: torch.randn(tensor.shape, generator=draw).bfloat16() for name, tensor in tensors.items()}
 
@@ -50,7 +50,7 @@ def p_eagle(config: Config) -> Callable[[Path], Path]:
     return lambda root: save_net(root, config, random_values(p_eagle_tensors()))
 
 
-# (kind, the dialect that it is found to be in): what saves one
+# (kind, detected dialect): function that saves a draft
 NETS: dict[tuple[str, str], Callable[[Path], Path]] = {
     ("eagle3", "specforge"): eagle3("specforge"),
     ("eagle3", "modelopt"): eagle3("modelopt"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""speculators' own classes write random drafts, or read some; run by an interpreter that has speculators.
+"""Writes random drafts with speculators' classes, or reads drafts; run by an interpreter that has speculators.
 
-speculators_peer.py write|read ROOT TARGET      a directory of ROOT is a kind
+speculators_peer.py write|read ROOT TARGET      each directory of ROOT is a kind
 """
 
 import sys
@@ -53,7 +53,7 @@ def write(root: Path, target: str) -> None:
 
 
 def read(root: Path) -> None:
-    """Load each draft; a tensor that is not the stored one, or was never filled, is an error."""
+    """Load each draft; a tensor that differs from the stored one or was not initialized is an error."""
     for kind in sorted(path.name for path in root.iterdir()):
         draft = KINDS[kind][0].from_pretrained(str(root / kind), dtype="auto")
         state, stored = draft.state_dict(), load_file(root / kind / "model.safetensors")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every mistake that the formats invite is named before anything is written, in each dialect that can make it."""
+"""Every likely mistake of the formats is reported before anything is written, in each dialect that allows it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtspec.methods.draft_formats.dialect import forms_of
 from trtspec.methods.draft_formats.draft import read_draft
 
 Change = Callable[[Config, dict[str, Tensor]], None]
-Fault = tuple[str, str, str, Change, str]  # kind, dialect, what is wrong, how it is made, words of the message
+Fault = tuple[str, str, str, Change, str]  # kind, dialect, description, change, part of the message
 NORMED = ("eagle3", "p_eagle")
 
 
@@ -78,14 +78,14 @@ def faults() -> Iterator[Fault]:
     for kind, dialect in NETS:
         path, shift = layer_key(kind, dialect)
         count = 3 if kind == "eagle3" else 2
-        ids = [2, 4, 5] if count == 3 else [2, 6]  # the usual ones for a target of LAYERS, by their inputs
+        ids = [2, 4, 5] if count == 3 else [2, 6]  # the default layers for a target of LAYERS, by their inputs
         far = [*ids[:-1], LAYERS + 1 + shift]
-        yield kind, dialect, "a layer too far", partial(set_at, path, far), r"of a target that has"
+        yield kind, dialect, "a layer too far", partial(set_at, path, far), r"but the target"
         order = [each + shift for each in reversed(ids)]
-        yield kind, dialect, "layers out of order", partial(set_at, path, order), r"of a target that has"
-        if kind != "p_eagle":  # which here reads two layers, of which EAGLE-3's choice is none
+        yield kind, dialect, "layers out of order", partial(set_at, path, order), r"but the target"
+        if kind != "p_eagle":  # this net reads two layers, but EAGLE-3's default is three
             wrong = [each + (0 if shift else -1) for each in ids]
-            yield kind, dialect, "layers off by one", partial(set_at, path, wrong), r"by one"
+            yield kind, dialect, "layers off by one", partial(set_at, path, wrong), r"shifted by"
         yield kind, dialect, "a transposed fc", transpose, r"fc\.weight.*transposed"
         yield kind, dialect, "a missing tensor", partial(pop, "mlp.up_proj.weight"), r"up_proj\.weight: missing"
         yield kind, dialect, "an unknown tensor", add, r"surplus\.weight"
@@ -101,13 +101,13 @@ def faults() -> Iterator[Fault]:
             yield kind, dialect, "no mask token", partial(set_at, mask.path, None), r"mask.token"
             yield kind, dialect, "a mask token outside", partial(set_at, mask.path, VOCAB), r"outside the vocabulary"
         if kind == "eagle3":
-            yield kind, dialect, "ids in d2t", name_ids, r"d2t has the target's ids themselves"
-            yield kind, dialect, "two norms", both_norms, r"of which a head has one"
+            yield kind, dialect, "ids in d2t", name_ids, r"d2t has absolute ids of the target"
+            yield kind, dialect, "two norms", both_norms, r"both true"
             yield kind, dialect, "no lm_head", partial(pop, "lm_head.weight"), r"lm_head\.weight: missing"
             if dialect != "modelopt":
                 yield kind, dialect, "other marks", shift_marks, r"t2d marks other ids"
             if dialect != "speculators":
-                yield kind, dialect, "two words", two_words, r"true in one place and false in the other"
+                yield kind, dialect, "two words", two_words, r"differs between"
     yield "p_eagle", "speculators", "called EAGLE-3", call_it_eagle3, r"makes it a P-EAGLE net"
     yield "p_eagle", "speculators", "no state", partial(pop, "mask_hidden"), r"mask_hidden: missing"
 
@@ -121,7 +121,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
 
 
 def said(root: Path, target: SourceModel) -> str:
-    """Return what is said of a draft: the error that stops it, or the warnings."""
+    """Return the messages for a draft: the error, or the warnings."""
     try:
         return "; ".join(each.message for each in read_draft(load_source(root), target).warnings)
     except CheckpointError as error:

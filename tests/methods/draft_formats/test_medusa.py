@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa heads between dialects: what heads share, what is no bias, whole models, and every mistake by its name."""
+"""Medusa heads between dialects: shared LM heads, missing biases, whole models, and the message of every mistake."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtspec.methods.draft_formats.convert import convert_draft
 
 Save = Callable[[Path], Path]
 Change = Callable[[Config, dict[str, Tensor]], None]
-Fault = tuple[str, Save, Change, str]  # what is wrong, of which heads, how it is made, words of the message
+Fault = tuple[str, Save, Change, str]  # description, heads, change, part of the message
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def model(target: Path) -> SourceModel:
 
 
 def refused(source: Path, to: str, out: Path, words: str, where: Path | str = "") -> str:
-    """Convert what cannot be said, look that nothing lies there, and return the hint."""
+    """Assert that a conversion fails without writing files, and return the hint."""
     with pytest.raises(TrtspecError, match=words) as caught:
         convert_draft(source, to, out, str(where))
     assert not out.exists()
@@ -47,11 +47,11 @@ def refused(source: Path, to: str, out: Path, words: str, where: Path | str = ""
 
 
 class TestWhatHeadsShare:
-    """FasterDecoding's since "2" are blocks alone; vLLM has the target's LM head among their tensors, once."""
+    """FasterDecoding's heads since "2" have only blocks; vLLM stores the target's LM head once among their tensors."""
 
     def test_there_and_back(self, target: Path, tmp_path: Path) -> None:
         source = blocks_alone(tmp_path / "source")
-        refused(source, "vllm", tmp_path / "out", "is the target's, and this dialect needs it")
+        refused(source, "vllm", tmp_path / "out", "which this dialect requires from the target")
         convert_draft(source, "vllm", tmp_path / "there", str(target))
         assert config_of(tmp_path / "there")["original_lm_head"] is True
         there, theirs = (load_file(root / "model.safetensors") for root in (tmp_path / "there", target))
@@ -65,7 +65,7 @@ class TestWhatHeadsShare:
     def test_one_that_is_not_the_targets_stays(self, tmp_path: Path) -> None:
         other = make_target(tmp_path / "other", seed=1)
         source = sharing()(tmp_path / "source")
-        refused(source, "fasterdecoding", tmp_path / "out", "its lm_head.weight is not the target's", other)
+        refused(source, "fasterdecoding", tmp_path / "out", "its lm_head.weight differs from the target's", other)
 
     def test_the_first_heads_may_be_it(self, target: Path, tmp_path: Path) -> None:
         convert_draft(sharing("lm_heads.0.weight")(tmp_path / "source"), "vllm", tmp_path / "out", str(target))
@@ -74,11 +74,11 @@ class TestWhatHeadsShare:
 
     def test_a_whole_model_has_none(self, target: Path, tmp_path: Path) -> None:
         source = sharing()(tmp_path / "source")
-        refused(source, "modelopt", tmp_path / "out", "no key for shares_lm_head = true, and means false", target)
+        refused(source, "modelopt", tmp_path / "out", "no key for shares_lm_head = true, and implies false", target)
 
     def test_sizes_have_to_be_known(self, target: Path, tmp_path: Path) -> None:
         source = changed_file(blocks_alone(tmp_path / "sound"), tmp_path / "source", partial(unset, "vocab_size"))
-        refused(source, "fasterdecoding", tmp_path / "out", "says no vocab_size")
+        refused(source, "fasterdecoding", tmp_path / "out", "vocab_size and the heads' vocabulary matrices are missing")
         convert_draft(source, "fasterdecoding", tmp_path / "out", str(target))
         assert config_of(tmp_path / "out")["vocab_size"] == 64
 
@@ -86,36 +86,36 @@ class TestWhatHeadsShare:
 def test_heads_without_biases_are_nobodys_but_vllms(target: Path, tmp_path: Path) -> None:
     source = vllm(bias=False)(tmp_path / "source")
     for to in ("fasterdecoding", "modelopt"):
-        refused(source, to, tmp_path / "out", r"no key for has_bias = false, and means true", target)
+        refused(source, to, tmp_path / "out", r"no key for has_bias = false, and implies true", target)
     convert_draft(source, "vllm", tmp_path / "out")
     assert config_of(tmp_path / "out")["medusa_fc_bias"] is False
 
 
 def test_a_whole_model_stays_behind_if_it_is_the_target(target: Path, tmp_path: Path) -> None:
     source = nets.modelopt(tmp_path / "source")
-    refused(source, "vllm", tmp_path / "out", "lies in a whole model")
+    refused(source, "vllm", tmp_path / "out", "is stored in a whole model")
     refused(source, "vllm", tmp_path / "out", "is not the target's", make_target(tmp_path / "other", seed=1))
     convert_draft(source, "vllm", tmp_path / "out", str(target))
     assert len(contents(tmp_path / "out")) == 4 * (2 * 2 + 1)
-    refused(tmp_path / "out", "modelopt", tmp_path / "back", "has heads in their target's files")
+    refused(tmp_path / "out", "modelopt", tmp_path / "back", "stores heads in their target's files")
     convert_draft(nets.medusa_1_0(tmp_path / "1.0"), "vllm", tmp_path / "of-1.0", str(target))
     convert_draft(fasterdecoding()(tmp_path / "alone"), "vllm", tmp_path / "of-alone")
     assert contents(tmp_path / "of-1.0") == contents(tmp_path / "of-alone")
 
 
 def test_a_quantized_target_takes_no_heads_into_its_files(target: Path, tmp_path: Path) -> None:
-    """What is written would be refused when it is read back, after gigabytes."""
+    """Otherwise the result would only be rejected when it is read back, after writing gigabytes."""
     quantized = compress(make_target(tmp_path / "quantized"), compressed_tensors())
     source = fasterdecoding()(tmp_path / "source")
-    hint = refused(source, "modelopt", tmp_path / "out", f"those in {quantized} are quantized", quantized)
-    assert hint == "give the target as it was before"
+    hint = refused(source, "modelopt", tmp_path / "out", f"but {quantized} is quantized", quantized)
+    assert hint == "give the target before quantization"
     assert not list(tmp_path.glob(".out*"))
 
 
 def test_whose_heads_they_are_is_written_for_fasterdecoding(target: Path, tmp_path: Path) -> None:
-    """Which takes a Vicuna otherwise; TGI drafts with no heads whose config.json has a class."""
+    """FasterDecoding assumes a Vicuna target otherwise; TGI ignores heads whose config.json has `architectures`."""
     source = vllm()(tmp_path / "source")
-    refused(source, "fasterdecoding", tmp_path / "out", "names the target, and nobody has named it")
+    refused(source, "fasterdecoding", tmp_path / "out", "requires the name of the target")
     convert_draft(source, "fasterdecoding", tmp_path / "out", str(target))
     config = config_of(tmp_path / "out")
     assert config["base_model_name_or_path"] == str(target)
@@ -124,7 +124,7 @@ def test_whose_heads_they_are_is_written_for_fasterdecoding(target: Path, tmp_pa
 
 
 def changed_file(source: Path, root: Path, change: Change) -> Path:
-    """Copy heads with config.json and tensors changed, whatever their file is called."""
+    """Copy heads with changed config.json and tensors; the tensor file can have any name."""
     (path,) = source.glob("*.safetensors")
     path.rename(source / "model.safetensors")
     return changed(source, root, change)
@@ -157,11 +157,11 @@ def truncate(mapped: bool, config: Config, tensors: dict[str, Tensor]) -> None:
 
 
 def idle(head: int, config: Config, tensors: dict[str, Tensor]) -> None:
-    """Put the target's own LM head first, as a head whose blocks add nothing."""
+    """Insert the target's LM head as the first head, with zero blocks."""
     put(rf"^(blocks\.)?{head}\.", torch.zeros_like, config, tensors)
 
 
-# By dialect: keys of the numbers of heads and layers; a head's tensors, its matrix, the first bias.
+# By dialect: the keys of the numbers of heads and layers; a head's tensors, its matrix, the first bias.
 WHERE: dict[str, tuple[tuple[str, ...], tuple[str, ...], str, str, str]] = {
     "fasterdecoding": (("medusa_num_heads",), ("medusa_num_layers",), r"^{}\.", r"^{}\.1\.weight", "0.0.linear.bias"),
     "modelopt": (
@@ -182,7 +182,7 @@ WHERE: dict[str, tuple[tuple[str, ...], tuple[str, ...], str, str, str]] = {
 
 
 def common(dialect: str) -> Iterator[tuple[str, Change, str]]:
-    """Yield faults that each dialect can make."""
+    """Yield faults that are possible in each dialect."""
     count, layers, head, matrix, bias = WHERE[dialect]
     yield "a head's number is left out", partial(lose, head.format(1)), r"1\..*: missing"
     yield "fewer heads than said", partial(lose, head.format(3)), r"makes it 4 heads, but .* of 3"
@@ -212,13 +212,13 @@ def faults() -> Iterator[Fault]:
         "biases that vLLM leaves out",
         one,
         partial(unset, "medusa_fc_bias"),
-        r"leaves out biases where medusa_fc_bias is false",
+        r"ignores the biases because medusa_fc_bias is false",
     )
     yield (
         "biases that vLLM never fills",
         vllm(bias=False),
         partial(set_at, ("medusa_fc_bias",), True),
-        r"never fills the biases",
+        r"does not initialize the biases",
     )
     yield "layers that vLLM leaves out", one, partial(unset, "num_hidden_layers"), r"have 1 layers, but .* of 2"
     yield "heads that vLLM takes for five", one, partial(unset, "num_heads"), r"makes it 5 heads, but .* of 4"
@@ -228,7 +228,7 @@ def faults() -> Iterator[Fault]:
         partial(set_at, ("num_attention_heads",), 4),
         r"known to have: num_attention_heads",
     )
-    yield "a vocabulary of its own", one, partial(truncate, True), r"drafts 40 of 64 tokens by a token_map"
+    yield "a vocabulary of its own", one, partial(truncate, True), r"drafts 40 of 64 tokens with a token_map"
     yield "a vocabulary without a map", one, partial(truncate, False), r"drafts 40 of 64 tokens without a token_map"
     yield "a map that is not read", one, partial(also, "token_map", (40,)), r"token_map: no rule uses it"
     yield (
@@ -251,7 +251,7 @@ def faults() -> Iterator[Fault]:
     )
     yield "heads under two names", fast, partial(also, "medusa_head.0.0.linear.weight", (32, 32)), r"under two prefixes"
     yield "a bias that no reader has", fast, partial(also, "0.1.bias", (64,)), r"0\.1\.bias: no rule uses it"
-    yield "the target's own LM head first", sharing(), partial(idle, 0), r"own LM head says what head 0 says"
+    yield "the target's own LM head first", sharing(), partial(idle, 0), r"head 0 equals the target's LM head"
     yield "heads that are not trained", blocks_alone, partial(put, ".", torch.zeros_like), r"head 0, 1, 2, 3 says"
 
 
@@ -275,7 +275,7 @@ def test_a_head_of_its_own_is_the_targets_too(target: Path, model: SourceModel, 
         idle(0, config, tensors)
         tensors["0.1.weight"] = matrix
 
-    for matrix, expected in ((lm_head, "head 0 says"), (torch.zeros_like(lm_head), "")):
+    for matrix, expected in ((lm_head, "head 0 equals"), (torch.zeros_like(lm_head), "")):
         root = tmp_path / (expected or "other")
         source = changed_file(fasterdecoding()(root / "sound"), root / "changed", partial(first, matrix=matrix))
         assert expected in said(source, model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The projects' own code as the oracle: it writes drafts that are converted, and speculators reads what we write."""
+"""The projects' code as the oracle: it writes drafts that are converted, and speculators reads the results."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_speculators_writes_comes_back_and_what_we_write_is_read(target: Pa
 
 @pytest.mark.slow
 def test_medusa_heads_that_modelopt_saves(target: Path, tmp_path: Path) -> None:
-    """Its names, from there and back; what we write is loaded by its own class, tensor by tensor."""
+    """ModelOpt's heads are converted and converted back; ModelOpt's class loads the result, tensor by tensor."""
     speculative: Any = pytest.importorskip("modelopt.torch.speculative")
     from modelopt.torch.export import export_hf_checkpoint
     from transformers import AutoModelForCausalLM
@@ -107,7 +107,7 @@ def test_medusa_heads_that_modelopt_saves(target: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_vllm_computes_what_medusa_heads_say(target: Path, tmp_path: Path) -> None:
-    """In its own class, for heads of each dialect that we turned into vLLM's; a tensor that is not filled is seen."""
+    """vLLM's class computes heads converted from each dialect; an uninitialized tensor would be detected."""
     sources = {"fasterdecoding": HEADS["medusa", "fasterdecoding"], "modelopt": HEADS["medusa", "modelopt"],
                "vllm": vllm(), "unbiased": vllm(bias=False), "blocks": blocks_alone}  # fmt: skip
     for name, save in sources.items():
@@ -128,7 +128,7 @@ def test_vllm_computes_what_medusa_heads_say(target: Path, tmp_path: Path) -> No
 
 
 def run_vllm(states: Path, out: Path, *roots: Path) -> dict[str, torch.Tensor]:
-    """Return the logits of heads as vLLM computes them, by the directory's name."""
+    """Return vLLM's logits of heads, by the directory's name."""
     peer = Path(__file__).with_name("vllm_peer.py")
     command = [engine_python("vllm"), peer, states, out, *roots]
     ended = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

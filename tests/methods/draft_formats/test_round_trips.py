@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each kind of draft from each dialect to each other and back: tensors bit for bit, keys with their values."""
+"""Each kind of draft from each dialect to each other and back: bit-identical tensors, keys with their values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("kind", "start", "other"), WAYS, ids=[" ".join(way) for way in WAYS])
 def test_there_and_back(kind: str, start: str, other: str, target: Path, tmp_path: Path) -> None:
     source, where = DRAFTS[kind, start](tmp_path / "source"), str(target)
-    # the first conversion writes what the dialect leaves to defaults, and completes tensors that have to be there
+    # the first conversion makes defaults explicit and adds required tensors
     first = convert_draft(source, start, tmp_path / "first", where)
     assert (first.draft.kind, first.draft.dialect) == (kind, start)
     there = convert_draft(tmp_path / "first", other, tmp_path / "there", where)
@@ -52,7 +52,7 @@ def kept(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Look for each key of the source among those written, but for its class and what only trainers read."""
+    """Assert that each key of the source was written, except its class and keys that only trainers read."""
     for key, value in before.items():
         if isinstance(value, dict) and key != "speculators_config":
             assert_same(value, after[key])

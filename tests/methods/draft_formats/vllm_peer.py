@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's own class loads Medusa heads and computes with them; run by an interpreter that has vLLM.
+"""Computes logits of Medusa heads with vLLM's class; run by an interpreter that has vLLM.
 
 vllm_peer.py STATES OUT ROOT...      logits [heads, rows, vocab] of each ROOT, by its name, for hidden states
 """
@@ -18,7 +18,7 @@ from vllm.transformers_utils.configs.medusa import MedusaConfig
 
 
 def load(root: Path) -> Medusa:
-    """Return heads as vLLM reads them; what it does not fill is not a number."""
+    """Load heads with vLLM; uninitialized parameters are NaN."""
     said = MedusaConfig.from_pretrained(root)
     heads = Medusa(
         vllm_config=SimpleNamespace(
@@ -33,7 +33,7 @@ def load(root: Path) -> Medusa:
 
 @torch.inference_mode()
 def main(states: Path, out: Path, roots: list[Path]) -> None:
-    """Write what each draft says."""
+    """Write the logits of each draft."""
     init_distributed_environment(1, 0, f"file://{out}.group", 0, "gloo")
     initialize_model_parallel()
     hidden, said = load_file(states)["hidden"], {}

@@ -125,7 +125,7 @@ def test_a_stop_word_that_the_tokens_cannot_say_is_an_error(tmp_path: Path) -> N
     from tokenizers import models
 
     Backend(models.BPE(vocab={"a": 0}, merges=[])).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(TrtspecError, match="the stop word 'é' cannot be written in the tokens of this model"):
+    with pytest.raises(TrtspecError, match="the stop word 'é' cannot be encoded with the tokens of this model"):
         Pieces(Tokenizer(tmp_path)).encode("é")
 
 

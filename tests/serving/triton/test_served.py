@@ -172,7 +172,7 @@ def test_what_clients_always_send_is_taken(client: Client) -> None:
         ({"beam_width": 2}, "beam_width 2 is not supported by the torch engine"),
         ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
         ({"max_tokens": 1000}, "prompt and max_tokens are 1025 tokens together, at most 128 fit"),
-        ({"text_input": "x" * 65}, "the prompt has 65 tokens, at most 64 are taken"),
+        ({"text_input": "x" * 65}, "the prompt has 65 tokens, expected at most 64"),
         ({"text_input": ""}, "text_input is empty"),
     ],
 )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One prompt's way through one layer of a source checkpoint, with transformers' operations, order and dtypes.
+"""The forward pass of one layer of a source checkpoint, with transformers' operations, order and dtypes.
 
-`layers` computes the same from fused and rearranged weights, which is faster and rounds elsewhere; a quantizer that
-runs the model itself sees the bits that are seen here.
+`layers` computes the same from fused and rearranged weights, which is faster but rounds differently. A quantizer that
+runs the source model observes the same bits as this module.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from trtspec.engine.model.layers import ACTIVATIONS
 from trtspec.engine.model.moe import mix_experts
 from trtspec.engine.model.rope import attention_factor, frequencies
 
-# What is measured of a module: what goes into its matrix, and what an attention puts into its cache, keys rotated.
+# The measured values of a module: the inputs of its matrix, and an attention's cached (rotated) keys and values.
 INPUTS, KEYS, VALUES = "inputs", "keys", "values"
 
 
 class Peaks:
-    """The largest magnitude found of each (kind, module), in the order of the computation; NaN is the largest."""
+    """The largest magnitude of each (kind, module), in the order of the computation; NaN counts as the largest."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], Tensor] = {}
 
     def see(self, kind: str, module: str, values: Tensor) -> None:
-        """Take in values of any shape."""
+        """Update a peak with values of any shape."""
         self._lift((kind, module), values.abs().amax())
 
     def merge(self, other: Peaks) -> None:
-        """Take in what others have seen."""
+        """Update all peaks with the peaks of `other`."""
         for at, peak in other.found.items():
             self._lift(at, peak)
 
@@ -44,12 +44,12 @@ class Peaks:
 
 @dataclass
 class LayerPass:
-    """A layer about to be passed once, and the peaks met on the way.
+    """One forward pass of a layer, which collects `peaks`.
 
-    `prefix` is that of the layer's modules. `weights` are by the target's name in the layer, as in the source:
-    three matrices [out, in] for "attention.qkv.weight", or the one that they are rows of. `rotation` is cosines and
-    sines, [positions, rotary_size] each, of at least as many positions as the prompt has. `plus` is what belongs to the
-    weights of norms and is not in them.
+    `prefix` is the prefix of the layer's module names. `weights` are by the target's name in the layer, in the layout
+    of the source: three matrices [out, in] for "attention.qkv.weight", or the one matrix that stacks them. `rotation`
+    is cosines and sines, [positions, rotary_size] each, for at least as many positions as the prompt has. `plus` is
+    added to the stored weights of norms.
     """
 
     config: ModelConfig
@@ -61,7 +61,7 @@ class LayerPass:
     peaks: Peaks = field(default_factory=Peaks)
 
     def run(self, hidden: Tensor) -> Tensor:
-        """Return what the layer makes of hidden states [1, tokens, hidden_size]."""
+        """Return the layer's output for hidden states [1, tokens, hidden_size]."""
         mlp = self._mix if self.config.num_experts else self._mlp
         mixed = self._attend(self._norm(hidden, "input_layernorm"))
         if not self.config.inner_norms:
@@ -114,7 +114,7 @@ class LayerPass:
         return F.linear(inner, self.weights["mlp.proj.weight"][number])
 
     def _linear(self, module: str, rows: Tensor) -> list[Tensor]:
-        """Return what each of the module's matrices makes of `rows`."""
+        """Return the output of each of the module's matrices for `rows`."""
         self._see(INPUTS, module, rows)
         matrices = self.weights[f"{module}.weight"]
         biases = self.weights.get(f"{module}.bias", [None] * len(matrices))
@@ -128,7 +128,7 @@ class LayerPass:
 
 
 def mix(queries: Tensor, keys: Tensor, values: Tensor, config: ModelConfig, reach: int) -> Tensor:
-    """Return what the heads say; `reach` is how many keys a query sees at most, 0 for all up to its own."""
+    """Return the attention output; `reach` is the maximum number of keys per query, 0 for all keys up to its own."""
     group, scale = config.num_heads // config.num_kv_heads, config.score_scale
     if not reach and not config.attention_cap:
         is_grouped = group > 1
@@ -152,7 +152,7 @@ def _mix_capped(queries: Tensor, keys: Tensor, values: Tensor, config: ModelConf
 def norm(rows: Tensor, weight: Tensor, epsilon: float, plus: float = 0.0) -> Tensor:
     """Return rows [..., n] divided by their root mean square, in float32, and multiplied by a weight [n].
 
-    A weight that something has to be added to is multiplied in float32 too.
+    If `plus` is added to the weight, the product is computed in float32 too.
     """
     exact = rows.float()
     exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + epsilon)
@@ -160,19 +160,19 @@ def norm(rows: Tensor, weight: Tensor, epsilon: float, plus: float = 0.0) -> Ten
 
 
 def embedding_scale(config: ModelConfig, dtype: torch.dtype) -> Tensor:
-    """Return what embeddings are multiplied by where they are, rounded as they are."""
+    """Return the factor of scaled embeddings, rounded to their dtype."""
     return torch.tensor(config.hidden_size**0.5, dtype=dtype)
 
 
 def rotation(config: ModelConfig, width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines for positions 0 to `width` - 1, [width, rotary_size] each: both halves alike."""
+    """Return cosines and sines for positions 0 to `width` - 1, [width, rotary_size] each; both halves are equal."""
     angles = torch.outer(torch.arange(width, dtype=torch.float32), frequencies(config)).repeat(1, 2).to(device)
     factor = attention_factor(config)
     return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return heads [..., positions, head_size] turned by their positions; what is not rotated stays."""
+    """Return heads [..., positions, head_size] rotated by their positions; the rest beyond rotary_size is unchanged."""
     size = cosines.shape[-1]
     turning, rest = heads[..., :size], heads[..., size:]
     first, second = turning.chunk(2, -1)

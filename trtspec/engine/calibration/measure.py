@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts run through a source checkpoint layer by layer, to find the largest magnitudes, which FP8 scales come from.
+"""Calibration: runs prompts through a source checkpoint layer by layer and finds the largest magnitudes for FP8 scales.
 
-In memory are one layer's weights, the hidden states of all prompts, and what the prompts under way make of them: as
-many as torch has threads.
+Memory holds one layer's weights, the hidden states of all prompts, and the activations of as many prompts as torch has
+threads.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def measure(
 ) -> dict[str, dict[str, float]]:
     """Return the largest magnitudes over `prompts` (token ids, one text each, none empty) by module name.
 
-    Under "inputs" is what goes into every linear layer and the head, under "keys" and "values" what each attention puts
-    into its cache, keys rotated. The same on a device whatever the number of threads. `plus` is what belongs to the
-    norms' weights and is not in them, by target. `on_bytes` is told the source bytes done with since the last call.
-    With the `notes` of an interrupted run with the same `stamp` it goes on there. Raises CheckpointError where a
+    "inputs" has the inputs of every linear layer and the head, "keys" (rotated) and "values" those that each attention
+    writes to its cache. On one device the result does not depend on the number of threads. `plus` is added to the
+    stored weights of norms, by target. `on_bytes` gets the number of source bytes processed since the last call. With
+    the `notes` of an interrupted run with the same `stamp`, calibration resumes there. Raise CheckpointError if a
     magnitude is not finite.
     """
     where = choose_device(device)
@@ -78,9 +78,9 @@ def measure(
 
 @contextmanager
 def _one_thread_an_operation() -> Iterator[int]:
-    """Yield how many threads there are to run prompts side by side, each of them alone at its operations.
+    """Run torch operations on one thread each; yield the number of threads available to run prompts in parallel.
 
-    An operation on several threads is divided by their number, which moves its last bits.
+    torch splits an operation by the number of threads, which would change its last bits.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -91,7 +91,7 @@ def _one_thread_an_operation() -> Iterator[int]:
 
 
 class _Calibration:
-    """The source's weights, read when their turn comes, and the peaks so far in `tables`: by kind, then by module."""
+    """Reads the source's weights layer by layer, and collects the peaks in `tables`: by kind, then by module."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _Calibration:
         self.tables: dict[str, dict[str, float]] = {INPUTS: {}, KEYS: {}, VALUES: {}}
 
     def resume(self, notes: CalibrationNotes) -> tuple[int, list[Tensor]] | None:
-        """Return how many layers are done and the states behind them, the peaks so far taken; None without notes."""
+        """Restore `tables` and return the number of finished layers with their output states, or None without notes."""
         noted = notes.load()
         if noted is None:
             return None
@@ -117,7 +117,7 @@ class _Calibration:
         return done, states
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return the hidden states [1, tokens, hidden_size] that go into the first layer; touches only rows in use."""
+        """Return the input of the first layer [1, tokens, hidden_size] per prompt; reads only the embeddings in use."""
         (source,) = self.sources[EMBEDDING]
         table = map_tensor(source)
         states = [F.embedding(torch.tensor([prompt]), table).to(self.device) for prompt in prompts]
@@ -127,7 +127,7 @@ class _Calibration:
         return states
 
     def pass_layer(self, number: int, states: list[Tensor], turns: tuple[Tensor, Tensor], pool: Executor) -> None:
-        """Replace each of `states` by what layer `number` makes of it."""
+        """Replace each of `states` by the output of layer `number` for it."""
         prefix, sources = layer_tensor(number, ""), self._layer(number)
         weights = {name: [self._load(source) for source in joined(of)] for name, of in sources.items()}
         plus = self.plus.get(f"{prefix}input_layernorm.weight", 0.0)
@@ -135,18 +135,18 @@ class _Calibration:
 
         def run(hidden: Tensor) -> tuple[Tensor, Peaks]:
             layer_pass = LayerPass(self.config, prefix, weights, turns, self.config.has_window(number), plus)
-            with torch.inference_mode():  # which each thread turns on for itself
+            with torch.inference_mode():  # thread-local
                 return layer_pass.run(hidden), layer_pass.peaks
 
         for done, (hidden, found) in enumerate(pool.map(run, states)):
             states[done] = hidden
             peaks.merge(found)
-            # a layer's bytes are told as its prompts get done, which is what takes the time
+            # a layer's bytes are reported as its prompts finish, because they take the time
             self.on_bytes(nbytes * (done + 1) // len(states) - nbytes * done // len(states))
         self._take(peaks)
 
     def finish(self, states: list[Tensor]) -> None:
-        """Measure what goes into the head, whose weights are not needed for that."""
+        """Measure the inputs of the LM head; its weights are not needed."""
         (source,), (head,) = self.sources[FINAL_NORM], self.sources[LM_HEAD]
         weight, plus, peaks = self._load(source), self.plus.get(FINAL_NORM, 0.0), Peaks()
         for hidden in states:
@@ -163,18 +163,19 @@ class _Calibration:
         return map_tensor(source).to(self.device, self.dtype)
 
     def _take(self, peaks: Peaks) -> None:
-        """Put peaks into the tables; raises for the first of them that is not finite."""
+        """Add peaks to the tables; raise CheckpointError for the first that is not finite."""
         for (kind, module), peak in peaks.found.items():
             value = peak.item()
             if not math.isfinite(value):
                 message = f"the {kind} of {module} are not finite"
-                hint = f"weights up to there are damaged, or too large for {str(self.dtype).removeprefix('torch.')}"
+                dtype = str(self.dtype).removeprefix("torch.")
+                hint = f"weights up to this module are corrupt or too large for {dtype}"
                 raise CheckpointError(message, where=str(self.sources[EMBEDDING][0].file.parent), hint=hint)
             self.tables[kind][module] = value
 
 
 def joined(sources: Sequence[TensorInfo]) -> list[TensorInfo]:
-    """Return the tensors that parts are rows of, in which a source's own products are computed, or the parts."""
+    """Return the parts joined into the one source tensor that contains them, or the parts if they are separate."""
     first, *others = sorted(sources, key=lambda source: source.offset)
     if not others or any(other.name != first.name for other in others):
         return list(sources)

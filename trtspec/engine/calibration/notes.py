@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an interrupted calibration leaves for the next: the hidden states between two layers, and the peaks up to there.
+"""Checkpoints of a calibration, to resume it: the hidden states between two layers and the peaks so far.
 
-A kill costs what came after the newest notes, and no more.
+A killed process loses only the work since the last checkpoint.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Tables = dict[str, dict[str, float]]
 
 
 class CalibrationNotes:
-    """The newest notes, in one file; without a path nothing is noted.
+    """The latest checkpoint in one file; without a path nothing is saved.
 
-    `stamp` is what is measured, and on what; notes with another one are not read.
+    `stamp` identifies the measurement and its inputs; checkpoints with another stamp are ignored.
     """
 
     def __init__(self, path: Path | None, stamp: str, device: torch.device) -> None:
@@ -33,14 +33,14 @@ class CalibrationNotes:
         self._stamp = f"{stamp} {torch.__version__} {device.type} {machine}"
 
     def load(self) -> tuple[int, list[Tensor], Tables] | None:
-        """Return how many layers are done, the states behind them and the peaks so far; None where nothing is noted."""
+        """Return the number of finished layers, their output states and the peaks, or None without a checkpoint."""
         noted = load_notes(self._path, self._device) if self._path else None
         if noted is None or noted.get("stamp") != self._stamp:
             return None
         return noted["done"], noted["states"], noted["tables"]
 
     def save(self, done: int, states: list[Tensor], tables: Tables) -> None:
-        """Note that `done` layers are done, unless that was done a short while ago."""
+        """Save the state after `done` layers, unless the last save was less than SAVE_EVERY_S ago."""
         if self._path is None or time.monotonic() - self._saved_at < SAVE_EVERY_S:
             return
         save_notes(self._path, {"stamp": self._stamp, "done": done, "states": states, "tables": tables})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of drafters to the engine."""
+"""The interface between drafters and the engine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from trtspec.methods.base import DraftShape
 
 @dataclass(frozen=True)
 class Room:
-    """The sizes a drafter has to serve: a KV cache of `rows` x `max_len` on `device`, computing in `dtype`.
+    """The sizes that a drafter must support: a KV cache of `rows` x `max_len` on `device`, computing in `dtype`.
 
-    `length` is the length of the longest text that is served. Of texts that ended, `kept_tokens` may be kept.
+    `length` is the maximum length of a text. `kept_tokens` is the size of the prefix cache.
     """
 
     rows: int
@@ -37,9 +37,9 @@ class Room:
 class Setup:
     """The arguments of a drafter's constructor.
 
-    `root` is the draft model's checkpoint, None for methods without one; draft heads are in
-    the checkpoint of `target`. `options` are the method's, validated. A chain ends where the product of how sure the
-    draft is of its tokens falls below `confidence`.
+    `root` is the draft model's checkpoint, None for methods without a draft model; draft heads are in the checkpoint of
+    `target`. `options` are the validated options of the method. A chain ends where the product of the draft's
+    confidence in its tokens falls below `confidence`.
     """
 
     target: Decoder
@@ -52,16 +52,16 @@ class Setup:
 
 @dataclass(frozen=True)
 class DraftSampling:
-    """How the rows of a batch sample: `params` turn logits into probabilities, `uniforms` [rows, nodes] sample drafts.
+    """Sampling of drafts: `params` turn logits into probabilities, `uniforms` [rows, nodes] sample tokens from them.
 
-    Greedy rows have temperature 0; a batch of only greedy rows has no DraftSampling.
+    Greedy rows have temperature 0; for a batch of only greedy rows the DraftSampling is None.
     """
 
     params: SamplingParams
     uniforms: Tensor
 
     def draw(self, probs: Tensor, column: int) -> Tensor:
-        """Return tokens [rows] sampled from probs [rows, vocab] with one column of uniforms, to be used once."""
+        """Return tokens [rows] sampled from probs [rows, vocab] with one column of uniforms; use each column once."""
         return pick(probs, self.uniforms[:, column])
 
 
@@ -69,10 +69,10 @@ class DraftSampling:
 class Draft:
     """The draft after each row's text: `tokens` [rows, nodes].
 
-    Without `tree` it is a chain, of which `lens` tokens are valid in each row (None for all); with a tree, `tokens` are
-    its nodes without the root. `probs` is what tokens were sampled from, None for deterministic tokens (looked up, most
-    probable, or only greedy rows): [rows, nodes, vocab] for a chain, [rows, nodes + 1, vocab] for a tree, in which a
-    node's row is what its children were sampled from without replacement.
+    Without `tree` the draft is a chain, and the first `lens[row]` tokens are valid (None: all). With a tree, `tokens`
+    are its nodes without the root. `probs` are the distributions from which tokens were sampled, None for deterministic
+    tokens (looked up, most probable, or only greedy rows): [rows, nodes, vocab] for a chain, [rows, nodes + 1, vocab]
+    for a tree, where the distribution of a node is the one of its children, sampled without replacement.
     """
 
     tokens: Tensor
@@ -85,8 +85,9 @@ class Draft:
 class Outcome:
     """The target's outputs in a step: node 0 is the last token of a row's text, the others are the draft.
 
-    `logits` [rows, nodes + 1, vocab] and `features` [rows, nodes + 1, aux_layers * hidden] (None for a drafter without
-    auxiliary layers) are the target's at each node; `results` are the accepted path and the next token of each row.
+    `logits` [rows, nodes + 1, vocab] and `features` [rows, nodes + 1, aux_layers * hidden] are the target's outputs at
+    each node; `features` is None for a drafter without auxiliary layers. `results` are the accepted path and the next
+    token of each row.
     """
 
     results: list[VerifyResult]
@@ -94,28 +95,28 @@ class Outcome:
     features: Tensor | None
 
     def accepted_features(self) -> list[Tensor]:
-        """Return of each row the features [n, aux_layers * hidden] at its root and its accepted nodes.
+        """Return the features [n, aux_layers * hidden] at the root and the accepted nodes of each row.
 
-        Gathered at once, and each row's own: one that goes on holds nothing of rows that ended.
+        They are gathered in one operation and then copied, so that running rows do not keep memory of finished ones.
         """
         if self.features is None:
-            raise ValueError("a drafter with aux_layers gets features of the target")
+            raise ValueError("features are only available to drafters with aux_layers")
         rows, width, _ = self.features.shape
         paths = [[0, *result.path] for result in self.results]
-        places = [row * width + node for row, path in enumerate(paths) for node in path]
+        indices = [row * width + node for row, path in enumerate(paths) for node in path]
         flat = self.features.flatten(0, 1)
-        kept = flat if len(places) == rows * width else flat[torch.tensor(places, device=flat.device)]
-        return [part.clone() for part in torch.split(kept, [len(path) for path in paths])]
+        gathered = flat if len(indices) == rows * width else flat[torch.tensor(indices, device=flat.device)]
+        return [part.clone() for part in torch.split(gathered, [len(path) for path in paths])]
 
 
 class Drafter(Protocol):
-    """Drafts tokens for the rows of a batch. Row i is request i of the engine's running batch that is drafted for.
+    """Drafts tokens for the rows of a batch; row i is the i-th running request that is drafted for.
 
-    A module of `drafters/` joins by defining its class as `DRAFTER`. `aux_layers` are the target's auxiliary
-    hidden-state layers that it reads (see `Decoder.forward_with_features`), `vocab_size` is the drafter's own where
-    that is not the target's, `lowerable` are the method's options that a request may lower for itself. One that
-    `replays` proposes by the text and the target's features alone: a known text tells what it proposes (`replay.py`).
-    One that does not `remember` keeps nothing of its rows, which are always all of the target's.
+    A method's `drafter` module registers its class as `DRAFTER`. `aux_layers` are the target's auxiliary hidden-state
+    layers that the drafter reads (see `Decoder.forward_with_features`). `vocab_size` is the drafter's vocabulary size
+    if it must equal the target's. `lowerable` are the method's options that a request may lower. A drafter with
+    `replays` proposes only from the text and the target's features, so that `replay.py` can evaluate it on known texts.
+    Without `remembers` it keeps no state per row, and its rows are always all rows of the target.
     """
 
     aux_layers: tuple[int, ...] = ()
@@ -132,24 +133,24 @@ class Drafter(Protocol):
     def read(self, features: Tensor, start: int) -> None:
         """Process the target's features [rows, width, aux_layers * hidden] of new prompts, from position `start` on.
 
-        Called for each chunk of positions in order; features beyond a row's end are to be ignored.
+        Called for each chunk of positions in order; features beyond a row's end must be ignored.
         """
 
     def lower(self, row: int, prompt: Sequence[int], options: Any) -> None:
-        """Give a new row options of its own, of which those in `lowerable` may be smaller than the engine's."""
+        """Set the options of a new row; those in `lowerable` may be smaller than the engine's."""
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Draft at most `depth` tokens in a row after each text (prompt and output so far).
 
-        With `sampling`, sampled tokens are drawn by its uniforms. The output keeps the target's distribution only if a
-        draft depends on nothing but the text, those uniforms and what was observed.
+        With `sampling`, sampled tokens are drawn with its uniforms. The output keeps the target's distribution only if
+        a draft depends on nothing but the text, these uniforms and observed outcomes.
         """
 
     def observe(self, outcome: Outcome) -> None:
-        """Process the outcome of a step, whether anything was proposed in it or not."""
+        """Process the outcome of a step, also of a step without a proposal."""
 
     def keep(self, row: int, text: Sequence[int]) -> None:
-        """Keep what was read of a row's text, which ended, for those that begin alike."""
+        """Cache the state of a row whose text ended, for texts with the same prefix."""
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Let row `source`, `length` tokens long, become row `target`."""
+        """Move row `source`, which is `length` tokens long, to row `target`."""

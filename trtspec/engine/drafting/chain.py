@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting chains: token by token with a language model, or out of logits that are there at once."""
+"""Chain drafts: token by token with a language model, or from the logits of all positions at once."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from trtspec.engine.model.attention_masks import Window
 
 @dataclass(frozen=True)
 class Floors:
-    """How sure a draft has to be to go on, 0 for however unsure.
+    """The minimum confidence for a draft to continue; 0 disables a bound.
 
-    How sure it is of a place is the probability of its best token there, or what it estimates itself; `token` bounds
-    that, `chain` the product over the places so far.
+    The confidence at a position is the probability of the most probable token, or the draft's own estimate. `token`
+    bounds the confidence, `chain` its product over the positions so far.
 
-    That is decided by what a token is sampled from and by those before it: by the token itself it would bias the text.
+    The decision depends only on a token's distribution and the tokens before it. If it depended on the token itself, it
+    would bias the text.
     """
 
     token: float = 0.0
     chain: float = 0.0
 
-    def lens(self, sureness: Tensor) -> list[int]:
-        """Return at how many places each row goes on, by how sure it is of each [rows, places]."""
-        sure = (sureness >= self.token) & (sureness.cumprod(1) >= self.chain)
-        lens: list[int] = sure.long().cumprod(1).sum(1).tolist()
+    def lens(self, confidence: Tensor) -> list[int]:
+        """Return each row's draft length from the confidence at each position [rows, positions]."""
+        sufficient = (confidence >= self.token) & (confidence.cumprod(1) >= self.chain)
+        lens: list[int] = sufficient.long().cumprod(1).sum(1).tolist()
         return lens
 
 
@@ -38,7 +39,7 @@ NEVER = Floors()
 
 
 class DrawnChain:
-    """The chains of `rows` rows, a token of each for each of their logits."""
+    """The chains of `rows` rows, built from the logits of one position at a time."""
 
     def __init__(
         self, rows: int, device: torch.device, sampling: DraftSampling | None, vocabulary: Vocabulary = SAME
@@ -47,7 +48,7 @@ class DrawnChain:
         self._tokens, self._probs = [torch.empty((rows, 0), dtype=torch.int64, device=device)], list[Tensor]()
 
     def add(self, logits: Tensor) -> Tensor:
-        """Draft a token of each row by logits [rows, the draft's vocabulary], and return the target's ids [rows]."""
+        """Draft a token of each row from logits [rows, the draft's vocabulary]; return the target's ids [rows]."""
         if self._sampling is None:
             drafted = logits.argmax(-1)
         else:
@@ -59,13 +60,13 @@ class DrawnChain:
         return tokens
 
     def draft(self, lens: list[int]) -> Draft:
-        """Return what was drafted, of which `lens` tokens of each row count; columns of none are left out."""
+        """Return the draft with `lens` valid tokens per row, without the columns that no row uses."""
         tokens, most = torch.cat(self._tokens, 1), max(lens)
         return Draft(tokens[:, :most], torch.stack(self._probs[:most], 1) if self._probs[:most] else None, lens=lens)
 
 
 class GrowingChain:
-    """The chains of `rows` rows that grow together; one ends for good where its draft is not sure enough."""
+    """The chains of `rows` rows that grow together; a row's chain ends where its confidence is too low."""
 
     def __init__(
         self,
@@ -77,12 +78,12 @@ class GrowingChain:
     ) -> None:
         self._drawn, self._floors = DrawnChain(rows, device, sampling, vocabulary), floors
         self._grows, self._lens = [True] * rows, [0] * rows
-        self._sureness = torch.ones(rows, device=device)
+        self._confidence = torch.ones(rows, device=device)
 
     def add(self, logits: Tensor) -> Tensor | None:
-        """Draft a token of each row by logits [rows, the draft's vocabulary], and return the target's ids [rows].
+        """Draft a token of each row from logits [rows, the draft's vocabulary]; return the target's ids [rows].
 
-        None where no row goes on.
+        Return None if all chains have ended.
         """
         if self._floors != NEVER:
             self._end(likeliest(logits))
@@ -91,19 +92,19 @@ class GrowingChain:
         self._lens = [length + grows for length, grows in zip(self._lens, self._grows, strict=True)]
         return self._drawn.add(logits)
 
-    def _end(self, sureness: Tensor) -> None:
-        """End the chains of rows that are not sure enough, with one transfer to the host."""
-        self._sureness = self._sureness * sureness
-        sure = (sureness >= self._floors.token) & (self._sureness >= self._floors.chain)
-        self._grows = [grew and sure for grew, sure in zip(self._grows, sure.tolist(), strict=True)]
+    def _end(self, confidence: Tensor) -> None:
+        """End the chains whose confidence is too low, with one transfer to the host."""
+        self._confidence = self._confidence * confidence
+        sufficient = (confidence >= self._floors.token) & (self._confidence >= self._floors.chain)
+        self._grows = [grew and grows for grew, grows in zip(self._grows, sufficient.tolist(), strict=True)]
 
     def draft(self) -> Draft:
-        """Return what was drafted."""
+        """Return the draft."""
         return self._drawn.draft(self._lens)
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """Return the probability of the best token [...] by logits [..., vocabulary]."""
+    """Return the probability [...] of the most probable token by logits [..., vocabulary]."""
     return torch.softmax(logits.float(), -1).amax(-1)
 
 
@@ -115,16 +116,16 @@ def draft_chain(
     floors: Floors,
     vocabulary: Vocabulary = SAME,
 ) -> Draft:
-    """Draft one token for each window, until no row goes on.
+    """Draft one token for each window, until all chains have ended.
 
     Args:
         forward: returns each row's logits [rows, the draft's vocabulary] after tokens at a window; after the first
-            window these are the target's ids of what was drafted.
+            window, the tokens are the target's ids of the drafted tokens.
         tokens: [rows, width of the first window], the end of each text; the other windows are one token wide.
         windows: the positions of the tokens.
-        sampling: how rows sample; None where all are greedy.
-        floors: where a row's chain ends.
-        vocabulary: what the logits are of.
+        sampling: the sampling of drafts, or None if all rows are greedy.
+        floors: the minimum confidence.
+        vocabulary: the vocabulary of the logits.
     """
     chain = GrowingChain(len(tokens), tokens.device, sampling, floors, vocabulary)
     for window in windows:
@@ -138,9 +139,9 @@ def draft_chain(
 def draft_at_once(
     logits: Tensor, sampling: DraftSampling | None, floors: Floors, vocabulary: Vocabulary = SAME
 ) -> Draft:
-    """Draft one token for each place of logits [rows, places, the draft's vocabulary], until no row goes on."""
-    rows, places, _ = logits.shape
+    """Draft one token for each position of logits [rows, positions, the draft's vocabulary], bounded by `floors`."""
+    rows, positions, _ = logits.shape
     chain = DrawnChain(rows, logits.device, sampling, vocabulary)
-    for place in logits.unbind(1):
-        chain.add(place)
-    return chain.draft([places] * rows if floors == NEVER else floors.lens(likeliest(logits)))
+    for at_position in logits.unbind(1):
+        chain.add(at_position)
+    return chain.draft([positions] * rows if floors == NEVER else floors.lens(likeliest(logits)))

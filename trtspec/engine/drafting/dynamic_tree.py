@@ -5,7 +5,7 @@ Level by level, the head ranks `top_k` tokens after each node of its frontier. A
 of the whole path to it. The `top_k` best tokens of a level are the next frontier, and the best of all ranked tokens are
 the draft. No token scores higher than its parent, which is ranked before it, so the draft is a tree.
 
-The tokens are deterministic, also where a request samples: they depend only on the text.
+The tokens are deterministic even if a request samples: they depend only on the text.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from trtspec.kernels.tree import Tree
 class Frontier:
     """The nodes of a level that are extended, all [rows, n, ...].
 
-    `features` come after them, `scores` are the log probabilities of their paths; `ranked` is their index among all
-    ranked tokens, -1 for the root.
+    `features` are the head's features after these nodes, `scores` the log probabilities of their paths, and `ranked`
+    their indices among all ranked tokens, -1 for the root.
     """
 
     features: Tensor
@@ -38,7 +38,7 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Tokens ranked after a frontier, [rows, n]: by frontier node, the best first; `parents` are their `ranked`."""
+    """Tokens ranked after a frontier [rows, n], by node, best first; `parents` are the `ranked` of the nodes."""
 
     tokens: Tensor
     scores: Tensor
@@ -55,7 +55,7 @@ class DynamicTree(TreeBuilder):
     def grow(
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
     ) -> Draft:
-        """Return the tree of all levels, whatever `depth` is: the best tokens must not depend on other rows."""
+        """Return the tree of all levels; `depth` is ignored, because the best tokens must not depend on other rows."""
         rows = len(features)
         frontier = Frontier(
             features.unsqueeze(1),
@@ -85,8 +85,8 @@ class DynamicTree(TreeBuilder):
     def _advance(
         self, head: FeatureHead, frontier: Frontier, ranked: Ranked, before: int, windows: GrowingTree
     ) -> Frontier:
-        """Return the frontier of the best tokens of the last level, before which `before` tokens were ranked."""
-        best = _best_of(ranked.scores, self._top_k)
+        """Return the frontier of the last level's best tokens; `before` tokens were ranked in earlier levels."""
+        best = _best_indices(ranked.scores, self._top_k)
         parents = best // self._top_k
         features = frontier.features.gather(1, parents.unsqueeze(2).expand(-1, -1, frontier.features.shape[2]))
         passed = head.forward(ranked.tokens.gather(1, best), features.flatten(0, 1), windows.below(parents))
@@ -97,9 +97,9 @@ class DynamicTree(TreeBuilder):
         tokens = torch.cat([level.tokens for level in levels], 1)
         scores = torch.cat([level.scores for level in levels], 1)
         parents = torch.cat([level.parents for level in levels], 1)
-        best = _best_of(scores, self._nodes).sort(1).values
+        best = _best_indices(scores, self._nodes).sort(1).values
         count = best.shape[1]
-        # one entry more than tokens, so that index -1 finds the root's number, 0
+        # one extra entry, so that index -1 gives the root's number, 0
         numbers = torch.zeros((len(tokens), tokens.shape[1] + 1), dtype=torch.int64, device=tokens.device)
         numbers.scatter_(1, best, torch.arange(1, count + 1, device=tokens.device).expand(len(tokens), -1))
         above = numbers.gather(1, parents.gather(1, best) % numbers.shape[1])
@@ -107,6 +107,6 @@ class DynamicTree(TreeBuilder):
         return Draft(tokens.gather(1, best), tree=Tree(np.concatenate([root, above.cpu().numpy()], 1)))
 
 
-def _best_of(scores: Tensor, count: int) -> Tensor:
-    """Return the indices [rows, count] of the best of scores [rows, n], the first ones among equals."""
+def _best_indices(scores: Tensor, count: int) -> Tensor:
+    """Return the indices [rows, count] of the highest scores [rows, n]; of equal scores, the first ones."""
     return scores.argsort(stable=True, dim=1, descending=True)[:, :count]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands between the engine and its drafter, so that a drafter which fails costs drafts and no text.
+"""Fault isolation of drafters: if a drafter fails, requests lose their drafts but no text.
 
-After an exception nothing is known of what the drafter holds of its rows: those that run go on without drafts to their
-ends. Rows that begin later are drafted for again, unless it failed often. The drafter therefore has rows of its own,
-0, 1, ... of those that are drafted for; while it never failed they are the engine's.
+After an exception the drafter's state of its rows is undefined, so the running requests continue without drafts until
+they end. Later requests are drafted for again, unless the drafter failed repeatedly. The drafter therefore has its own
+row numbers 0, 1, ... for the rows that are drafted for; they equal the engine's until the first failure.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Guard:
-    """A drafter as the engine calls it, by the engine's rows."""
+    """Wraps a drafter, translates the engine's rows to the drafter's, and isolates its failures."""
 
     drafter: Drafter
     breaker: Breaker = field(default_factory=Breaker)
     on_fallback: Callable[[str], None] = lambda reason: None
-    _places: list[int | None] = field(default_factory=list)  # of each row: the drafter's, None for one without drafts
-    _texts: list[Sequence[int]] = field(default_factory=list)  # of the drafter's rows, as they grow
-    _begins: bool = True  # whether the rows that are begun are drafted for
+    _places: list[int | None] = field(default_factory=list)  # the drafter's row of each row, None without drafts
+    _texts: list[Sequence[int]] = field(default_factory=list)  # the growing texts of the drafter's rows
+    _begins: bool = True  # whether the newest rows are drafted for
     _was_logged: bool = False
 
     def tell(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
-        """Tell from now on why texts go on without the drafter, and whether it is left alone."""
+        """Set the callbacks for the reason of each fallback and for changes of the circuit breaker."""
         self.on_fallback, self.breaker.on_change = on_fallback, on_open
 
     @property
     def drafted(self) -> list[int]:
-        """Return the rows that are drafted for, in the order of the drafter's."""
+        """Return the rows that are drafted for, in the order of the drafter's rows."""
         places = {place: row for row, place in enumerate(self._places) if place is not None}
         return [places[place] for place in range(len(places))]
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Process the prompts of new requests, which become the last rows; those that were there are given up."""
-        given_up = len(self._places[first_row:]) - self._places[first_row:].count(None)
+        """Process the prompts of new requests, which replace the rows from `first_row` on."""
+        replaced = len(self._places[first_row:]) - self._places[first_row:].count(None)
         del self._places[first_row:]
-        del self._texts[len(self._texts) - given_up :]
+        del self._texts[len(self._texts) - replaced :]
         self._begins = not self.drafter.remembers or self.breaker.allows()
         if not self._begins:
             self._places += [None] * len(prompts)
@@ -67,16 +67,16 @@ class Guard:
             self.drafter.read(features, start)
 
     def lower(self, row: int, prompt: Sequence[int], options: object) -> None:
-        """Give a new row options of its own."""
+        """Set the options of a new row."""
         if (place := self._places[row]) is not None:
             self.drafter.lower(place, prompt, options)
 
     def propose(
         self, texts: Sequence[Sequence[int]], depth: int, sampling: Callable[[list[int]], DraftSampling | None]
     ) -> Draft | None:
-        """Draft after the texts of those rows that are drafted for; None where the drafter fails, or is left out.
+        """Return the draft of the rows that are drafted for, or None if the drafter fails or is disabled.
 
-        `sampling` says how some rows sample.
+        `sampling` returns the draft sampling of given rows.
         """
         rows = self.drafted
         if not rows or (not self.drafter.remembers and not self.breaker.allows()):
@@ -89,15 +89,15 @@ class Guard:
         return draft if rows == [*range(len(texts))] else _spread(draft, rows, len(texts))
 
     def observe(self, outcome: Outcome) -> None:
-        """Process the outcome of a step, of those rows that are drafted for."""
+        """Process the outcome of a step for the rows that are drafted for."""
         if rows := self.drafted:
             try:
-                self.drafter.observe(outcome if rows == [*range(len(outcome.results))] else _part(outcome, rows))
+                self.drafter.observe(outcome if rows == [*range(len(outcome.results))] else _select(outcome, rows))
             except Exception:
                 self._failed()
 
     def keep(self, row: int, text: Sequence[int]) -> bool:
-        """Free the row of a text that ended; returns whether it was drafted for to its end, and is kept."""
+        """Free the row of a finished text; return whether it was drafted for to its end, so that it can be cached."""
         place, self._places[row] = self._places[row], None
         if place is None:
             return False
@@ -112,13 +112,13 @@ class Guard:
         return True
 
     def move_row(self, source: int, target: int) -> None:
-        """Let a row become another; the drafter's own rows stay where they are."""
+        """Move a row; the drafter's rows do not move."""
         self._places[target], self._places[source] = self._places[source], None
 
     def _failed(self) -> None:
         if not self._was_logged:
             log.exception(
-                "the drafter failed, and its texts go on without; trtspec_fallbacks_total counts it from now on"
+                "the drafter failed; its requests continue without drafts (further failures: trtspec_fallbacks_total)"
             )
             self._was_logged = True
         self.breaker.failed()
@@ -128,8 +128,8 @@ class Guard:
 
 
 def _spread(draft: Draft, rows: list[int], count: int) -> Draft:
-    """Return a draft of some rows as one of all, which has nothing in the others."""
-    tokens, probs = _among(draft.tokens, rows, count), draft.probs
+    """Return a draft of some rows as a draft of all `count` rows, with empty drafts in the other rows."""
+    tokens, probs = _scatter(draft.tokens, rows, count), draft.probs
     tree = draft.tree
     if tree is not None and len(tree.parents) > 1:
         parents = np.full((count, tree.parents.shape[1]), -1, dtype=np.int64)
@@ -138,19 +138,19 @@ def _spread(draft: Draft, rows: list[int], count: int) -> Draft:
     lens = dict(zip(rows, draft.lens or [tokens.shape[1]] * len(rows), strict=True))
     return Draft(
         tokens,
-        None if probs is None else _among(probs, rows, count),
+        None if probs is None else _scatter(probs, rows, count),
         tree,
         None if draft.tree is not None else [lens.get(row, 0) for row in range(count)],
     )
 
 
-def _among(values: Tensor, rows: list[int], count: int) -> Tensor:
+def _scatter(values: Tensor, rows: list[int], count: int) -> Tensor:
     spread = values.new_zeros((count, *values.shape[1:]))
     spread[torch.tensor(rows, device=values.device)] = values
     return spread
 
 
-def _part(outcome: Outcome, rows: list[int]) -> Outcome:
+def _select(outcome: Outcome, rows: list[int]) -> Outcome:
     """Return the outcome of some rows."""
     index = torch.tensor(rows, device=outcome.logits.device)
     features = None if outcome.features is None else outcome.features[index]

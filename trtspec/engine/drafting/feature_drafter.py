@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafting with a head that predicts the target's next features.
 
-The head's cache keeps only pairs with the target's own features. Those of a step's accepted path wait until the token
-after them is known, and go through the head when the next draft begins; what was drafted stands behind them in the
-cache and is written over then.
+The head's cache keeps only pairs with the target's features. The features of a step's accepted path wait until the
+token after them is known, and go through the head when the next draft begins. Pairs of drafted tokens are stored after
+them in the cache and are then overwritten.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from trtspec.engine.drafting.tree_builder import TreeBuilder
 
 
 class PairingDrafter(Drafter):
-    """Keeps a head's cache up to the text: its prompts are read, and what a step accepts waits in `_take`."""
+    """Keeps a head's cache in sync with the text: prompts are processed, and accepted features wait for `_take`."""
 
     def __init__(self, head: FeatureHead) -> None:
         self._head = head
         self.aux_layers = head.aux_layers
-        self._waiting: dict[int, list[Tensor]] = {}  # by row, hidden states of the target [n, aux_layers * hidden]
+        self._waiting: dict[int, list[Tensor]] = {}  # by row: hidden states of the target [n, aux_layers * hidden]
         self._prompts: Sequence[Sequence[int]] = ()
         self._first_row = 0
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Keep the prompts until the target has read them."""
+        """Keep the prompts until the target has processed them."""
         self._prompts, self._first_row = prompts, first_row
 
     def read(self, features: Tensor, start: int) -> None:
         """Write the pairs of a chunk into the head's cache.
 
-        A prompt's last feature has no token after it yet: what is paired with it, and stands beyond, is overwritten.
+        The token after a prompt's last feature is unknown: its pair and later ones are placeholders, overwritten later.
         """
         rows, width, _ = features.shape
         following = [[*prompt[start + 1 : start + 1 + width]] for prompt in self._prompts]
@@ -48,7 +48,7 @@ class PairingDrafter(Drafter):
                 self._waiting[self._first_row + row] = [features[row, at : at + 1].clone()]
 
     def _take(self, rows: int) -> list[Tensor]:
-        """Return the hidden states [n, aux_layers * hidden] that wait for the head, of each row."""
+        """Remove and return each row's waiting hidden states [n, aux_layers * hidden]."""
         waiting = [torch.cat(self._waiting[row]) for row in range(rows)]
         self._waiting = {row: [] for row in range(rows)}
         return waiting
@@ -68,14 +68,14 @@ class PairingDrafter(Drafter):
 
 
 class FeatureDrafter(PairingDrafter):
-    """Drafts with a head, token by token; a `TreeBuilder` decides the shape of the draft."""
+    """Drafts with a head, token by token; a `TreeBuilder` determines the shape of the draft."""
 
     def __init__(self, head: FeatureHead, builder: TreeBuilder) -> None:
         super().__init__(head)
         self._builder = builder
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Take in what has waited, and let the draft grow from the feature that follows on it."""
+        """Process the waiting features, and grow the draft from the feature that the head predicts after them."""
         head, waiting = self._head, self._take(len(texts))
         counts = [len(features) for features in waiting]
         features = pad_sequence(waiting, batch_first=True)

@@ -15,7 +15,7 @@ from trtspec.engine.model.decoder import FINAL
 class LastHiddenDrafter(Drafter):
     """Keeps in `_hidden` [rows, hidden] the hidden state from which each text's last token was predicted.
 
-    It is the hidden state after the final norm, at the last token but one.
+    It is the hidden state after the final norm at the second-to-last token.
     """
 
     aux_layers = (FINAL,)
@@ -27,11 +27,11 @@ class LastHiddenDrafter(Drafter):
         self._first_row, self._ends = 0, [0]
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Remember where the prompts end."""
+        """Store the end positions of the prompts."""
         self._first_row, self._ends = first_row, [len(prompt) - 1 for prompt in prompts]
 
     def read(self, features: Tensor, start: int) -> None:
-        """Keep the hidden state at the end of each prompt that ends here."""
+        """Keep the hidden state at the end of each prompt that ends in this chunk."""
         for row, end in enumerate(self._ends):
             if start <= end < start + features.shape[1]:
                 self._hidden[self._first_row + row] = features[row, end - start]
@@ -39,7 +39,7 @@ class LastHiddenDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         """Keep the hidden state of each row's last accepted token."""
         if outcome.features is None:
-            raise ValueError("a drafter with aux_layers gets hidden states")
+            raise ValueError("a drafter with aux_layers needs hidden states")
         rows = len(outcome.results)
         ends = torch.tensor([result.path[-1] if result.path else 0 for result in outcome.results])
         self._hidden[:rows] = outcome.features[self._rows[:rows], ends.to(self._rows.device)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Static trees (EAGLE, arXiv:2401.15077): a node is a rank among the most probable tokens after its parent.
 
-The tree is built level by level, with one pass of the head over the nodes that have children. Where a request samples,
-a node's children are sampled without replacement instead; the first one takes the place of the lowest rank.
+The tree is built level by level, with one pass of the head over the nodes that have children. If a request samples, a
+node's children are sampled without replacement instead; the first sample replaces the lowest rank.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from trtspec.kernels.tree import Choice, Tree, in_node_order
 
 @dataclass(frozen=True)
 class Level:
-    """The nodes of one depth and how they are drafted; "above" are the inner nodes of the level above, their parents.
+    """The nodes of one depth; "above" refers to the inner nodes of the level above, which are their parents.
 
-    `parents` and `ranks` [nodes] are each node's parent above and its rank. `inner` [inner nodes] are the nodes that
-    have children, `inner_parents` their parents above and `span` the range of their numbers among all of the tree's
-    inner nodes without the root. Where children are sampled, all nodes above sample their first child; `rounds` are the
-    nodes of the round before that sample a second one, a third and so on. `sampled` [nodes] is a node's index in this
-    order.
+    `parents` and `ranks` [nodes] are the index above of each node's parent, and each node's rank. `inner` [inner nodes]
+    are the nodes with children, `inner_parents` their parents above, and `span` the range of their numbers among all
+    inner nodes of the tree without the root. When sampling, all nodes above first sample one child each; `rounds` are
+    the nodes of the previous round that sample a second child, a third and so on. `sampled` [nodes] is a node's index
+    in this order.
     """
 
     parents: Tensor
@@ -51,10 +51,10 @@ class Shape:
     inner_nodes: Tensor
 
     def by_node(self, probs: list[Tensor]) -> Tensor:
-        """Return what children were sampled from [rows, nodes, vocab], from the `probs` of each level's parents."""
-        of_inner = torch.cat(probs, 1)
-        rows, _, vocab = of_inner.shape
-        return of_inner.new_zeros((rows, self.tree.parents.shape[1], vocab)).index_copy_(1, self.inner_nodes, of_inner)
+        """Return the distributions of each node's children [rows, nodes, vocab] from the `probs` of all levels."""
+        inner = torch.cat(probs, 1)
+        rows, _, vocab = inner.shape
+        return inner.new_zeros((rows, self.tree.parents.shape[1], vocab)).index_copy_(1, self.inner_nodes, inner)
 
 
 class StaticTree(TreeBuilder):
@@ -63,7 +63,7 @@ class StaticTree(TreeBuilder):
     def __init__(self, choices: Sequence[Choice], device: torch.device) -> None:
         self.scratch = len(choices)
         depth = max(map(len, choices))
-        # near the end of a request the tree is cut off at a lower depth
+        # near the end of a request the tree is truncated to a lower depth
         self._shapes = [
             _shape([choice for choice in choices if len(choice) <= at], device) for at in range(1, depth + 1)
         ]
@@ -100,8 +100,8 @@ def _ranked(logits: Tensor, level: Level) -> Tensor:
 def _sampled(logits: Tensor, level: Level, sampling: DraftSampling, column: int) -> tuple[Tensor, Tensor]:
     """Sample each node's token [rows, nodes] with the uniforms from `column` on.
 
-    Returns also what the children of each node above were sampled from [rows, above, vocab]; zeros in a greedy row,
-    whose tokens are deterministic.
+    Also return the distribution of the children of each node above [rows, above, vocab]; greedy rows have zeros,
+    because their tokens are deterministic.
     """
     distribution = sampling.params.probs(logits)
     left, found = distribution, [draw_each(sampling, distribution, column)]
@@ -118,7 +118,7 @@ def _sampled(logits: Tensor, level: Level, sampling: DraftSampling, column: int)
 
 
 def draw_each(sampling: DraftSampling, weights: Tensor, column: int) -> Tensor:
-    """Return tokens [rows, n] sampled by weights [rows, n, vocab], with one uniform each from `column` on."""
+    """Return tokens [rows, n] sampled from weights [rows, n, vocab], with one uniform each from `column` on."""
     rows, count, _ = weights.shape
     uniforms = sampling.uniforms[:, column : column + count]
     return pick(weights.flatten(0, 1), uniforms.flatten()).view(rows, count)
@@ -144,7 +144,7 @@ def _level(nodes: list[Choice], above: list[Choice], with_children: list[Choice]
     parents = [above.index(choice[:-1]) for choice in nodes]
     inner = [number for number, choice in enumerate(nodes) if choice in with_children]
     first = sum(len(choice) < len(nodes[0]) for choice in with_children)
-    families = [[number for number, parent in enumerate(parents) if parent == own] for own in range(len(above))]
+    families = [[number for number, parent in enumerate(parents) if parent == node] for node in range(len(above))]
     rounds, order, before = [], [], list(range(len(above)))
     for turn in range(max(map(len, families))):
         drawing = [parent for parent in before if len(families[parent]) > turn]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builders of drafts from a head's predictions. The chain is here; trees have modules of their own."""
+"""Builders of drafts from a head's predictions: the interface and the chain. Trees are in separate modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtspec.engine.drafting.head import FeatureHead
 
 
 class TreeBuilder(ABC):
-    """Builds drafts of one shape. `scratch` is how many positions of the head's cache it needs after a text."""
+    """Builds drafts of one shape; `scratch` is the number of cache positions of the head that it needs after a text."""
 
     scratch: int
 
@@ -28,7 +28,7 @@ class TreeBuilder(ABC):
 
 
 class Chain(TreeBuilder):
-    """A chain of the most probable tokens, or of tokens sampled from the head's distribution as the request samples."""
+    """A chain of the most probable tokens, or of tokens sampled from the head's distribution if the request samples."""
 
     def __init__(self, depth: int, floors: Floors) -> None:
         self.scratch, self._floors = depth, floors
@@ -36,7 +36,7 @@ class Chain(TreeBuilder):
     def grow(
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
     ) -> Draft:
-        """Return a chain of `depth` tokens, or of fewer where the head is not sure enough."""
+        """Return a chain of `depth` tokens, or fewer if the head's confidence is too low."""
         chain = GrowingChain(len(features), features.device, sampling, self._floors, head.vocabulary)
         tokens = chain.add(head.logits(features))
         for window in head.windows.singles([end + 1 for end in ends], depth - 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a draft model reads the target's texts, and which tokens it drafts: as they are, or translated."""
+"""Adapters between the vocabularies of a draft model and its target."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from trtspec.engine.drafting.vocabulary import SAME, SmallerVocabulary, Vocabula
 
 
 class Reading:
-    """That of a draft whose tokens are the target's.
+    """The adapter of a draft with the target's tokens.
 
-    `vocabulary` is what `shared` logits are of; a text may be `longer` times as many tokens to the draft.
+    `vocabulary` is the vocabulary of the `shared` logits; a text has up to `longer` times as many draft tokens.
     """
 
     vocabulary: Vocabulary = SAME
     longer = 1
 
     def spell(self, tokens: Iterable[int]) -> list[int]:
-        """Return the target's tokens as the draft's, at least one for each."""
+        """Return the draft's tokens for the target's tokens, at least one for each."""
         return [*tokens]
 
     def read(self, drafted: Tensor) -> Tensor:
-        """Return drafted tokens, ids of the target, as the draft's; each is one."""
+        """Return the draft's ids of drafted tokens, which are given as ids of the target."""
         return drafted
 
     def shared(self, logits: Tensor) -> Tensor:
-        """Return logits [rows, the draft's vocabulary] of the tokens that may be drafted."""
+        """Return the logits of the tokens that may be drafted, from logits [rows, the draft's vocabulary]."""
         return logits
 
 
 class Translated(Reading):
-    """That of a draft of another vocabulary, which drafts the tokens that both have.
+    """The adapter of a draft with another vocabulary, which drafts only tokens that both vocabularies have.
 
-    Their logits alone make the draft's distribution, as if it had no others: what is verified is what was drawn from.
+    The draft's distribution is computed from the logits of these tokens only, so that verification uses the
+    distribution from which the tokens were sampled.
     """
 
     longer = LONGER
@@ -52,19 +53,19 @@ class Translated(Reading):
         self.vocabulary = SmallerVocabulary(target_ids, len(self._spellings))
 
     def spell(self, tokens: Iterable[int]) -> list[int]:
-        """Return the target's tokens as the draft's."""
+        """Return the draft's tokens for the target's tokens."""
         return [drafted for token in tokens for drafted in self._spellings[token]]
 
     def read(self, drafted: Tensor) -> Tensor:
-        """Return drafted tokens as the draft's."""
+        """Return the draft's ids of drafted tokens."""
         return self._draft_of[drafted]
 
     def shared(self, logits: Tensor) -> Tensor:
-        """Return the logits of the tokens that both have."""
+        """Return the logits of the tokens that both vocabularies have."""
         return logits[:, self._draft_ids]
 
 
 def reading_of(root: Path, target_size: int, draft_size: int, device: torch.device) -> Reading:
-    """Return how the draft in a checkpoint reads texts of its target, whose vocabularies have so many entries."""
+    """Return the adapter for the draft in the checkpoint `root`; the sizes are the numbers of vocabulary entries."""
     translation = read_translation(root, target_size, draft_size)
     return Translated(translation, device) if translation else Reading()

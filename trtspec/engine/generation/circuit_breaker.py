@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A circuit breaker: whether a model that failed is worth asking now."""
+"""A circuit breaker for calls to a model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ REST_S, LONGEST_REST_S = 0.5, 30.0
 
 
 class Breaker:
-    """Opens after failures in a row; then one caller at a time may try, after a rest that grows with each failure.
+    """Opens after `failures` consecutive failures; then admits one caller per back-off, which grows with each failure.
 
-    Closed by the first success. Asked by many threads.
+    The first success closes it. Thread-safe.
     """
 
     def __init__(
@@ -26,32 +26,32 @@ class Breaker:
         self._limit, self._now, self.on_change = failures, now, on_change
         self._lock = threading.Lock()
         self._failed = 0
-        self._until = 0.0  # nobody is let through before
+        self._until = 0.0  # while open, callers are rejected before this time
 
     @property
     def is_open(self) -> bool:
-        """Return whether the model is being left alone."""
+        """Return whether the breaker is open."""
         return self._failed >= self._limit
 
     def allows(self) -> bool:
-        """Return whether to ask the model; while open, True to one caller, who is to say how it went."""
+        """Return whether to call the model; while open, True for one caller, which must report the result."""
         with self._lock:
             if not self.is_open:
                 return True
             if self._now() < self._until:
                 return False
-            self._until = self._now() + self._rest_s  # for this one; were it never heard of again, for the next
+            self._until = self._now() + self._rest_s  # admits the next caller even if this one never reports
             return True
 
     def succeeded(self) -> None:
-        """Note that the model answered."""
+        """Record a successful call."""
         with self._lock:
             closes, self._failed = self.is_open, 0
         if closes:
             self.on_change(False)
 
     def failed(self) -> None:
-        """Note that the model did not answer, or not in time."""
+        """Record a failed or timed-out call."""
         with self._lock:
             self._failed += 1
             self._until = self._now() + self._rest_s

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a request changes the target's logits before a token is chosen: penalties, biases, and what is not to be said.
+"""A request's changes to the target's logits before sampling: penalties, biases and forbidden tokens.
 
-Where TensorRT-LLM, vLLM and transformers differ, the text decides that a client of the tensors gets:
+TensorRT-LLM, vLLM and transformers differ; Triton clients, which may expect any of them, get this:
 
 * `repetition_penalty` counts prompt and output in all three.
 * `presence_penalty` and `frequency_penalty` count the prompt too in TensorRT-LLM
-  (cpp/tensorrt_llm/kernels/penaltyKernels.cu@249d93d5), the output alone in OpenAI's definition and in vLLM
-  (vllm/model_executor/layers/utils.py, apply_penalties). TensorRT-LLM's is the default; with its `prompt_ignore_length`
-  of the prompt's length it is OpenAI's.
-* TensorRT-LLM divides by the temperature before the penalties, vLLM and transformers after them, as OpenAI defines both
-  on logits. So do we; at temperature 1, and for greedy text, that is the same.
+  (cpp/tensorrt_llm/kernels/penaltyKernels.cu@249d93d5), but only the output in OpenAI's definition and in vLLM
+  (vllm/model_executor/layers/utils.py, apply_penalties). TensorRT-LLM's rule is the default; with its
+  `prompt_ignore_length` set to the prompt's length it equals OpenAI's.
+* TensorRT-LLM divides by the temperature before the penalties, vLLM and transformers after them, because OpenAI defines
+  both on logits. This code applies the temperature last too. The order only matters for sampled text at temperatures
+  other than 1.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LARGEST = 1e4  # of a penalty or a bias: beyond, float32 would make infinities of logits
+LARGEST = 1e4  # the largest penalty or bias; larger values would overflow float32 logits
 
 
 @dataclass(frozen=True)
 class LogitEdits:
-    """Changes of the target's logits, in this order; the defaults change nothing.
+    """Changes of the target's logits, applied in this order; the defaults change nothing.
 
-    `bias` is added to the logits of its ids. Logits of ids that stand in prompt or output are divided by
-    `repetition_penalty` where positive and multiplied by it where negative. `presence_penalty` is subtracted once from
-    those of ids that stand in the text behind its first `prompt_ignore_len` tokens of prompt, `frequency_penalty` once
-    for each time. An id that would complete one of `bad_words` is not chosen, and none that ends the text before it has
-    `min_tokens`; stop texts are not looked for before. An id is not chosen that would repeat `no_repeat_ngram` tokens
-    in a row of prompt and output (0: any may), and the first one is none of `begin_suppressed`.
+    `bias` is added to the logits of its ids. Logits of ids that occur in prompt or output are divided by
+    `repetition_penalty` if positive and multiplied by it if negative. `presence_penalty` is subtracted once from the
+    logits of ids that occur after the first `prompt_ignore_len` tokens of the prompt, `frequency_penalty` once for each
+    occurrence. Ids are forbidden if they would complete one of `bad_words`, end the text before `min_tokens` new
+    tokens, or repeat an n-gram of `no_repeat_ngram` tokens of prompt and output (0 disables this). The first new token
+    may not be one of `begin_suppressed`. Stop texts are ignored before `min_tokens`.
     """
 
     repetition_penalty: float = 1.0
@@ -45,7 +46,7 @@ class LogitEdits:
 
     @property
     def penalizes(self) -> bool:
-        """Return whether what was said changes what is said next."""
+        """Return whether a penalty is set, so that earlier tokens change the logits."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
@@ -53,7 +54,7 @@ NO_EDITS = LogitEdits()
 
 
 def complaints_about(edits: LogitEdits, vocab_size: int) -> dict[str, bool]:
-    """Return what may be wrong with a request's edits, and whether it is."""
+    """Return the possible errors of a request's edits as {message: whether it applies}."""
     ids = {*edits.bias, *edits.begin_suppressed, *(token for word in edits.bad_words for token in word)}
     return {
         f"repetition_penalty is {edits.repetition_penalty}, expected more than 0 and at most {LARGEST:g}": (

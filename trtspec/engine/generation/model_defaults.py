@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The defaults of a model's author (generation_config.json) as sampling options and logit edits.
 
-The names, the neutral values and what a key does are those of transformers 5.23 (`GenerationConfig`,
-`GenerationMixin._get_logits_processor`). A key that nothing here applies is in `unapplied`, so that `check` names it.
+Names, neutral values and meanings of the keys are the same as in transformers 5.23 (`GenerationConfig`,
+`GenerationMixin._get_logits_processor`). `unapplied` returns the unsupported keys, so that `check` can list them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trtspec.engine.generation.logit_edits import LARGEST, NO_EDITS, LogitEdits
 MODEL = "model"  # the value of serving.defaults
 MAX_WORDS = 4096
 MAX_NGRAM = 1024
-TOP_K = 50  # transformers' own where a model samples and names none
+TOP_K = 50  # transformers' default if a model samples without top_k
 SAMPLING = ("temperature", "top_k", "top_p")
 APPLIED = ("repetition_penalty", "no_repeat_ngram_size", "min_length", "min_new_tokens", "suppress_tokens",
            "begin_suppress_tokens", "bad_words_ids", "sequence_bias")  # fmt: skip
-# Keys that change a text and that nothing here applies, with the values that ask for nothing.
+# Unsupported keys that change the output, with their neutral values.
 OTHERS: Mapping[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1,),
     "encoder_no_repeat_ngram_size": (0,),
@@ -56,9 +56,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class ModelDefaults:
-    """What requests that leave it out get; `sampling` has temperature, top_k and top_p where the model samples.
+    """Defaults for requests that omit these settings; `sampling` has temperature, top_k and top_p if the model samples.
 
-    `min_length` counts prompt and output, as transformers' does; it is 0 where the edits have `min_tokens`.
+    `min_length` counts prompt and output, as in transformers; it is 0 if the edits have `min_tokens`.
     """
 
     edits: LogitEdits = NO_EDITS
@@ -66,19 +66,19 @@ class ModelDefaults:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
     def edits_for(self, prompt_len: int) -> LogitEdits:
-        """Return the edits of a request with a prompt of so many tokens."""
+        """Return the edits of a request whose prompt has `prompt_len` tokens."""
         least = self.min_length - prompt_len
         return replace(self.edits, min_tokens=least) if least > 0 else self.edits
 
 
 def load_model_defaults(root: Path) -> ModelDefaults:
-    """Return the defaults in a tokenizer's directory; raises CheckpointError as `read_defaults`."""
+    """Return the defaults in a tokenizer's directory; raise CheckpointError like `read_defaults`."""
     end_ids = find_end_ids(root, lambda token: None).ids
     return read_defaults(read_generation_config(root), end_ids)
 
 
 def stated(config: GenerationConfig) -> dict[str, Any]:
-    """Return the keys that change a text, with their values; those of sampling only where the model samples."""
+    """Return the keys that change the output, with their values; sampling keys only if the model samples."""
     keys: list[tuple[str, tuple[Any, ...]]] = [(key, NEUTRAL[key]) for key in APPLIED] + [*OTHERS.items()]
     if config.values.get("do_sample") is True:
         keys += [(key, NEUTRAL[key]) for key in SAMPLING] + [*OTHER_SAMPLING.items()]
@@ -89,7 +89,7 @@ def stated(config: GenerationConfig) -> dict[str, Any]:
 
 
 def unapplied(config: GenerationConfig) -> dict[str, Any]:
-    """Return the keys that change a text and that no engine here takes as a default."""
+    """Return the keys that change the output but are not supported as defaults."""
     found = {key: value for key, value in stated(config).items() if key in OTHERS or key in OTHER_SAMPLING}
     if biases := [sequence for sequence, _ in _biases(config) if len(sequence) > 1]:
         found["sequence_bias"] = biases
@@ -97,9 +97,9 @@ def unapplied(config: GenerationConfig) -> dict[str, Any]:
 
 
 def read_defaults(config: GenerationConfig, end_ids: Sequence[int] = ()) -> ModelDefaults:
-    """Return the defaults of a generation_config.json; raises CheckpointError for a value that transformers refuses."""
+    """Return the defaults of a generation_config.json; raise CheckpointError for a value that transformers rejects."""
     least = _count(config, "min_new_tokens", 1 << 31)
-    bad = [word for word in _words(config, "bad_words_ids") if word not in {(end,) for end in end_ids}]
+    bad = [word for word in _id_lists(config, "bad_words_ids") if word not in {(end,) for end in end_ids}]
     bad += [(token,) for token in _ids(config, "suppress_tokens")]
     edits = LogitEdits(
         repetition_penalty=_number(config, "repetition_penalty", 1.0, 1 / LARGEST, LARGEST),
@@ -114,7 +114,7 @@ def read_defaults(config: GenerationConfig, end_ids: Sequence[int] = ()) -> Mode
 
 
 def ids_of(defaults: ModelDefaults) -> set[int]:
-    """Return the token ids that defaults name."""
+    """Return the token ids that occur in the defaults."""
     edits = defaults.edits
     return {*edits.bias, *edits.begin_suppressed, *(token for word in edits.bad_words for token in word)}
 
@@ -155,7 +155,7 @@ def _ids(config: GenerationConfig, key: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _words(config: GenerationConfig, key: str) -> list[tuple[int, ...]]:
+def _id_lists(config: GenerationConfig, key: str) -> list[tuple[int, ...]]:
     value = config.values.get(key, [])
     if not isinstance(value, list) or len(value) > MAX_WORDS or not all(each and _are_ids(each) for each in value):
         raise _refuse(config, key, f"expected at most {MAX_WORDS} lists of token ids")
@@ -163,7 +163,7 @@ def _words(config: GenerationConfig, key: str) -> list[tuple[int, ...]]:
 
 
 def _biases(config: GenerationConfig) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Yield the sequences of `sequence_bias`, as [[ids, bias], ...], which is how JSON has it."""
+    """Yield the pairs (ids, bias) of `sequence_bias`, which is [[ids, bias], ...] in JSON."""
     value = config.values.get("sequence_bias") or []
     if not isinstance(value, list) or len(value) > MAX_WORDS:
         raise _refuse(config, "sequence_bias", "expected a list of [token ids, bias]")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running request: its text, its random numbers, where it ends, and which tokens can be shown."""
+"""The state of a running request: text, random numbers, stop conditions and updates."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trtspec.engine.generation.stopping import Endings
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a row in one pass of the target: the drafted count, the accepted tokens, and the next one.
+    """The progress of a row in one pass of the target: the drafted count, the accepted tokens, and the next token.
 
-    `scores` are the target's for each of these tokens, len(accepted) + 1, if the request wants any.
+    `scores` are the target's scores of these len(accepted) + 1 tokens, if the request wants any.
     """
 
     drafted: int
@@ -31,13 +31,13 @@ class Progress:
 
 
 class RequestHandle:
-    """A submitted request's handle."""
+    """The handle of a submitted request, for cancellation from any thread."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """Ask for the request to end; its last update says "cancelled"."""
+        """Cancel the request; its last update has the finish reason "cancelled"."""
         self._cancelled.set()
 
     @property
@@ -56,9 +56,9 @@ class Running:
         self.text = list(request.prompt_ids)
         self._tokenizer = tokenizer
         self._shown = len(self.text)
-        self._scores: Scores | None = None  # of the tokens that are not shown yet
+        self._scores: Scores | None = None  # of the tokens that were not sent yet
         self._drafted = self._accepted = self._steps = self._draft_steps = 0
-        self._accepted_at: list[int] = []  # by place in the draft
+        self._accepted_at: list[int] = []  # by position in the draft
         self._queued_since = time.monotonic()
         self._queue_s: float | None = None
         self._random = np.random.Generator(np.random.Philox(request.sampling.seed)) if self.samples else None
@@ -66,7 +66,7 @@ class Running:
 
     @property
     def samples(self) -> bool:
-        """Return whether tokens are sampled, not greedy."""
+        """Return whether tokens are sampled rather than greedy."""
         return not self.request.sampling.greedy
 
     @property
@@ -79,44 +79,44 @@ class Running:
 
     @property
     def external_draft(self) -> tuple[int, ...]:
-        """Return the request's external draft, cut off so that it and one more token fit in `max_new_tokens`."""
+        """Return the request's external draft, truncated so that it and one more token fit in `max_new_tokens`."""
         return self.request.draft_ids[: self.request.max_new_tokens - 1]
 
     def draft_len(self, at_most: int) -> int:
-        """Return how many tokens to draft now; the last token of a request is never drafted."""
-        wanted = at_most if self.request.draft_len is None else min(at_most, self.request.draft_len)
-        return max(0, min(wanted, self._remaining - 1))
+        """Return the number of tokens to draft now; the last token of a request is never drafted."""
+        limit = at_most if self.request.draft_len is None else min(at_most, self.request.draft_len)
+        return max(0, min(limit, self._remaining - 1))
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
         """Return the next `count` numbers in [0, 1) of 32 bits.
 
-        They depend only on the seed and on this request's own history, not on other rows of a batch: they are the
-        stream of numpy's Philox(seed), which hashes the seed, from its beginning. The prefill takes one number for each
-        token of the external draft and one for the token after it. Every step takes one for each token that the engine
-        could draft, one for each that it could verify and one for the token after them.
+        They depend only on the seed and on this request's history, not on other rows of a batch: they are the stream
+        of numpy's Philox(seed), which hashes the seed. The prefill takes one number for each token of the external
+        draft and one for the token after it. Every step takes one for each token that the engine could draft, one for
+        each that it could verify and one for the next token.
         """
         if self._random is None:
             return np.zeros(count)
         return self._random.integers(0, 1 << 32, count) / float(1 << 32)
 
     def admit(self) -> None:
-        """Note that the engine took the request in, whose wait is over."""
+        """Record that the engine admitted the request, which ends its waiting time."""
         self._queue_s = time.monotonic() - self._queued_since
 
-    def begin(self, made: Progress) -> str | None:
-        """Add the tokens of the prefill; returns the finish reason, if any.
+    def begin(self, progress: Progress) -> str | None:
+        """Add the tokens of the prefill; return the finish reason, if any.
 
         A prefill that verified an external draft is the request's only step.
         """
-        verified = made.drafted > 0
-        return self._take(made, steps=int(verified)) or ("length" if verified else None)
+        verified = progress.drafted > 0
+        return self._add(progress, steps=int(verified)) or ("length" if verified else None)
 
-    def advance(self, made: Progress) -> str | None:
-        """Add the tokens of a step; returns the finish reason, if any."""
-        return self._take(made, steps=1)
+    def advance(self, progress: Progress) -> str | None:
+        """Add the tokens of a step; return the finish reason, if any."""
+        return self._add(progress, steps=1)
 
     def update(self, finish_reason: str | None, error: str | None = None) -> None:
-        """Send the new tokens that can be shown; only tokens that may end within a character are held back."""
+        """Send the new tokens; tokens that may end within a character are held back until the character is complete."""
         until = len(self.text)
         if finish_reason is None and self._tokenizer is not None:
             until = self._shown + self._tokenizer.complete_len(self.text[self._shown :])
@@ -132,16 +132,16 @@ class Running:
     def _remaining(self) -> int:
         return self.request.max_new_tokens - (len(self.text) - len(self.request.prompt_ids))
 
-    def _take(self, made: Progress, steps: int) -> str | None:
+    def _add(self, progress: Progress, steps: int) -> str | None:
         self._steps += steps
-        self._draft_steps += made.drafted > 0
-        self._drafted += made.drafted
-        self._accepted += len(made.accepted)
-        add_accepted(self._accepted_at, len(made.accepted))
+        self._draft_steps += progress.drafted > 0
+        self._drafted += progress.drafted
+        self._accepted += len(progress.accepted)
+        add_accepted(self._accepted_at, len(progress.accepted))
         output = self.text[len(self.request.prompt_ids) :]
-        kept, reason = self._endings.cut(output, [*made.accepted, made.token][: self._remaining])
+        kept, reason = self._endings.cut(output, [*progress.accepted, progress.token][: self._remaining])
         self.text += kept
-        if made.scores is not None:
-            waiting = made.scores if self._scores is None else Scores.joined([self._scores, made.scores])
+        if progress.scores is not None:
+            waiting = progress.scores if self._scores is None else Scores.joined([self._scores, progress.scores])
             self._scores = waiting.part(0, len(self.text) - self._shown)
         return reason or ("length" if self._remaining == 0 else None)

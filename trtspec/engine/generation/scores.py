@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the target says of each token of a text, beside the token itself."""
+"""The target's logits and log probabilities of the tokens of a text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """A row for each of n tokens; None is what the request did not ask for.
+    """A row for each of n tokens; fields that the request did not want are None.
 
-    `logits` [n, vocab] are the model's own, before anything is done to them. `log_probs` [n] are its log probabilities
-    of the tokens, by the softmax of those logits, as OpenAI means them and vLLM's `raw_logprobs`: neither temperature,
-    top_k and top_p nor penalties are in them. `top_log_probs` [n, k] are the k highest, those of `top_ids`, sorted.
+    `logits` [n, vocab] are the model's unprocessed logits. `log_probs` [n] are the log probabilities of the tokens by
+    the softmax of these logits, as in OpenAI's API and vLLM's `raw_logprobs`: without temperature, top_k, top_p and
+    penalties. `top_log_probs` [n, k] are the k highest log probabilities, sorted, of the tokens `top_ids`.
     """
 
     logits: npt.NDArray[np.float32] | None = None
@@ -31,7 +31,7 @@ class Scores:
 
     @classmethod
     def joined(cls, parts: Iterable[Scores]) -> Scores:
-        """Return the rows of several, of which all have the same."""
+        """Concatenate the rows of several scores, which must have the same fields."""
         columns = zip(*(part._rows() for part in parts), strict=True)
         return cls(*(None if column[0] is None else np.concatenate(column) for column in columns))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a growing text: before an end token, or with the token that completes a stop text."""
+"""Stop conditions of a growing text: it ends before an end token, or with the token that completes a stop text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from trtspec.checkpoints.tokenizer import Tokenizer
 
-STOP_MARGIN = 8  # tokens before a stop text that the decoder may need to get its beginning right
+STOP_MARGIN = 8  # tokens of context that decoding the beginning of a stop text may need
 
 
 @dataclass(frozen=True)
 class Endings:
-    """The end conditions of one text; stop texts need the tokenizer, and count only behind `min_tokens` of output."""
+    """The stop conditions of one text; stop texts need the tokenizer and are ignored before `min_tokens` of output."""
 
     end_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
@@ -21,11 +21,11 @@ class Endings:
     min_tokens: int = 0
 
     def cut(self, text: Sequence[int], new: Sequence[int]) -> tuple[list[int], str | None]:
-        """Return what `new` adds to an output `text` that has not ended, and "end_id" or "stop" if it ends now.
+        """Return the tokens of `new` to append to an unfinished output `text`, and "end_id" or "stop" if it ends now.
 
         The text does not include an end token; it includes a stop text and the whole token that completes it.
         """
-        until = next((place for place, token in enumerate(new) if token in self.end_ids), len(new))
+        until = next((at for at, token in enumerate(new) if token in self.end_ids), len(new))
         ended = "end_id" if until < len(new) else None
         kept = list(new[:until])
         stopped = self._stop(text, kept) if self.stop else None

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An index of a growing text that finds the last earlier occurrence of its final tokens.
 
-A suffix automaton (Blumer et al. 1985) grows with the text, token by token. Each of its states represents the strings
-that end at the same positions of the text, which are suffixes of one another; a state's link leads to the longest
-suffix that also ends at other positions. A pointer is kept to the longest suffix of the text that occurred before, cut
-to `max_match` tokens. All suffixes of at most that length are on the path of links from there, so the last end
-positions are exact along this path, which is never longer than `max_match`; deeper states are never asked.
+A suffix automaton (Blumer et al. 1985) grows with the text, token by token. Each state represents the strings that end
+at the same positions of the text, which are suffixes of one another; a state's link leads to the longest suffix that
+also ends at other positions. A pointer refers to the longest suffix of the text that occurred before, limited to
+`max_match` tokens. All suffixes of at most that length are on the path of links from there. Last end positions are
+exact along this path, which is never longer than `max_match`; deeper states are not used.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ NOWHERE = -1  # the root's link
 class SuffixIndex:
     """A text and its repetitions.
 
-    `matched` is the length of the longest suffix, of at most `max_match` tokens, that also ends earlier in the text
-    (it may overlap itself), and `after` the position after its most recent earlier end. Appending is O(max_match) at
-    worst, and O(1) on average for texts with little repetition.
+    `matched` is the length of the longest suffix of at most `max_match` tokens that also ends earlier in the text
+    (it may overlap itself), and `after` the position after its most recent earlier end. Appending a token takes
+    O(max_match) in the worst case, and O(1) on average for texts with little repetition.
     """
 
     def __init__(self, max_match: int) -> None:
@@ -29,7 +29,7 @@ class SuffixIndex:
         self.after = 0
         self._max_match = max_match
         self._text: list[int] = []
-        # Of each state: its transitions, link, longest string, and where its strings ended last.
+        # For each state: its transitions, link, length of its longest string, and last end position of its strings.
         self._next: list[dict[int, int]] = [{}]
         self._link = [NOWHERE]
         self._len = [0]
@@ -50,12 +50,12 @@ class SuffixIndex:
             self._note_ends()
 
     def continuation(self, length: int) -> list[int]:
-        """Return the `length` tokens after the match; beyond the text's end they repeat periodically."""
+        """Return the `length` tokens after the match, repeated periodically if the text ends before that."""
         followed = self._text[self.after : self.after + length]
-        return [followed[place % len(followed)] for place in range(length)]
+        return [followed[at % len(followed)] for at in range(length)]
 
     def _advance_match(self, token: int) -> None:
-        """Extend the match by a token, or shorten it to the longest one that the token followed before."""
+        """Extend the match by a token, or shorten it to the longest match that this token followed before."""
         state, length = self._match, self.matched
         while token not in self._next[state]:
             if state == ROOT:
@@ -79,16 +79,16 @@ class SuffixIndex:
             state = self._link[state]
         if state == NOWHERE:
             return
-        known = self._next[state][token]
-        if self._len[known] != self._len[state] + 1:
-            known = self._split(known, state, token)
-        self._link[whole] = known
+        link = self._next[state][token]
+        if self._len[link] != self._len[state] + 1:
+            link = self._split(link, state, token)
+        self._link[whole] = link
 
     def _split(self, state: int, before: int, token: int) -> int:
-        """Give the strings of `state` that are `token` behind those of `before` a state of their own; return it.
+        """Move the strings of `state` that are a string of `before` plus `token` to a new state; return it.
 
-        They are the suffixes that ended where `state` does and now end at the end of the text too, so a match in
-        `state` is one of them.
+        These suffixes ended at the positions of `state` and now also end at the end of the text, so a match in `state`
+        is one of them.
         """
         shorter = self._add_state(dict(self._next[state]), self._link[state], self._len[before] + 1, self._ended[state])
         self._link[state] = shorter

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tree of all that was said, which counts how often each string of at most `max_depth` tokens stood anywhere.
+"""A suffix tree over generated sequences that counts each string of at most `max_depth` tokens.
 
-Suffix decoding drafts by it (Oliaro et al. 2024, arXiv:2411.04975). Counts, limits and the order of equal counts are
-those of arctic-inference 0.3.0 (csrc/suffix_decoding/suffix_tree.cc), so that the drafts are the same. What stood once
-only is not stored: its node points into the one sequence that has it, and gets children when the string comes again.
-`SuffixIndex` finds the last occurrence of the longest match; this counts all of them, of every length.
+It is used by suffix decoding (Oliaro et al. 2024, arXiv:2411.04975). Counts, limits and the order of equal counts match
+arctic-inference 0.3.0 (csrc/suffix_decoding/suffix_tree.cc), so that the drafts are the same. A string that occurred
+once is not expanded: its node points into the sequence that contains it, and gets children when the string recurs.
+`SuffixIndex` finds the last occurrence of the longest match; this tree counts all occurrences of every length.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-ROUNDING = 1e-6  # what is equal in decimals counts as equal
+ROUNDING = 1e-6  # tolerance for floating-point comparisons
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A string that stood `count` times; `ranked` are its continuations, the most frequent first.
+    """A string that occurred `count` times; `ranked` has its continuations, most frequent first.
 
-    Of a string that stood once, `owner` is the sequence and `end` the place behind it there.
+    For a string that occurred once, `owner` is the sequence that contains it and `end` its end position there.
     """
 
     count: int = 0
@@ -32,7 +32,7 @@ class Node:
 
 @dataclass(eq=False, slots=True)
 class Said:
-    """A sequence of tokens in a tree; `open` are the nodes of its last tokens, each with its depth."""
+    """A sequence of tokens in a tree; `open` has the nodes of its suffixes that can grow, each with its depth."""
 
     tokens: list[int] = field(default_factory=list)
     open: list[tuple[Node, int]] = field(default_factory=list)
@@ -40,37 +40,37 @@ class Said:
 
 @dataclass(frozen=True)
 class Guess:
-    """Tokens that may follow, and the sum of their estimated probabilities, each times those before it."""
+    """Predicted tokens; `score` is the sum of the estimated probabilities of their prefixes."""
 
     tokens: list[int] = field(default_factory=list)
     score: float = 0.0
 
 
 class SuffixTree:
-    """Counts the strings of sequences that grow; O(number of repeated strings) a token."""
+    """Counts the strings of growing sequences in O(number of repeated suffixes) per token."""
 
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
         self._root = Node()
 
-    def append(self, said: Said, token: int) -> None:
+    def append(self, sequence: Said, token: int) -> None:
         """Append a token to a sequence."""
-        said.tokens.append(token)
-        reached, said.open = [*said.open, (self._root, 0)], []
+        sequence.tokens.append(token)
+        reached, sequence.open = [*sequence.open, (self._root, 0)], []
         for node, depth in reached:
             child = node.children.get(token)
             if child is None:
-                child = Node(1, token=token, owner=said, end=len(said.tokens))
+                child = Node(1, token=token, owner=sequence, end=len(sequence.tokens))
                 node.children[token] = child
                 node.ranked.append(child)
                 continue
             self._unfold(child, depth + 1)
             _count_once_more(node.ranked, child)
             if depth + 1 < self._max_depth:
-                said.open.append((child, depth + 1))
+                sequence.open.append((child, depth + 1))
 
     def _unfold(self, node: Node, depth: int) -> None:
-        """Give the node of a string that stood once its continuation, or note that its owner may still bring one."""
+        """Add the continuation of a string that occurred once to its node, or mark it open if its owner ends there."""
         owner, end = node.owner, node.end
         if owner is None:
             return
@@ -84,11 +84,11 @@ class SuffixTree:
         node.children[child.token] = child
         node.ranked.append(child)
 
-    def remove(self, said: Said) -> None:
-        """Forget a sequence, which must not be appended to any more."""
-        for start in range(len(said.tokens)):
+    def remove(self, sequence: Said) -> None:
+        """Remove a sequence, to which nothing may be appended afterwards."""
+        for start in range(len(sequence.tokens)):
             node = self._root
-            for token in said.tokens[start : start + self._max_depth]:
+            for token in sequence.tokens[start : start + self._max_depth]:
                 child = node.children[token]
                 if child.count == 1:
                     del node.children[token]
@@ -98,26 +98,27 @@ class SuffixTree:
                 node = child
 
     def guess(self, context: Sequence[int], most: int, factor: float, least: float) -> Guess:
-        """Return the best guess at what follows `context`, by the score of all its suffixes that stood somewhere.
+        """Return the continuation of `context` with the highest score over all of its suffixes that occur in the tree.
 
-        A suffix of n tokens guesses at most `most` and at most `factor` * n tokens, none less probable than `least`.
+        A suffix of n tokens predicts at most min(`most`, `factor` * n) tokens, each with a probability of at least
+        `least`.
         """
         best = Guess()
         for length in range(1, min(len(context), self._max_depth)):
             node, ahead = self._find(context[len(context) - length :])
             if node is None or (node.owner and node.end + ahead == len(node.owner.tokens)):
-                break  # longer ones stood nowhere either, or nothing follows them
+                break  # longer suffixes do not occur either, or end there
             guess = self._follow(node, ahead, length, min(most, int(length * factor + ROUNDING)), least)
             if guess.score >= best.score - ROUNDING:
                 best = guess
         return best
 
     def _find(self, string: Sequence[int]) -> tuple[Node | None, int]:
-        """Return the node of a string, None where it stood nowhere; the last tokens may be ahead of a single one."""
+        """Return (node, tokens beyond that node) of a string; the node is None if the string does not occur."""
         node = self._root
-        for place, token in enumerate(string):
+        for at, token in enumerate(string):
             if node.owner:
-                rest, end = string[place:], node.end
+                rest, end = string[at:], node.end
                 return (node, len(rest)) if node.owner.tokens[end : end + len(rest)] == list(rest) else (None, 0)
             found = node.children.get(token)
             if found is None:
@@ -146,7 +147,7 @@ class SuffixTree:
 
 
 def _count_once_more(ranked: list[Node], node: Node) -> None:
-    """Count a node, and move it before all those that it draws level with or passes."""
+    """Increment a node's count, and move it before all nodes with the same or a lower count."""
     place = ranked.index(node)
     before = ranked[place - 1].count if place else node.count + 2
     node.count += 1
@@ -156,7 +157,7 @@ def _count_once_more(ranked: list[Node], node: Node) -> None:
 
 
 def _count_once_less(ranked: list[Node], node: Node) -> None:
-    """Count a node less, and move it behind all those that had as many."""
+    """Decrement a node's count, and move it after all nodes that had the same count."""
     place = ranked.index(node)
     del ranked[place]
     while place < len(ranked) and ranked[place].count == node.count:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a request before it is queued."""
+"""Validates requests before they are queued."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trtspec.core.errors import TrtspecError
 from trtspec.engine.generation.logit_edits import complaints_about
 from trtspec.engine.generation.request import Limits, Request, SamplingOptions
 
-MOST_LOG_PROBS = 20  # as many as OpenAI's clients may ask for
+MOST_LOG_PROBS = 20  # OpenAI's limit
 
 
 def check_request(request: Request, limits: Limits, vocab_size: int, has_tokenizer: bool) -> None:
-    """Raise TrtspecError for a request the engine cannot serve, naming the wrong value."""
-    complaints = (
-        _about_text(request, limits, vocab_size)
-        | _about_sampling(request.sampling)
-        | _about_drafts(request, vocab_size)
+    """Raise TrtspecError with the invalid value if the engine cannot serve a request."""
+    errors = (
+        _text_errors(request, limits, vocab_size)
+        | _sampling_errors(request.sampling)
+        | _draft_errors(request, vocab_size)
         | complaints_about(request.edits, vocab_size)
         | {
             f"num_top_logprobs is {request.num_top_log_probs}, expected 0 to {MOST_LOG_PROBS}": (
@@ -29,19 +29,19 @@ def check_request(request: Request, limits: Limits, vocab_size: int, has_tokeniz
             "stop texts need the engine to have a tokenizer": bool(request.stop) and not has_tokenizer,
         }
     )
-    for complaint, holds in complaints.items():
-        if holds:
-            raise TrtspecError(complaint)
+    for message, applies in errors.items():
+        if applies:
+            raise TrtspecError(message)
 
 
-def _about_text(request: Request, limits: Limits, vocab_size: int) -> dict[str, bool]:
+def _text_errors(request: Request, limits: Limits, vocab_size: int) -> dict[str, bool]:
     prompt = request.prompt_ids
     total = len(prompt) + request.max_new_tokens
     return {
         "the prompt is empty": not prompt,
         f"max_tokens is {request.max_new_tokens}, expected at least 1": request.max_new_tokens < 1,
         f"the prompt has a token id outside 0..{vocab_size - 1}": _is_outside(prompt, vocab_size),
-        f"the prompt has {len(prompt)} tokens, at most {limits.max_input_len} are taken (engine.max_input_len)": (
+        f"the prompt has {len(prompt)} tokens, expected at most {limits.max_input_len} (engine.max_input_len)": (
             limits.max_input_len is not None and len(prompt) > limits.max_input_len
         ),
         f"prompt and max_tokens are {total} tokens together, at most {limits.max_seq_len} fit (engine.max_seq_len)": (
@@ -50,7 +50,7 @@ def _about_text(request: Request, limits: Limits, vocab_size: int) -> dict[str, 
     }
 
 
-def _about_sampling(sampling: SamplingOptions) -> dict[str, bool]:
+def _sampling_errors(sampling: SamplingOptions) -> dict[str, bool]:
     return {
         f"temperature is {sampling.temperature}, expected 0 or more": (
             not math.isfinite(sampling.temperature) or sampling.temperature < 0
@@ -61,22 +61,22 @@ def _about_sampling(sampling: SamplingOptions) -> dict[str, bool]:
     }
 
 
-def _about_drafts(request: Request, vocab_size: int) -> dict[str, bool]:
+def _draft_errors(request: Request, vocab_size: int) -> dict[str, bool]:
     ids, logits = request.draft_ids, request.draft_logits
-    complaints = {
+    errors = {
         f"the draft length is {request.draft_len}, expected 0 or more": (request.draft_len or 0) < 0,
         f"the draft has a token id outside 0..{vocab_size - 1}": _is_outside(ids, vocab_size),
     }
     if logits is not None:
         expected = (len(ids), vocab_size)
-        complaints[f"draft logits are {_shape(logits.shape)}, expected {_shape(expected)}: tokens and vocabulary"] = (
+        errors[f"draft logits are {_shape(logits.shape)}, expected {_shape(expected)}: tokens and vocabulary"] = (
             logits.shape != expected
         )
-        # NaN is the largest of a row that has one; a row of -inf alone is no distribution either
-        complaints["a row of draft logits has NaN, infinity or no finite value"] = (
+        # the maximum of a row with NaN is NaN; a row of only -inf is not a valid distribution either
+        errors["a row of draft logits has NaN, infinity or no finite value"] = (
             logits.size > 0 and not np.isfinite(logits.max(-1)).all()
         )
-    return complaints
+    return errors
 
 
 def _is_outside(ids: tuple[int, ...], vocab_size: int) -> bool:

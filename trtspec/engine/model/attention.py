@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of a layer over the KV cache: rotate, write the new keys and values, mix."""
+"""Attention of a layer over the KV cache: rotate, write the new keys and values, attend."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trtspec.engine.model.layers import Block
 
 
 def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCache, config: ModelConfig) -> Tensor:
-    """Return what the heads say, [rows * width, heads * head_size], for qkv [rows * width, all heads * head_size].
+    """Return the output of the heads [rows * width, heads * head_size] for qkv [rows * width, all heads * head_size].
 
-    Keys and values of the window's tokens are written to layer `number` of the cache first.
+    Keys and values of the window's tokens are first written to layer `number` of the cache.
     """
     rows, width = window.rows, window.width
     heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
@@ -29,7 +29,7 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
         new_keys, new_values = (through_e4m3(new, layer.kv_scale) for new in (new_keys, new_values))
     cache.write(number, window.slots, new_keys, new_values)
     keys, values = cache.read(number, window.first_row, rows, window.key_len)
-    # The heads that share a key head become further queries of it, so keys are never repeated in memory.
+    # Heads that share a key head become additional queries of it, so keys are never repeated in memory.
     queries, group = rotated[:, :heads], heads // kv_heads
     if width == 1:
         queries = queries.view(rows, kv_heads, group, size)
@@ -45,7 +45,7 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
 def remember(kv: Tensor, key_norm: Tensor | None, window: Window, cache: KVCache, config: ModelConfig) -> None:
     """Write kv [rows * width, 2 * layers * kv_heads * head_size], all keys before all values, to the cache's layers.
 
-    `key_norm` [layers * kv_heads, head_size] multiplies the normed keys; None where the layers have none.
+    `key_norm` [layers * kv_heads, head_size] multiplies the normalized keys; it is None without a key norm.
     """
     keys, values = kv.view(len(kv), 2, -1, config.head_size).unbind(1)
     by_layer = (part.chunk(config.num_layers, 1) for part in (_turn(keys, key_norm, window, config), values))

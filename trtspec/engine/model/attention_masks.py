@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tokens of a step stand: cache slots, rotations and the mask, computed once for all layers."""
+"""Positions of the tokens of a step: cache slots, rotations and attention masks, computed once for all layers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """Where `width` tokens of each of `rows` cache rows stand; shared by all layers of a step.
+    """The positions of `width` tokens in each of `rows` cache rows; shared by all layers of a step.
 
-    `slots` [rows * width] are their cache slots, `rotation` complex [rows * width, 1, rotary_size / 2], `mask`
-    [rows, 1, queries, key_len] is added to the scores, None where every query sees all `key_len` keys. `near` is what
-    layers with a sliding window see instead, None where the model has no such layers.
+    `slots` [rows * width] are their cache slots and `rotation` is complex [rows * width, 1, rotary_size / 2]. `mask`
+    [rows, 1, queries, key_len] is added to the scores, or None if every query attends to all `key_len` keys. `near` is
+    the window for layers with a sliding window, or None for a model without such layers.
     """
 
     first_row: int
@@ -36,7 +36,7 @@ class Window:
     near: Window | None = None
 
     def part(self, first: int, last: int) -> Window:
-        """Return the window of the tokens from number `first` up to `last`, without that, of each row."""
+        """Return the window of the tokens `first` to `last` (exclusive) of each row."""
         rows, width, taken = self.rows, self.width, slice(first, last)
         slots = self.slots.view(rows, width)[:, taken].flatten()
         rotation = self.rotation.view(rows, width, *self.rotation.shape[1:])[:, taken].flatten(0, 1)
@@ -48,7 +48,7 @@ class Window:
 
 
 class Windows:
-    """Makes the windows of a model whose cache has `max_len` positions a row, for texts of at most `length` tokens."""
+    """Creates the windows of a model with `max_len` cache positions per row, for texts of at most `length` tokens."""
 
     def __init__(
         self, config: ModelConfig, max_len: int, device: torch.device, dtype: torch.dtype, length: int = 0
@@ -63,11 +63,11 @@ class Windows:
             self._near_rotations = rotations(under_windows(config), max_len).to(device)
 
     def unmasked(self, starts: list[int], width: int, first_row: int = 0) -> Window:
-        """Return the window of `width` tokens from `starts[i]` on in cache row `first_row + i`, where each sees all."""
+        """Return the window of `width` tokens at `starts[i]` in cache row `first_row + i`; each attends to all keys."""
         return self._at(self._along(starts, width), starts, first_row)
 
     def chain(self, starts: list[int], width: int, first_row: int = 0) -> Window:
-        """Return the window of `width` tokens, one after another, from `starts[i]` on in cache row `first_row + i`."""
+        """Return the causal window of `width` tokens at `starts[i]` in cache row `first_row + i`."""
         positions = self._along(starts, width)
         window = self._at(positions, starts, first_row)
         keys = self._positions[: window.key_len]
@@ -76,7 +76,7 @@ class Windows:
         return self._with_near(window, positions, keys)
 
     def block(self, starts: list[int], width: int) -> Window:
-        """Return the window of `width` tokens from `starts[i]` on in cache row i, which see the text and each other."""
+        """Return the window of `width` tokens at `starts[i]` in cache row i; they attend to the text and each other."""
         window = self.unmasked(starts, width)
         if min(starts) == max(starts):
             return window
@@ -84,10 +84,10 @@ class Windows:
         return replace(window, mask=self._grouped(self._hiding(hidden).unsqueeze(1).expand(-1, width, -1)))
 
     def tree(self, starts: list[int], tree: Tree, offset: int = 0) -> Window:
-        """Return the window of the nodes of a tree from number `offset` on, whose root stands at `starts[i]` in row i.
+        """Return the window of the nodes of a tree from number `offset` on; its root is at `starts[i]` in row i.
 
-        The keys of all nodes lie behind each other whatever their depth, a node's own at `starts[i]` plus its number;
-        a node sees the text, its ancestors and itself.
+        The key of each node is stored at `starts[i]` plus its number, regardless of its depth. A node attends to the
+        text, its ancestors and itself.
         """
         rows, nodes = len(starts), tree.parents.shape[1]
         depths, sees = (torch.from_numpy(part).to(self._device) for part in (tree.depths, tree.sees[:, offset:]))
@@ -105,9 +105,9 @@ class Windows:
         return self._with_near(window, positions, keys.unsqueeze(1))
 
     def growing(self, starts: list[int], width: int, levels: int) -> GrowingTree:
-        """Return what makes the windows of trees that grow level by level, `levels` of `width` nodes below the root.
+        """Return the builder of windows for trees that grow level by level: `levels` of `width` nodes below the root.
 
-        The root stands at `starts[i]` in row i, and keys lie as those of `tree` do.
+        The root is at `starts[i]` in row i, and keys are stored as in `tree`.
         """
         begin, nodes = self._column(starts), width * levels
         places = begin + self._positions[1 : 1 + nodes]
@@ -120,7 +120,7 @@ class Windows:
         return GrowingTree(by_level, self._hiding(hidden).unsqueeze(1), self._grouped)
 
     def singles(self, starts: list[int], count: int) -> list[Window]:
-        """Return `count` windows of one token, at `starts`, one further on, and so on, computed all at once."""
+        """Return `count` windows of one token at `starts`, `starts` + 1, and so on, computed together."""
         if not count:
             return []
         positions = (self._column(starts) + self._positions[:count]).clamp_max(self._max_len - 1)
@@ -137,10 +137,10 @@ class Windows:
         return windows
 
     def _with_near(self, window: Window, positions: Tensor, keys: Tensor) -> Window:
-        """Return a window with what layers with a sliding window see of it, where the model has some.
+        """Return the window with `near` set if the model has layers with a sliding window.
 
-        `positions` [rows, width] are those of the tokens, `keys` those of the keys, for all tokens [key_len] or for
-        those of each row [rows, 1, key_len].
+        `positions` [rows, width] are the positions of the tokens, `keys` the positions of the keys: [key_len] if all
+        rows share them, otherwise [rows, 1, key_len].
         """
         if not self._reach:
             return window
@@ -153,7 +153,7 @@ class Windows:
         return replace(window, near=replace(window, mask=mask, rotation=rotation))
 
     def _along(self, starts: list[int], width: int) -> Tensor:
-        """Return the positions [rows, width] of tokens that stand one after another."""
+        """Return the positions [rows, width] of consecutive tokens."""
         return (self._column(starts) + self._positions[:width]).clamp_max(self._max_len - 1)
 
     def _at(self, positions: Tensor, starts: list[int], first_row: int) -> Window:
@@ -170,19 +170,19 @@ class Windows:
         return (positions + rows * self._max_len).flatten()
 
     def _hiding(self, hidden: Tensor) -> Tensor:
-        """Return what is added to attention scores for keys hidden or not."""
+        """Return the additive mask: -inf for hidden keys, otherwise 0."""
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -torch.inf)
 
     def _grouped(self, mask: Tensor) -> Tensor:
-        """Return the mask [rows, 1, group * width, key_len] of a window, given that of its tokens without `group`."""
+        """Expand a mask [rows, width or 1, key_len] to the grouped queries of a window."""
         return mask.unsqueeze(1).expand(-1, self._group, -1, -1).flatten(1, 2).unsqueeze(1)
 
 
 class GrowingTree:
-    """Makes the window of one level of a tree after the other; made by `Windows.growing`.
+    """Creates the window of each level of a tree in turn; created by `Windows.growing`.
 
     `levels` are the positions of each level's keys, their slots [rows, width] and their rotations [rows, width, 1,
-    rotary_size / 2]. `mask` [rows, 1, key_len] is what the root sees, `grouped` makes a window's mask of one.
+    rotary_size / 2]. `mask` [rows, 1, key_len] is the root's mask; `grouped` expands a mask to a window's mask.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class GrowingTree:
         self._mask, self._grouped = mask, grouped
 
     def below(self, parents: Tensor) -> Window:
-        """Return the window of the next level, whose nodes hang on `parents` [rows, width], numbers in the last one."""
+        """Return the window of the next level; `parents` [rows, width] are indices into the previous level."""
         places, slots, rotation = next(self._levels)
         rows, width = places.shape
         key_len = self._mask.shape[2]

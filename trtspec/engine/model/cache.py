@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The KV cache: preallocated, addressed by slots, read as views."""
+"""The KV cache: preallocated, addressed by slots, read through views."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.checkpoints.model_config import ModelConfig
 class KVCache:
     """Preallocated keys and values of all layers in one tensor, [2 * layers, rows * max_len, kv_heads, head_size].
 
-    A row's length is kept by the caller, so rolling back rejected tokens costs nothing: their slots are written again.
+    The caller tracks the length of each row, and the slots of rejected tokens are overwritten without a rollback.
     """
 
     def __init__(self, config: ModelConfig, rows: int, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -34,7 +34,7 @@ class KVCache:
         return self._by_row[2 * layer][where], self._by_row[2 * layer + 1][where]
 
     def compact(self, moves: list[tuple[int, int, int]]) -> None:
-        """Carry out moves (row, from position, to position), all of them read before any is written."""
+        """Apply moves (row, from position, to position); all are read before any is written."""
         if moves:
             places = torch.tensor(moves, device=self._all.device)
             base = places[:, 0] * self.max_len

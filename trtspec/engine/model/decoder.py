@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transformer: a converted TensorRT-LLM checkpoint as torch tensors, and its forward pass over a KV cache.
 
-Rows of a batch may stand at different lengths; everything that depends on positions alone is a `Window`.
+Rows of a batch may have different lengths; everything that depends only on positions is in a `Window`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from trtspec.engine.model.layers import Layer
 from trtspec.engine.model.norm import Norm
 from trtspec.engine.model.weights import Weights
 
-# The auxiliary layer that stands for the hidden state after the final norm, which the LM head reads.
+# The auxiliary layer number of the hidden state after the final norm, which is the input of the LM head.
 FINAL = -1
 
 
 @dataclass(frozen=True)
 class Sublayers:
-    """Numbers of the layers whose attention or MLP is left out."""
+    """Numbers of the layers whose attention or MLP is skipped."""
 
     attention: frozenset[int] = frozenset()
     mlp: frozenset[int] = frozenset()
@@ -40,7 +40,7 @@ NONE_SKIPPED = Sublayers()
 
 
 class Decoder:
-    """A model on a device, with a KV cache of `rows` x `max_len`, for texts of `length` tokens, 0 for `max_len`."""
+    """A model on a device with a KV cache of `rows` x `max_len`, for texts of `length` tokens (0: `max_len`)."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Decoder:
 
     @classmethod
     def load(cls, root: Path, *arguments: Any, **options: Any) -> Decoder:
-        """Load the checkpoint at `root`; what follows is as for the class."""
+        """Load the checkpoint at `root`; the other arguments are the constructor's."""
         return cls(load_checkpoint(root), *arguments, **options)
 
     def forward(self, tokens: Tensor, window: Window, at: Tensor | None = None) -> Tensor:
@@ -73,8 +73,8 @@ class Decoder:
 
         Args:
             tokens: int64 ids.
-            window: where they stand.
-            at: flat indices into rows * width of the tokens whose logits are wanted; all where None.
+            window: their positions.
+            at: flat indices into rows * width of the tokens whose logits are returned, or None for all.
 
         Returns:
             Logits [len(at) or rows * width, vocab] in the compute dtype.
@@ -89,10 +89,10 @@ class Decoder:
         at: Tensor | None = None,
         skipped: Sublayers = NONE_SKIPPED,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what `forward` does and the hidden states at `aux_layers`, [rows * width, aux_layers * hidden].
+        """Return the logits of `forward` and the hidden states at `aux_layers` [rows * width, aux_layers * hidden].
 
-        Layer i is the input of layer i (num_layers: the output of the last one), FINAL the final norm's output; None
-        without `aux_layers`. `skipped` sublayers are left out.
+        Auxiliary layer i is the input of layer i (num_layers: the output of the last layer), FINAL the output of the
+        final norm; the hidden states are None without `aux_layers`. `skipped` sublayers are not computed.
         """
         count, padding = tokens.numel(), self._padding(tokens.numel())
         hidden = F.embedding(F.pad(tokens.flatten(), (0, padding)) if padding else tokens.flatten(), self.embedding)
@@ -111,7 +111,7 @@ class Decoder:
         return self.lm_head(normed)[:count] if at is None else self.lm_head(normed[at]), features
 
     def _padding(self, count: int) -> int:
-        """Return how many rows a pass computes besides `count`; none with experts: they would read weights for them."""
+        """Return the padding rows of a pass of `count` rows; 0 with experts, which would load weights for padding."""
         return 0 if self.config.num_experts else self.layers[0].qkv.matrix.taken(count) - count
 
     def _attention(self, hidden: Tensor, number: int, layer: Layer, window: Window) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a draft head's tensors from the target's converted checkpoint, by the rules that they were stored with."""
+"""Reads a draft head's tensors from the target's converted checkpoint, by the rules with which they were stored."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trtspec.engine.model.weights import norm_weight, paired_qkv, qk_norm, stack
 
 
 class HeadWeights:
-    """A draft head's tensors on a device, by full names; only those that the rules name.
+    """A draft head's tensors on a device, by full name; only tensors of the rules are available.
 
-    Every call reads, and raises CheckpointError for what the checkpoint lacks.
+    Every call reads from the checkpoint and raises CheckpointError if a tensor is missing.
     """
 
     def __init__(self, checkpoint: Checkpoint, rules: Iterable[Rule], device: torch.device, dtype: torch.dtype) -> None:
@@ -36,16 +36,16 @@ class HeadWeights:
         return join(self._checkpoint, self._rules[name]).to(self._device, dtype or self._dtype)
 
     def target_ids(self, name: str) -> Tensor:
-        """Return the target's ids of a draft's tokens, which are stored less the draft's own."""
+        """Return the target's ids of a draft's tokens, which are stored as offsets from the draft's ids."""
         offsets = self.tensor(name, torch.int64)
         return offsets + torch.arange(len(offsets), device=self._device)
 
     def norm(self, module: str) -> Tensor:
-        """Return a norm's weight as `Norm` wants it."""
+        """Return a norm's weight in the form that `Norm` expects."""
         return norm_weight(self.tensor(f"{module}.weight"))
 
     def linear(self, *modules: str, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> Linear:
-        """Return modules that share their input as one, their outputs side by side; `order` moves these."""
+        """Return modules with the same input fused into one; `order` permutes the concatenated outputs."""
 
         def stacked(kind: str) -> Tensor:
             return order(stack([self.tensor(f"{module}.{kind}") for module in modules]))
@@ -53,14 +53,14 @@ class HeadWeights:
         return Linear(matrix_of(stacked("weight")), stacked("bias") if f"{modules[0]}.bias" in self else None)
 
     def block(self, prefix: str, config: ModelConfig) -> Block:
-        """Return a layer whose tensors are named as in TensorRT-LLM behind `prefix`."""
-        own = f"{prefix}.attention"
-        q_norm, k_norm = (f"{own}.{kind}_layernorm.weight" for kind in "qk")
+        """Return a layer whose tensors have TensorRT-LLM's names after `prefix`."""
+        attention = f"{prefix}.attention"
+        q_norm, k_norm = (f"{attention}.{kind}_layernorm.weight" for kind in "qk")
         return Block(
-            qkv=self.linear(f"{own}.qkv", order=partial(paired_qkv, config=config)),
+            qkv=self.linear(f"{attention}.qkv", order=partial(paired_qkv, config=config)),
             qk_norm=qk_norm(self.tensor(q_norm), self.tensor(k_norm), config) if q_norm in self else None,
             kv_scale=None,
-            dense=self.linear(f"{own}.dense"),
+            dense=self.linear(f"{attention}.dense"),
             post_norm=self.norm(f"{prefix}.post_layernorm"),
             mlp=GatedMlp(self.linear(f"{prefix}.mlp.fc", f"{prefix}.mlp.gate"), self.linear(f"{prefix}.mlp.proj")),
         )

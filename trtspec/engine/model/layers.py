@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of a layer: weights, and what they do to a few rows of hidden states."""
+"""The modules of a layer: weights, and their forward pass for a few rows of hidden states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from trtspec.engine.model.matrix import Matrix
 from trtspec.engine.model.moe import mix_experts
 
-# What goes through the gate of an MLP, in TensorRT-LLM's words, whose gelu is the approximation by tanh.
+# Activations of an MLP's gate by TensorRT-LLM's names; its gelu is the tanh approximation.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swiglu": F.silu,
@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Linear:
-    """A matrix, a bias, and what quantization does to the rows that go in; None where there is none."""
+    """A matrix with an optional bias and an optional quantization of its input."""
 
     matrix: Matrix
     bias: Tensor | None = None
@@ -35,7 +35,7 @@ class Linear:
         return self.matrix.product(self._quantized(rows), self.bias)
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return residual [n, out] plus what the rows [n, in] are mapped to."""
+        """Return residual [n, out] plus the output for rows [n, in]."""
         return self.matrix.added(residual, self._quantized(rows), self.bias)
 
     def _quantized(self, rows: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class GatedMlp:
         return self.down(self._gated(rows))
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return residual [n, hidden] plus what the rows [n, hidden] are mapped to."""
+        """Return residual [n, hidden] plus the output for rows [n, hidden]."""
         return self.down.add_to(residual, self._gated(rows))
 
     def _gated(self, rows: Tensor) -> Tensor:
@@ -65,26 +65,26 @@ class GatedMlp:
 
 @dataclass(frozen=True)
 class Mixture:
-    """`top_k` of the experts for each row, as the router [experts, hidden] weighs them."""
+    """A mixture of experts: each row uses its `top_k` experts by the router [experts, hidden]."""
 
     router: Tensor
     top_k: int
     experts: tuple[GatedMlp, ...]
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return residual [n, hidden] plus what the rows [n, hidden] are mapped to."""
-        return residual + mix_experts(rows, self.router, self.top_k, lambda number, mine: self.experts[number](mine))
+        """Return residual [n, hidden] plus the output for rows [n, hidden]."""
+        return residual + mix_experts(rows, self.router, self.top_k, lambda number, part: self.experts[number](part))
 
 
 @dataclass(frozen=True)
 class Normed:
-    """What `inner` gives is normed before it is added to the residual."""
+    """A module whose output is normalized before it is added to the residual."""
 
     inner: Linear | GatedMlp
     norm: Callable[[Tensor], Tensor]
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return residual [n, hidden] plus the norm of what the rows [n, in] are mapped to."""
+        """Return residual [n, hidden] plus the normalized output for rows [n, in]."""
         return residual + self.norm(self.inner(rows))
 
 
@@ -102,10 +102,10 @@ class CappedHead:
 
 @dataclass(frozen=True)
 class Block:
-    """The weights of one layer but the norm it begins with; q and k are ordered so that a rotary pair is adjacent.
+    """The weights of one layer without its input norm; q and k are ordered so that rotary pairs are adjacent.
 
-    `post_norm` is that of what goes into the MLP. `qk_norm` [heads + kv_heads, head_size] multiplies the normed heads
-    of q and k, `kv_scale` is the scale of an FP8 KV cache; both None where the model has none.
+    `post_norm` is applied to the input of the MLP. `qk_norm` [heads + kv_heads, head_size] multiplies the normalized
+    heads of q and k, and `kv_scale` is the scale of an FP8 KV cache; both are None if unused.
     """
 
     qkv: Linear
@@ -118,7 +118,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Layer(Block):
-    """The weights of one layer of a model; `has_window` tells whether its attention reaches back by a window alone."""
+    """The weights of one layer of a model; with `has_window` its attention is limited to a sliding window."""
 
     input_norm: Tensor
     has_window: bool

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights as a processor multiplies a few rows by them best: packed for oneDNN on a CPU, plain elsewhere.
+"""Weights in the fastest layout for products with a few rows: packed for oneDNN on a CPU, otherwise plain.
 
-MKL, which torch.mm calls, takes three times as long for the six rows of a verify step as for one, and rounds them
-otherwise. oneDNN takes hardly longer, and a row comes out with the same bits in company of how many others ever (of a
-single row, where the matrix is small). The operators are those that torch's own compiler emits for frozen weights;
-torch is pinned.
+MKL, which torch.mm calls, takes three times as long for the six rows of a verify step as for one row, and rounds them
+differently. oneDNN takes hardly longer, and the bits of a row do not depend on the number of other rows (except for
+single rows of small matrices). The operators are those that torch's compiler emits for frozen weights; the torch
+version is pinned.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# Rows that oneDNN is asked for. For each number and each shape of weights it makes code, and keeps it: 0.6 MB, 0.3 ms.
+# Row counts used with oneDNN, which generates and caches code for each count and weight shape: 0.6 MB, 0.3 ms.
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 _PADDED = [0, *(next(count for count in COUNTS if count >= rows) for rows in range(1, COUNTS[-1]))]
-PACKED_FROM = 1 << 17  # weights: a call of oneDNN's takes some 10 us longer, which smaller matrices do not save
+PACKED_FROM = 1 << 17  # weights; the overhead of some 10 us per oneDNN call does not pay off for smaller matrices
 
 
 class Matrix(Protocol):
@@ -33,15 +33,15 @@ class Matrix(Protocol):
         """Map rows [n, in] to [n, out]."""
 
     def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Return residual [n, out] plus what the rows [n, in] are mapped to."""
+        """Return residual [n, out] plus the product for rows [n, in]."""
 
     def taken(self, count: int) -> int:
-        """Return how many rows a product of `count` rows computes; to bring as many saves copies of them."""
+        """Return the number of rows that a product of `count` rows computes; passing as many rows avoids a copy."""
 
 
 @dataclass(frozen=True)
 class Plain(Matrix):
-    """A `matrix` [in, out]."""
+    """A plain `matrix` [in, out]."""
 
     matrix: Tensor
 
@@ -62,7 +62,7 @@ class Plain(Matrix):
 
 @dataclass(frozen=True)
 class Packed(Matrix):
-    """A weight in oneDNN's own order, for numbers of rows of which there are few: the others are padded or divided."""
+    """A weight in oneDNN's layout, multiplied only by COUNTS rows: other numbers of rows are padded or split."""
 
     packed: Tensor
 
@@ -97,7 +97,7 @@ class Packed(Matrix):
 
 
 def matrix_of(weight: Tensor, *, is_shared: bool = False) -> Matrix:
-    """Return a weight [out, in] as it multiplies best where it is; one that `is_shared` is kept anyway."""
+    """Return a weight [out, in] in the fastest layout on its device; without a copy on other devices if `is_shared`."""
     if weight.device.type == "cpu" and weight.numel() >= PACKED_FROM and weight.dtype in _packable():
         return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
     return Plain(weight.t() if is_shared else weight.t().contiguous())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins the tensors of a converted checkpoint's ranks to what they were before they were divided."""
+"""Joins the sharded tensors of a converted checkpoint's ranks into whole tensors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from trtspec.engine.model.tensors import TORCH_DTYPES, map_tensor
 
 
 def find(checkpoint: Checkpoint, rule: Rule) -> TensorInfo | None:
-    """Return a rule's target on the first rank that should hold it, or None where it does not."""
+    """Return a rule's target on the first rank that should hold it, or None if it is missing."""
     sharded = _shard(checkpoint, rule)
     return checkpoint.ranks[sharded.ranks[0]].get(sharded.name)
 
 
 def join(checkpoint: Checkpoint, rule: Rule) -> Tensor:
-    """Return a rule's target whole, on the CPU and in the dtype it is stored in; from one rank without a copy.
+    """Return a rule's target as a whole tensor on the CPU in its stored dtype; without a copy if one rank holds it.
 
-    Raises CheckpointError that names tensor and file, where a rank lacks its share or has it in another shape or dtype.
+    Raise CheckpointError with tensor and file if a rank's shard is missing or has the wrong shape or dtype.
     """
     sharded = _shard(checkpoint, rule)
     shares = {rank: _share(checkpoint, sharded, rank) for rank in sharded.ranks}
@@ -46,7 +46,7 @@ def _shard(checkpoint: Checkpoint, rule: Rule) -> Sharded:
 
 
 def _copy(share: Tensor, place: Place, source: Tensor) -> None:
-    """Copy a rank's rectangle to its place in a source tensor [rows, columns]."""
+    """Copy a rank's rectangle to its position in a source tensor [rows, columns]."""
     rows, columns = place.rows, place.columns
     held = share.view(-1, len(columns))[place.at_row : place.at_row + len(rows)]
     source[rows.start : rows.stop, columns.start : columns.stop] = held
@@ -56,11 +56,11 @@ def _share(checkpoint: Checkpoint, sharded: Sharded, rank: int) -> Tensor:
     tensor = checkpoint.ranks[rank].get(sharded.name)
     file = str(checkpoint.root / f"rank{rank}.safetensors")
     if tensor is None:
-        raise CheckpointError(f"lacks the tensor {sharded.name!r}", where=file, hint=AGAIN)
+        raise CheckpointError(f"the tensor {sharded.name!r} is missing", where=file, hint=AGAIN)
     if tensor.shape != sharded.shape:
-        made = f"config.json makes it {list(sharded.shape)}"
-        raise CheckpointError(f"tensor {sharded.name!r} is {list(tensor.shape)}, but {made}", where=file, hint=AGAIN)
+        expected = f"config.json requires {list(sharded.shape)}"
+        raise CheckpointError(f"tensor {sharded.name!r} is {list(tensor.shape)}, {expected}", where=file, hint=AGAIN)
     if tensor.dtype not in TORCH_DTYPES:
-        can = f"the torch engine reads {', '.join(TORCH_DTYPES)}"
-        raise CheckpointError(f"tensor {sharded.name!r} is in {tensor.dtype}; {can}", where=file, hint=AGAIN)
+        supported = f"the torch engine supports {', '.join(TORCH_DTYPES)}"
+        raise CheckpointError(f"tensor {sharded.name!r} is {tensor.dtype}; {supported}", where=file, hint=AGAIN)
     return map_tensor(tensor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMS norms, as fast as the dtype allows."""
+"""RMS norm, optimized for float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Norm:
-    """Norms rows of `width` numbers; the root of the width is in the weights, see `Weights`, where that is faster."""
+    """Normalizes rows of `width` numbers; for float32 the weights include the root of the width (see `norm_weight`)."""
 
     def __init__(self, width: int, epsilon: float, device: torch.device) -> None:
         self._epsilon = epsilon
@@ -17,9 +17,9 @@ class Norm:
         self._offset = torch.tensor((width * epsilon) ** 0.5, device=device)
 
     def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Norm hidden [n, width] with a weight [width] as `Weights` loads it."""
+        """Normalize hidden [n, width] with a weight [width] that was loaded by `Weights`."""
         if hidden.dtype != torch.float32:
             return F.rms_norm(hidden, weight.shape, weight, self._epsilon)
-        # the same in a third of the operations, each of which costs more than its arithmetic at batch 1
+        # a third of the operations; at batch 1 the overhead of an operation exceeds its arithmetic
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
         return hidden / torch.hypot(length, self._offset) * weight

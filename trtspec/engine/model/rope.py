@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions: how fast each pair of a head turns, plain or scaled.
+"""Rotary position embeddings: the frequency of each pair of a head, plain or scaled.
 
-In float32 throughout and in the order of transformers' operations (src/transformers/modeling_rope_utils.py), with which
-the tests compare bits: at large positions the rounding of a frequency shows. TensorRT-LLM computes the same.
+Computed in float32 and in the order of transformers' operations (src/transformers/modeling_rope_utils.py); the tests
+compare bits, because the rounding of a frequency matters at large positions. TensorRT-LLM computes the same.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from trtspec.checkpoints.model_config import ModelConfig, RopeScaling
 def rotations(config: ModelConfig, max_len: int, length: int = 0) -> Tensor:
     """Return attention_factor * e^(i * position * frequency) as complex64 [max_len, 1, rotary_size / 2].
 
-    `length` is that of the longest text.
+    `length` is the length of the longest text.
     """
     angles = torch.outer(torch.arange(max_len, dtype=torch.float32), frequencies(config, length))
     return torch.polar(torch.full_like(angles, attention_factor(config)), angles).unsqueeze(1)
 
 
 def under_windows(config: ModelConfig) -> ModelConfig:
-    """Return a config whose rotations are those of the layers with a sliding window."""
+    """Return the config with the rotary settings of layers with a sliding window."""
     if not config.local_rotary_base:
         return config
     return replace(config, rotary_base=config.local_rotary_base, rope_scaling=None)
 
 
 def attention_factor(config: ModelConfig) -> float:
-    """Return what sines and cosines are multiplied by."""
+    """Return the factor of sines and cosines."""
     return config.rope_scaling.attention_factor if config.rope_scaling else 1.0
 
 
 def frequencies(config: ModelConfig, length: int = 0) -> Tensor:
-    """Return radians per position of each pair, float32 [rotary_size / 2], for texts of at most `length` tokens."""
+    """Return the radians per position of each pair, float32 [rotary_size / 2], for texts of at most `length` tokens."""
     exponents = torch.arange(0, config.rotary_size, 2, dtype=torch.float32) / config.rotary_size
     inverse = config.rotary_base**exponents
     scaling = config.rope_scaling
-    # "dynamic" begins beyond the model's own positions, which the engine does not go
+    # "dynamic" scaling applies only beyond the model's original positions, which the engine does not support
     if scaling is None or scaling.kind == "dynamic":
         return 1.0 / inverse
     if scaling.kind == "linear":
@@ -56,7 +56,7 @@ def frequencies(config: ModelConfig, length: int = 0) -> Tensor:
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
-    """Stretch what turns seldom over the original positions, after meta-llama/llama-models, models/llama3/model.py."""
+    """Scale low frequencies as in meta-llama/llama-models, models/llama3/model.py."""
     wavelengths = 2 * math.pi / plain
     longest = scaling.original_max_position / scaling.low_freq_factor
     shortest = scaling.original_max_position / scaling.high_freq_factor
@@ -68,13 +68,13 @@ def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(inverse: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
-    """Blend plain and stretched frequencies by a ramp over the pairs (YaRN, arXiv 2309.00071, eq. 23)."""
+    """Blend plain and scaled frequencies by a ramp over the pairs (YaRN, arXiv 2309.00071, eq. 23)."""
 
-    def pair_that_turns(times: float) -> float:
-        original = math.log(scaling.original_max_position / (times * 2 * math.pi))
+    def pair_with_turns(turns: float) -> float:
+        original = math.log(scaling.original_max_position / (turns * 2 * math.pi))
         return config.rotary_size * original / (2 * math.log(config.rotary_base))
 
-    first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    first, last = pair_with_turns(scaling.beta_fast), pair_with_turns(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, config.rotary_size - 1)

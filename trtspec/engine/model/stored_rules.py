@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors a converted checkpoint holds, told from its config: the rules of a decoder, whatever their sources."""
+"""The tensors of a converted checkpoint, derived from its config: the rules of a decoder without their sources."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from trtspec.checkpoints.model_config import ModelConfig
 from trtspec.checkpoints.rules import Rule, Stage
 from trtspec.families.decoder import decoder_rules
 
-# A layer's number in the whole model, or the stage of what belongs to no layer.
+# A layer's number in the whole model, or the stage of a tensor outside the layers.
 At: TypeAlias = int | Stage
 
 
 def stored_rules(config: ModelConfig) -> dict[tuple[At, str], Rule]:
-    """Return the rules of all tensors but scales, by place and target."""
+    """Return the rules of all tensors except scales, by position and target."""
     return {(rule.at, rule.target): rule for rule in decoder_rules(config)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of safetensors files as torch tensors, mapped rather than read: memory is taken by what is touched."""
+"""Memory-maps tensors of safetensors files as torch tensors; only accessed pages use memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ TORCH_DTYPES = {
 
 
 def map_tensor(tensor: TensorInfo) -> Tensor:
-    """Return a tensor of one of TORCH_DTYPES on the CPU; writing to it leaves the file as it is."""
+    """Return a tensor of one of TORCH_DTYPES on the CPU; writing to it does not change the file."""
     raw = np.memmap(tensor.file, np.uint8, "c", tensor.offset, tensor.nbytes)
     return torch.from_numpy(raw).view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a converted checkpoint into the layers of the forward pass: in the compute dtype, FP8 dequantized, fused.
+"""Loads a converted checkpoint into the layers of the forward pass: in the compute dtype, FP8 dequantized, fused.
 
-One tensor is read at a time, so that memory peaks at the weights and one tensor.
+One tensor is read at a time, so that peak memory is the weights plus one tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trtspec.engine.model.stored_rules import At, stored_rules
 
 
 class Weights:
-    """The tensors of a checkpoint on a device; every call reads, and raises CheckpointError for what is not there."""
+    """The tensors of a checkpoint on a device; every call reads, and raises CheckpointError if a tensor is missing."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._checkpoint, self._config = checkpoint, checkpoint.config
@@ -37,17 +37,17 @@ class Weights:
         return self._weight(self._rules[Stage.FIRST, EMBEDDING])
 
     def lm_head(self, embedding: Tensor) -> Linear | CappedHead:
-        """Return the head, which is the embedding where they are tied."""
+        """Return the LM head, which is the embedding if they are tied."""
         tied = self._config.tied_embeddings
         head = Linear(matrix_of(embedding, is_shared=True)) if tied else self._linear(Stage.LAST, "lm_head")
         return CappedHead(head, self._config.logit_cap) if self._config.logit_cap else head
 
     def final_norm(self) -> Tensor:
-        """Return the weight of the last norm."""
+        """Return the weight of the final norm."""
         return self._norm(Stage.LAST, FINAL_NORM)
 
     def layer(self, number: int) -> Layer:
-        """Return a layer."""
+        """Return the weights of layer `number`."""
         config = self._config
         qkv = self._linear(number, "attention.qkv", bias=config.attn_bias, order=partial(paired_qkv, config=config))
         dense = self._linear(number, "attention.dense", bias=config.dense_bias)
@@ -86,7 +86,7 @@ class Weights:
         return GatedMlp(gate_up, self._linear(layer, "mlp.proj", bias=bias), ACTIVATIONS[act])
 
     def _mixture(self, layer: int) -> Mixture:
-        """Return the experts apart; the router stays in float32, whatever the rest is computed in."""
+        """Return the mixture with separate experts; the router is always float32."""
         # the experts' linear half is stored above the activated one
         halves = partial(torch.roll, shifts=self._config.intermediate_size, dims=1)
         fc, proj = self._rules[layer, "mlp.fc.weight"], self._rules[layer, "mlp.proj.weight"]
@@ -99,7 +99,7 @@ class Weights:
     def _linear(
         self, at: At, *modules: str, bias: bool = False, order: Callable[[Tensor], Tensor] = lambda rows: rows
     ) -> Linear:
-        """Return the modules, one below the other, as one; `order` moves rows."""
+        """Return the modules stacked into one; `order` permutes rows."""
         weights = [self._rules[at, f"{module}.weight"] for module in modules]
         biases = [self._take(self._rules[at, f"{module}.bias"]) for module in modules if bias]
         return Linear(
@@ -122,7 +122,7 @@ class Weights:
         return dequantize(stored, self._take(scale, torch.float32).unsqueeze(-1), self._dtype)
 
     def _quantize(self, weights: list[Rule]) -> Callable[[Tensor], Tensor] | None:
-        """Return what happens to the input of weights that share it: nothing, unless they are FP8."""
+        """Return the input quantization of weights that share their input, or None unless they are FP8."""
         stored = find(self._checkpoint, weights[0])
         if stored is None or stored.dtype != "F8_E4M3":
             return None
@@ -132,11 +132,11 @@ class Weights:
         return partial(through_e4m3, scale=torch.cat(scales).amax())
 
     def _kv_scale(self, layer: int) -> Tensor:
-        """Return the KV cache's scale as TensorRT-LLM picks it: the larger of two, or the common one alone."""
-        kinds = {kind: cache_scale(self._rules[layer, QKV], kind) for kind in KV_SCALES}
-        apart = all(find(self._checkpoint, kinds[kind]) for kind in ("k", "v"))
-        taken = ("k", "v") if apart else ("kv",)
-        return torch.cat([self._take(kinds[kind], torch.float32) for kind in taken]).amax()
+        """Return the KV cache's scale as in TensorRT-LLM: the larger of the scales of k and v, or the common scale."""
+        rules = {kind: cache_scale(self._rules[layer, QKV], kind) for kind in KV_SCALES}
+        separate = all(find(self._checkpoint, rules[kind]) for kind in ("k", "v"))
+        kinds = ("k", "v") if separate else ("kv",)
+        return torch.cat([self._take(rules[kind], torch.float32) for kind in kinds]).amax()
 
     def _norm(self, at: At, target: str) -> Tensor:
         return norm_weight(self._take(self._rules[at, target]))
@@ -151,29 +151,29 @@ class Weights:
 
 
 def stack(tensors: list[Tensor]) -> Tensor:
-    """Return tensors one below the other, without a copy where it is one."""
+    """Concatenate tensors along the first dimension; a single tensor is returned without a copy."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def norm_weight(weight: Tensor) -> Tensor:
-    """Return a norm's weight as `Norm` wants it."""
+    """Return a norm's weight in the form that `Norm` expects."""
     return weight * len(weight) ** 0.5 if weight.dtype == torch.float32 else weight
 
 
 def paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:
-    """Reorder the rows of q and k in those of q, k and v, as `Block` has them."""
+    """Reorder the rows of q and k within the rows of q, k and v for `Block`."""
     turning = (config.num_heads + config.num_kv_heads) * config.head_size
     return torch.cat([_paired(rows[:turning], config), rows[turning:]])
 
 
 def qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
-    """Return the norms of the heads of q and k [head_size] as `Block` has them."""
+    """Return the norm weights of q and k, [head_size] each, in the form of `Block.qk_norm`."""
     heads = ((q, config.num_heads), (k, config.num_kv_heads))
     return torch.cat([_paired(weight, config).expand(count, -1) for weight, count in heads])
 
 
 def _paired(heads: Tensor, config: ModelConfig) -> Tensor:
-    """Interleave the halves of what is rotated of each head: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
+    """Interleave the halves of each head's rotated part: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
     size = config.rotary_size
     order = torch.arange(config.head_size, device=heads.device)
     order[:size] = order[:size].view(2, -1).t().flatten()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages to one prompt, by the chat template that a tokenizer brings.
+"""Renders chat messages to a prompt with a tokenizer's chat template.
 
-A template is code of whoever published the model: child processes render it (`trtspec.engine.prompts.rendering`) within
-limits of memory, time and output. It writes what it writes in transformers' `apply_chat_template`.
+A template is untrusted code from the model's publisher. Child processes render it (`trtspec.engine.prompts.rendering`)
+with limits of memory, time and output. The result equals transformers' `apply_chat_template`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from trtspec.engine.prompts.messages import ChatError, read_messages
 MAX_TEMPLATE_BYTES = 1 << 20
 JINJA_HINT = "pip install 'trtspec[prompts]'"
 RENDERING = "trtspec.engine.prompts.rendering"
-CHILDREN = 3  # a chat that takes too long holds one of them for two seconds at most
-# Of one chat: a large one takes some 20 ms and 60 MB. Wall time is what the other requests of a child may wait.
+CHILDREN = 3  # a slow chat occupies one of them for at most two seconds
+# Limits of one chat; a large one takes some 20 ms and 60 MB. WALL_S bounds the delay of other requests of the child.
 CPU_S, WALL_S, MEMORY_BYTES = 1.0, 1.6, 384 << 20
-ESCAPED = 6  # bytes of JSON for one byte of text, at most
+ESCAPED = 6  # the maximum bytes of JSON for one byte of text
 
 
 class ChatTemplate:
-    """The template of a tokenizer's directory; models without chat have none.
+    """The chat template of a tokenizer's directory, if it has one.
 
-    Raises CheckpointError for files that cannot be read. A template that cannot be compiled is a ChatError of each
-    request: it has no bearing on completions.
+    Raises CheckpointError if a file cannot be read. A template that does not compile raises ChatError for each chat
+    request, because completions work without it.
     """
 
     def __init__(self, root: Path, max_bytes: int, children: int = CHILDREN) -> None:
-        """Read the template, which may write `max_bytes` at most for one chat; `close` ends its child processes."""
+        """Read the template, whose output is limited to `max_bytes` per chat; `close` stops its child processes."""
         self._root, self._max_bytes, self._children = root, max_bytes, children
         self._source = _source(root)
         self.tokens = special_tokens(root)
@@ -57,28 +57,28 @@ class ChatTemplate:
         return ChildPool(self._children, limits, (f"{RENDERING}:prepare", prepared))
 
     def render(self, messages: Any) -> Rendered:
-        """Return the prompt of `messages`, ready for the model's answer; raises ChatError."""
+        """Return the prompt of `messages` with the generation prompt; raise ChatError if rendering fails."""
         argument = self._argument(messages)
         try:
             return _rendered(self._pool.ask(f"{RENDERING}:render", argument))
         except SandboxError as error:
-            raise _in_words(error) from None
+            raise _chat_error(error) from None
 
     async def render_async(self, messages: Any) -> Rendered:
-        """Like `render`, for an event loop, which goes on meanwhile."""
+        """Render without blocking the event loop; see `render`."""
         argument = self._argument(messages)
         try:
             return _rendered(await self._pool.ask_async(f"{RENDERING}:render", argument))
         except SandboxError as error:
-            raise _in_words(error) from None
+            raise _chat_error(error) from None
 
     def start(self) -> None:
-        """Start a child now, so that the first chat does not wait for it."""
+        """Start a child process, so that the first chat does not wait for it."""
         if self._source:
             self._pool.start()
 
     def close(self) -> None:
-        """End the child processes."""
+        """Stop the child processes."""
         if "_pool" in self.__dict__:
             self._pool.close()
 
@@ -88,21 +88,21 @@ class ChatTemplate:
         return {"messages": read_messages(messages), "max_bytes": self._max_bytes}
 
 
-def _rendered(answer: dict[str, str]) -> Rendered:
-    if "error" in answer:
-        raise ChatError(answer["error"], code=answer["code"])
-    return Rendered(answer["text"])
+def _rendered(reply: dict[str, str]) -> Rendered:
+    if "error" in reply:
+        raise ChatError(reply["error"], code=reply["code"])
+    return Rendered(reply["text"])
 
 
-def _in_words(error: SandboxError) -> ChatError:
+def _chat_error(error: SandboxError) -> ChatError:
     what = "cannot be used" if error.cause == "refused" else "was stopped"
     return ChatError(f"the chat template {what}: {error.message}", code="chat_template_failed")
 
 
 def _source(root: Path) -> str:
-    """Return the template as transformers chooses it: files of its own before a key of the tokenizer's configuration.
+    """Return the template that transformers would choose: template files first, then tokenizer_config.json.
 
-    Of several templates it is the one called "default".
+    If there are several templates, it is the one named "default".
     """
     path, more = root / "chat_template.jinja", root / "additional_chat_templates"
     if path.is_file():

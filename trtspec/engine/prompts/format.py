@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of a format of prompts, and how the format of a file is found."""
+"""The interface of prompt formats, and detection of a file's format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PACKAGE, ATTRIBUTE = "trtspec.engine.prompts.formats", "FORMAT"
 
 @dataclass(frozen=True)
 class Format:
-    """One format; a module of `formats/` joins by defining it as `FORMAT`, an installed one by an entry point.
+    """One prompt format, registered as `FORMAT` of a module in `formats/` or by an entry point of an installed package.
 
-    `recognizes` looks at all records of a file, of which there is at least one; no two formats recognize the same.
-    `read` makes a prompt of a record, or None of one that asks nothing; it raises TrtspecError with the record's place
-    where that is something else. `columns` are the keys of a record beside `prompt.KEYS`: other columns of a parquet
-    file are not read.
+    `recognizes` gets all records of a file (at least one) and must be true for at most one format. `read` converts a
+    record to a prompt, or to None without a question; it raises TrtspecError with the record's position if the
+    record is invalid. `columns` are keys of a record in addition to `prompt.KEYS`; other columns of a parquet file are
+    not read.
     """
 
     title: str
@@ -31,7 +31,7 @@ class Format:
 
 
 def format_of(records: Sequence[Record]) -> tuple[str, Format]:
-    """Return (name, format) of a file; raises TrtspecError that says what its first record has."""
+    """Return (name, format) of a file; raise TrtspecError with the keys of the first record if none matches."""
     formats: dict[str, Format] = {}
     for look in (discover, discover_all):
         formats = look(PACKAGE, ATTRIBUTE)
@@ -41,17 +41,17 @@ def format_of(records: Sequence[Record]) -> tuple[str, Format]:
     first = records[0]
     known = ", ".join(found.title for found in formats.values())
     keys = ", ".join(map(repr, list(first.value)[:8])) if isinstance(first.value, dict) else ""
-    what = f"an object with {keys}" if keys else "nothing that is known"
+    what = f"an object with {keys}" if keys else "unknown prompt format"
     raise first.refuse(f"{what}; expected prompts in one of: {known}", HINT)
 
 
 def asked(record: Record, turns: Sequence[str], kind: str, name: str) -> Prompt:
-    """Return what a user says first, as a message; later turns answer what a model has said by then."""
+    """Return the first turn as a user message; the other turns depend on a model's answers and are only counted."""
     return chat(record, [{"role": "user", "content": turns[0]}], kind, name, len(turns) - 1)
 
 
 def chat(record: Record, messages: object, kind: str, name: str, further_turns: int = 0) -> Prompt:
-    """Return messages as a prompt, up to the last that is no answer; raises TrtspecError where they are none."""
+    """Return messages as a prompt, without trailing answers; raise TrtspecError if the messages are invalid."""
     try:
         read = read_messages(messages)
     except ChatError as error:
@@ -60,6 +60,6 @@ def chat(record: Record, messages: object, kind: str, name: str, further_turns: 
     while read and read[-1]["role"] == "assistant":
         answer = str(read.pop()["content"])
     if not read:
-        raise record.refuse("messages are answers alone; expected one of a user")
+        raise record.refuse("all messages are answers; expected a user message")
     kind = kind or (MULTI_TURN if any(message["role"] == "assistant" for message in read) else CHAT)
     return Prompt(plain_text(read), name, kind, tuple(read), further_turns, answer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of a file, whatever its format; those that are messages become text by a tokenizer's chat template."""
+"""Loads prompt files of all formats, and applies a tokenizer's chat template to prompts with messages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trtspec.engine.prompts.records import HINT, read_records
 if TYPE_CHECKING:
     from trtspec.engine.prompts.chat import ChatTemplate
 
-MAX_TEXT_BYTES = 4 << 20  # of what a template writes
+MAX_TEXT_BYTES = 4 << 20  # maximum output of a template
 
 
 @dataclass(frozen=True)
 class PromptFile:
-    """A file of prompts that was read, its messages in their plain form; `name` is its format's.
+    """The contents of a prompt file, with messages in plain form; `name` is the name of its format.
 
-    `left_out` counts the records that ask nothing.
+    `left_out` counts the records without a question.
     """
 
     path: Path
@@ -36,35 +36,35 @@ class PromptFile:
 
 
 def own_sets() -> dict[str, Path]:
-    """Return the files of prompts that come with trtspec, by their names."""
+    """Return the prompt files shipped with trtspec, by name."""
     return {path.stem: path for path in sorted((recipes_dir() / "prompts").glob("*.jsonl"))}
 
 
 def read_prompts(path: Path) -> PromptFile:
-    """Read a file, or the set of that name that comes with trtspec; raises TrtspecError with the line that is wrong."""
+    """Read a file, or the set of that name shipped with trtspec; raise TrtspecError with the first invalid line."""
     path = path if path.exists() else own_sets().get(str(path), path)
     records = read_records(path)
     name, found = format_of(records)
     prompts = tuple(prompt for record in records if (prompt := found.read(record)))
     if not prompts:
-        raise TrtspecError(f"none of {len(records)} records asks something", where=str(path), hint=HINT)
+        raise TrtspecError(f"none of {len(records)} records has a question", where=str(path), hint=HINT)
     return PromptFile(path, name, found, prompts, len(records) - len(prompts))
 
 
 def load_prompts(path: Path, tokenizer: Path | None = None) -> list[Prompt]:
-    """Return the prompts of a file as they are sent: their messages in the words of the tokenizer's chat template.
+    """Return the prompts of a file as they are sent to a model, with the tokenizer's chat template applied to messages.
 
-    Without a tokenizer, or of one without a template, they keep their plain form. Raises TrtspecError where the file
-    has something else, and where the template refuses messages.
+    Without a tokenizer or a template, messages keep their plain form. Raise TrtspecError if the file is invalid or the
+    template rejects messages.
     """
     prompts = list(read_prompts(path).prompts)
     return with_template(prompts, tokenizer, path) if tokenizer else prompts
 
 
 def with_template(prompts: Sequence[Prompt], tokenizer: Path, path: Path) -> list[Prompt]:
-    """Return prompts whose messages are text by the template of a tokenizer's directory; `path` is for errors.
+    """Return prompts whose messages are rendered with the template of a tokenizer's directory; `path` is for errors.
 
-    That text is `Rendered`: encoding it adds no special tokens. Whoever sends it to a server must say so too.
+    The text is `Rendered`: it must be encoded without adding special tokens, also when it is sent to a server.
     """
     if not any(prompt.messages for prompt in prompts):
         return list(prompts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of a chat, read as OpenAI's API has them, and the plain form of those that no template writes."""
+"""Parses chat messages of OpenAI's API, and formats them as plain text for models without a chat template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 class ChatError(TrtspecError):
-    """Messages that cannot be a prompt; `param` is the one that is wrong, `code` what programs branch on."""
+    """Invalid messages; `param` is the path of the invalid value, `code` is an error code for programs."""
 
     def __init__(self, message: str, param: str = "messages", code: str = "invalid_value") -> None:
         super().__init__(message)
@@ -22,20 +22,20 @@ class ChatError(TrtspecError):
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return messages as templates take them: the roles they know, and contents that are text; raises ChatError."""
+    """Return messages in the form that templates accept: known roles and text contents; raise ChatError if invalid."""
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
-        raise ChatError(f"messages is a list of 1 to {MAX_MESSAGES} messages")
-    return [_message(message, f"messages.{place}") for place, message in enumerate(messages)]
+        raise ChatError(f"messages must be a list of 1 to {MAX_MESSAGES} messages")
+    return [_message(message, f"messages.{number}") for number, message in enumerate(messages)]
 
 
 def plain_text(messages: Sequence[Message]) -> str:
-    """Return messages as a text that ends where the answer begins, for models without a chat template."""
-    said = [f"{message['role'].capitalize()}: {message['content']}\n\n" for message in messages]
-    return "".join(said) + "Assistant:"
+    """Return messages as plain text that ends where the answer begins, for models without a chat template."""
+    turns = [f"{message['role'].capitalize()}: {message['content']}\n\n" for message in messages]
+    return "".join(turns) + "Assistant:"
 
 
 def is_text(value: str) -> bool:
-    """Tell text from strings that UTF-8 cannot express: JSON lets halves of a pair through."""
+    """Return whether UTF-8 can encode a string; JSON allows unpaired surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -45,15 +45,15 @@ def is_text(value: str) -> bool:
 
 def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise ChatError(f"{where} is an object with a role", where)
+        raise ChatError(f"{where} must be an object with a role", where)
     if message["role"] in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
         raise _unsupported("a message about tools", where)
     if message["role"] not in ROLES:
-        raise ChatError(f"{where}.role is one of {', '.join(ROLES)}", f"{where}.role")
+        raise ChatError(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role")
     read = {"role": ROLES[message["role"]], "content": _content(message.get("content"), f"{where}.content")}
     name = message.get("name")
     if isinstance(name, str) and not is_text(name):
-        raise ChatError(f"{where}.name is text", f"{where}.name")
+        raise ChatError(f"{where}.name must be text", f"{where}.name")
     return read | ({"name": name} if isinstance(name, str) else {})
 
 
@@ -61,7 +61,7 @@ def _content(content: Any, where: str) -> str:
     if isinstance(content, list) and content:
         content = "\n".join(_part(part, where) for part in content)
     if not isinstance(content, str) or not is_text(content):
-        raise ChatError(f"{where} is text, or a list of text parts", where)
+        raise ChatError(f"{where} must be text or a list of text parts", where)
     return content
 
 

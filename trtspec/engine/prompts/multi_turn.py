@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MT-bench began and Spec-Bench and SPEED-Bench took over: a question with an id, a category and turns."""
+"""The record format of MT-bench, Spec-Bench and SPEED-Bench: a question with an id, a category and turns."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ OF_SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}
 
 
 def has_turns(records: Sequence[Record]) -> bool:
-    """Tell whether a file is of this kind."""
+    """Return whether a file has this record format."""
     return records[0].has("question_id", "category", "turns")
 
 
 def is_filled_in_later(records: Sequence[Record]) -> bool:
-    """Tell SPEED-Bench, whose records name where their text came from."""
+    """Return whether a file is from SPEED-Bench, whose records name the source of their text."""
     return any(records[0].has(key) for key in ("src_id", "sub_category", "multiturn"))
 
 
 def is_of_spec_bench(records: Sequence[Record]) -> bool:
-    """Tell Spec-Bench, or a part of it, by categories that MT-bench has not."""
+    """Return whether a file is Spec-Bench or a part of it, by categories that MT-bench does not have."""
     return any(str(record.get("category")) in OF_SPEC_BENCH for record in records)
 
 

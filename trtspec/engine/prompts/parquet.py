@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a parquet file, by pyarrow where it is installed, in a child process with limits.
+"""Reads the rows of a parquet file with pyarrow (optional) in a child process with limits.
 
-A footer of some hundred bytes can describe columns of many gigabytes. So only the columns are read that a format of
-prompts knows, a few rows at a time, and what they unpack to is counted.
+A footer of some hundred bytes can describe columns of many gigabytes. Therefore only the columns that a prompt format
+uses are read, a few rows at a time, with limits on the unpacked size.
 """
 
 from __future__ import annotations
@@ -17,73 +17,73 @@ from trtspec.core.sandbox import REFUSED, Limits, SandboxError, run_in_child
 from trtspec.engine.prompts.prompt import KEYS
 
 EXTRA = "pip install 'trtspec[prompts]', or save the file as JSON lines"
-PART = "take a part of it"
+PART = "use a part of the file"
 ROWS_AT_ONCE = 64
-SHOWN = 8  # columns of a file that no format knows
+SHOWN = 8  # columns listed in the error for an unknown format
 LIMITS = Limits(memory_bytes=2 << 30, cpu_s=60, wall_s=120, output_bytes=320 << 20, files=64)
 
 
 def read_rows(path: Path, raw: bytes, max_bytes: int, max_rows: int, max_values: int) -> list[dict[str, Any]]:
-    """Return the rows as objects, of the columns that a format knows.
+    """Return the rows as objects with the columns that any format uses.
 
-    `max_bytes` and `max_values` are of these columns unpacked. Raises TrtspecError without pyarrow, and for a file that
-    is damaged or too large.
+    `max_bytes` and `max_values` limit these columns when unpacked. Raise TrtspecError if pyarrow is missing, or if the
+    file is corrupt or too large.
     """
     if find_spec("pyarrow") is None:
-        message = "a parquet file needs pyarrow, which is not installed"
+        message = "reading parquet files needs pyarrow, which is not installed"
         raise TrtspecError(message, where=str(path), hint=EXTRA)
     further = [each.columns for each in discover_all("trtspec.engine.prompts.formats", "FORMAT").values()]
-    asked = {
+    options = {
         "columns": sorted({*KEYS, *(name for names in further for name in names)}),
         "max_bytes": max_bytes,
         "max_rows": max_rows,
         "max_values": max_values,
     }
     try:
-        rows: list[dict[str, Any]] = run_in_child("trtspec.engine.prompts.parquet:unpack", asked, raw, limits=LIMITS)
+        rows: list[dict[str, Any]] = run_in_child("trtspec.engine.prompts.parquet:unpack", options, raw, limits=LIMITS)
     except SandboxError as error:
         if error.cause == REFUSED:
             raise TrtspecError(error.message, where=str(path), hint=error.hint) from None
-        raise TrtspecError(f"pyarrow does not read it: {error.message}", where=str(path), hint=PART) from None
+        raise TrtspecError(f"pyarrow cannot read the file: {error.message}", where=str(path), hint=PART) from None
     return rows
 
 
-def unpack(asked: dict[str, Any], raw: bytes) -> list[dict[str, Any]]:
-    """Return the rows of a file, in the child."""
+def unpack(options: dict[str, Any], raw: bytes) -> list[dict[str, Any]]:
+    """Return the rows of a file; runs in the child process."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise TrtspecError(f"a parquet file needs pyarrow, which cannot be used: {error}", hint=EXTRA) from None
+        raise TrtspecError(f"reading parquet files needs pyarrow, which fails to import: {error}", hint=EXTRA) from None
     try:
         file = parquet.ParquetFile(pyarrow.BufferReader(raw), pre_buffer=False)
-        if file.metadata.num_rows > asked["max_rows"]:
-            raise TrtspecError(f"{file.metadata.num_rows:,} rows; at most {asked['max_rows']:,} are read", hint=PART)
+        if file.metadata.num_rows > options["max_rows"]:
+            raise TrtspecError(f"{file.metadata.num_rows:,} rows, expected at most {options['max_rows']:,}", hint=PART)
         names = file.schema_arrow.names
-        columns = [name for name in names if name in asked["columns"]]
-        if not columns:  # its reader says what there is
+        columns = [name for name in names if name in options["columns"]]
+        if not columns:  # the caller reports the columns
             return [dict.fromkeys(names[:SHOWN])] * file.metadata.num_rows
-        return _rows(file, columns, asked)
+        return _rows(file, columns, options)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         words = str(error).splitlines() or [type(error).__name__]
-        raise TrtspecError(f"not a parquet file that pyarrow reads: {words[0][:300]}") from None
+        raise TrtspecError(f"not a valid parquet file: {words[0][:300]}") from None
 
 
-def _rows(file: Any, columns: list[str], asked: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(file: Any, columns: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     nbytes = values = 0
     for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
         nbytes += batch.nbytes
         values += sum(_values(column) for column in batch.columns)
-        if nbytes > asked["max_bytes"] or values > asked["max_values"]:
-            most = f"{asked['max_bytes']:,} bytes and {asked['max_values']:,} values"
-            raise TrtspecError(f"row {len(rows) + 1} and those before it unpack to more than {most}", hint=PART)
+        if nbytes > options["max_bytes"] or values > options["max_values"]:
+            most = f"{options['max_bytes']:,} bytes and {options['max_values']:,} values"
+            raise TrtspecError(f"the rows up to row {len(rows) + 1} unpack to more than {most}", hint=PART)
         rows += [{name: _plain(value) for name, value in row.items()} for row in batch.to_pylist()]
     return rows
 
 
 def _values(array: Any) -> int:
-    """Return how many values a column has, with those of its lists and structures."""
+    """Return the number of values of a column, including values of nested lists and structs."""
     from pyarrow import types
 
     kind = array.type
@@ -99,7 +99,7 @@ def _values(array: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; what JSON has not is described."""
+    """Return a value as a JSON value; other types become their name in angle brackets."""
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

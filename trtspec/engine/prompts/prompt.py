@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt, the kinds that results are grouped by, and one record of a file before a format has read it."""
+"""A prompt, the kinds by which results are grouped, and a raw record of a prompt file."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, TypeAlias
 
 from trtspec.core.errors import TrtspecError
 
-Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}, as templates take them
+Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates expect
 
 CHAT, MULTI_TURN, SUMMARIZATION, TRANSLATION = "chat", "multi-turn", "summarization", "translation"
 QUESTION_ANSWERING, RAG, MATH = "question-answering", "rag", "math"
 CODE, CODE_EDITING, STRUCTURED, WRITING = "code", "code-editing", "structured-output", "creative-writing"
 KINDS = (CHAT, MULTI_TURN, SUMMARIZATION, TRANSLATION, QUESTION_ANSWERING, RAG, MATH, CODE, CODE_EDITING, STRUCTURED,
          WRITING)  # fmt: skip
-# Categories of published sets that mean the same; others keep their names.
+# Categories of published sets with another name here; the others keep their names.
 SAME = {"coding": CODE, "math_reasoning": MATH, "qa": QUESTION_ANSWERING, "writing": WRITING}
-# What the formats of `formats/` read of a record; other columns of a parquet file are not unpacked.
+# The keys of a record that the formats in `formats/` read; other columns of a parquet file are not unpacked.
 KEYS = ("prompt", "messages", "kind", "document", "response", "id", "category", "body", "custom_id", "task_id",
         "entry_point", "question", "answer", "question_id", "turns", "src_id", "sub_category", "multiturn",
         "conversations", "system", "tools")  # fmt: skip
@@ -26,11 +26,11 @@ KEYS = ("prompt", "messages", "kind", "document", "response", "id", "category", 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is asked; `kind` groups prompts in reports, `name` is its id or its line's number.
+    """A prompt; `kind` groups prompts in reports, `name` is the id or the line number.
 
-    `text` is what is sent. Of `messages` it is the plain form until a tokenizer's chat template has made another.
-    `further_turns` counts what a user would say after the answer, and what is left out. `answer` is what the file says
-    that a model answered, None where it says nothing, `document` its name of what the prompt was taken from.
+    `text` is sent to the model. For `messages` it is their plain form until a tokenizer's chat template is applied.
+    `further_turns` counts the later user turns, which are not used. `answer` is a model's answer in the file or
+    None. `document` identifies the text from which the prompt was extracted.
     """
 
     text: str
@@ -44,45 +44,45 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Record:
-    """One value of a file: a JSON value, a row, or a line of text; `where` names its file and line."""
+    """One record of a file: a JSON value, a row or a line of text; `where` is its file and line."""
 
     where: str
     number: int
     value: Any
 
     def has(self, *keys: str) -> bool:
-        """Tell whether it is an object with all these keys."""
+        """Return whether the record is an object with all these keys."""
         return isinstance(self.value, dict) and self.value.keys() >= {*keys}
 
     def get(self, key: str) -> Any:
-        """Return what an object has under a key; None where it has nothing, or is none."""
+        """Return an object's value of a key, or None if the key is missing or the record is not an object."""
         return self.value.get(key) if isinstance(self.value, dict) else None
 
     def text(self, key: str) -> str:
-        """Return a text that is not empty; raises TrtspecError where there is none."""
+        """Return a non-empty text; raise TrtspecError if it is missing."""
         found = self.get(key)
         if not isinstance(found, str) or not found:
             raise self.refuse(f'expected {{"{key}": "some text"}}')
         return found
 
     def texts(self, key: str) -> Sequence[str]:
-        """Return a list of texts, the first of them not empty; raises TrtspecError where there is none."""
+        """Return a list of texts of which the first is not empty; raise TrtspecError if it is missing."""
         found = self.get(key)
         if not isinstance(found, list) or not found or not found[0] or not all(isinstance(each, str) for each in found):
             raise self.refuse(f'expected {{"{key}": ["some text", ...]}}')
         return found
 
     def name(self, key: str) -> str:
-        """Return its id, or its number where it has none."""
+        """Return the id, or the record's number if the key is missing."""
         found = self.get(key)
         return str(self.number if found is None else found)
 
     def refuse(self, message: str, hint: str | None = None) -> TrtspecError:
-        """Return the error that this record is."""
+        """Return the error to raise for this record."""
         return TrtspecError(message, where=self.where, hint=hint)
 
 
 def kind_of(category: object) -> str:
-    """Return our name of a published set's category, or the category itself; "" where there is none."""
+    """Return the kind of a published set's category, or the category itself; "" for None."""
     name = "" if category is None else str(category)
     return SAME.get(name, name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of prompts as records: JSON lines, a JSON list, the rows of a parquet file or lines of text, also gzipped.
+"""Reads a prompt file as records: JSON lines, a JSON list, rows of a parquet file or lines of text, optionally gzipped.
 
-What a file is, its bytes say and not its name. Knows nothing of what records mean. Nobody vouches for such a file, so
-bytes, records and values are bounded before anything is parsed.
+The file type is detected from the content, not the name; prompt formats interpret the records. Files are untrusted, so
+bytes, records and values are limited before parsing.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from trtspec.core.errors import TrtspecError
 from trtspec.core.files import read_bounded, unreadable
 from trtspec.engine.prompts.prompt import Record
 
-MAX_BYTES = 64 << 20  # of the file, and of what is packed in it
+MAX_BYTES = 64 << 20  # of the file, and of its unpacked content
 MAX_PROMPTS = 100_000
 MAX_VALUES = 100_000  # lists, objects and commas of one line
-MAX_NESTED = 4_000_000  # lists and objects of a file, each of which takes far more memory than its bytes
+MAX_NESTED = 4_000_000  # lists and objects of a file; each uses far more memory than its bytes in the file
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
-HINT = "trtspec prompts --list shows some, docs/prompts.md the formats that are read"
-PART_HINT = "take a part of it: head -n 1000, or of one long JSON list jq '.[:1000]'"
+HINT = "see trtspec prompts --list for examples and docs/prompts.md for the supported formats"
+PART_HINT = "use a part of the file: head -n 1000, or for a long JSON list jq '.[:1000]'"
 SPACE = re.compile(r"[ \t\r\n]*")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f]")
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records of a file, at least one; raises TrtspecError with the line of the first that is none."""
+    """Return the records of a file, at least one; raise TrtspecError with the line of the first invalid record."""
     raw = _read(path)
     records = _read_rows(path, raw) if raw.startswith(PARQUET) else _read_text(path, raw)
     if not 0 < len(records) <= MAX_PROMPTS:
@@ -53,11 +53,11 @@ def _unpacked(path: Path, raw: bytes) -> bytes:
     try:
         data = unpacking.decompress(raw, MAX_BYTES + 1)
     except zlib.error:
-        raise TrtspecError("not a whole gzip file", where=str(path), hint=HINT) from None
+        raise TrtspecError("not a complete gzip file", where=str(path), hint=HINT) from None
     if len(data) > MAX_BYTES:
-        raise TrtspecError(f"unpacked larger than {MAX_BYTES:,} bytes", where=str(path), hint=PART_HINT)
+        raise TrtspecError(f"unpacks to more than {MAX_BYTES:,} bytes", where=str(path), hint=PART_HINT)
     if not unpacking.eof:
-        raise TrtspecError("not a whole gzip file", where=str(path), hint=HINT)
+        raise TrtspecError("not a complete gzip file", where=str(path), hint=HINT)
     return data
 
 
@@ -90,18 +90,18 @@ def _parse(where: str, line: str) -> dict[str, Any]:
     try:
         return parse_object(line.encode(), MAX_VALUES)
     except ValueError as error:
-        raise TrtspecError(str(error), where=where, hint="JSON lines have one object a line") from None
+        raise TrtspecError(str(error), where=where, hint="JSON lines have one object per line") from None
 
 
 def _line(where: str, line: str) -> str:
-    """Return a line of text."""
+    """Return a line of text; raise TrtspecError if it has control characters."""
     if UNPRINTABLE.search(line):
         raise TrtspecError("neither JSON nor text: it has control characters", where=where, hint=HINT)
     return line.removesuffix("\r")
 
 
 def _items(path: Path, text: str) -> Iterator[Record]:
-    """Yield the objects of a JSON list, each with the line that it begins in."""
+    """Yield the items of a JSON list, each with the line in which it begins."""
     decoder, line, counted = json.JSONDecoder(), 1, 0
     at, number = text.index("[") + 1, 0
     while True:
@@ -109,7 +109,7 @@ def _items(path: Path, text: str) -> Iterator[Record]:
         if text.startswith("]", at) and not number:
             return
         line, counted, number = line + text.count("\n", counted, at), at, number + 1
-        where = f"{path}:{line}: record {number}"  # of a file of one line the line alone says nothing
+        where = f"{path}:{line}: record {number}"  # the record number is needed if the file has a single line
         if number > MAX_PROMPTS:
             raise _wrong_number(path, number)
         value, at = _item(decoder, text, at, where)
@@ -118,7 +118,7 @@ def _items(path: Path, text: str) -> Iterator[Record]:
         if text.startswith("]", at):
             return
         if not text.startswith(",", at):
-            message = "not valid JSON: the list goes on without a comma, or has no end"
+            message = "not valid JSON: missing comma or end of the list"
             raise TrtspecError(message, where=where, hint=HINT)
         at += 1
 

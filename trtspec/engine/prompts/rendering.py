@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A chat template at work, in a child process: it is code of whoever published the model.
+"""Renders a chat template in a child process, because the template is untrusted code from the model's publisher.
 
-The sandbox, its extensions, filters and globals are those of transformers 5 (utils/chat_template_utils.py), so that a
-template writes here what it writes there. `trtspec.engine.prompts.chat` is the other side.
+The sandbox, its extensions, filters and globals are the same as in transformers 5 (utils/chat_template_utils.py), so
+that the output is the same. `trtspec.engine.prompts.chat` is the parent process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def prepare(argument: dict[str, Any], data: bytes) -> None:
 
 
 def render(argument: dict[str, Any], data: bytes) -> dict[str, str]:
-    """Return {"text": the prompt of "messages"}, or {"error": why there is none, "code": ...}."""
+    """Return {"text": the prompt of "messages"}, or {"error": the reason of the failure, "code": ...}."""
     template, tokens = _prepared[0]
     size, pieces = 0, []
     try:
@@ -43,21 +43,21 @@ def render(argument: dict[str, Any], data: bytes) -> dict[str, str]:
         text = "".join(pieces)
         text.encode()
     except UnicodeEncodeError:
-        return _refused("it writes half of a surrogate pair")
+        return _refused("its output has an unpaired surrogate")
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # of the template's own making, whatever it is
+    except Exception as error:  # the template can raise any exception
         words = str(error).strip() or type(error).__name__
         return _refused(words[:500])
     return {"text": text}
 
 
 def _refused(reason: str) -> dict[str, str]:
-    return {"error": f"the chat template refuses these messages: {reason}", "code": "invalid_value"}
+    return {"error": f"the chat template rejects these messages: {reason}", "code": "invalid_value"}
 
 
 class _Generation(Extension):
-    """`{% generation %}`, by which training marks answers; it changes no text."""
+    """`{% generation %}`, which marks answers for training; it does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
@@ -96,7 +96,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace takes no attribute {name!r}")
+        raise SecurityError(f"a namespace cannot have the attribute {name!r}")
 
 
 def _compiled(source: str) -> jinja2.Template:
@@ -114,7 +114,9 @@ def _compiled(source: str) -> jinja2.Template:
         return environment.from_string(source)
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # the compiler of Python refuses what jinja's parser takes, as a break outside of a loop
+    except (
+        Exception
+    ) as error:  # Python's compiler rejects some input that jinja's parser accepts (break outside a loop)
         raise TrtspecError(str(error).strip().splitlines()[0][:500]) from None
 
 

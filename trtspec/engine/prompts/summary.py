@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a file of prompts: how many of each kind, and how long they are."""
+"""Summarizes a prompt file: the number of prompts by kind, and their lengths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtspec.engine.prompts.prompt import Prompt
 
 
 def summarize(file: PromptFile, tokenizer: Path | None) -> dict[str, Any]:
-    """Return the document of `prompts --json`; `tokenizer` is a directory, by whose template and ids is counted."""
+    """Return the document of `prompts --json`; `tokenizer` is a directory whose template and tokens are used."""
     prompts = with_template(file.prompts, tokenizer, file.path) if tokenizer else file.prompts
     tokens = _tokens(prompts, tokenizer) if tokenizer else None
     kinds = sorted({prompt.kind for prompt in prompts})
@@ -35,12 +35,12 @@ def summarize(file: PromptFile, tokenizer: Path | None) -> dict[str, Any]:
 
 
 def list_own() -> list[dict[str, Any]]:
-    """Return what is said of each set that comes with trtspec."""
+    """Return the summaries of the sets shipped with trtspec."""
     return [{"name": name, **summarize(read_prompts(path), None)} for name, path in own_sets().items()]
 
 
 def _tokens(prompts: Sequence[Prompt], tokenizer: Path) -> list[int]:
-    """Return the length of each prompt as it is sent, in tokens."""
+    """Return the length of each prompt in tokens."""
     from trtspec.checkpoints.tokenizer import Tokenizer
 
     encode = Tokenizer(tokenizer).encode

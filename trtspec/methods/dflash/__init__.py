@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block net: fills a block of mask tokens behind the text in one pass, from hidden states of several target layers.
+"""DFlash: a block net fills a block of mask tokens after the text in one pass, from hidden states of the target.
 
-DFlash, Chen et al. 2026, arXiv:2602.06036.
+Chen et al. 2026, arXiv:2602.06036.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trtspec.methods.dflash.head import describe, suggest
 
 
 def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
-    """Describe the net in `source`; raises CheckpointError if it is no DFlash net."""
+    """Describe the net in `source`; raise CheckpointError if it is not a DFlash net."""
     return describe(source, base, "dflash")
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting with a block net: it fills a block of mask tokens behind the text in one pass, from the target's states.
+"""Drafting with a block net, which fills a block of mask tokens after the text in one pass.
 
-The net's cache holds what its layers make of the target's hidden states, at the positions of the text; these see no
-layer before, so that they are written as they come. A block stands behind them and is written over by what follows.
+The net's cache holds keys and values that its layers compute from the target's hidden states, at the positions of the
+text. They do not depend on earlier layers of the net, so they are written as the hidden states arrive. The block is
+stored after them and is overwritten later.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from trtspec.methods.dflash.stored import net_rules, stored_net
 
 
 class BlockNetwork:
-    """The net of a `kind` in a target's checkpoint; it shares the target's embedding and LM head where it has none.
+    """The net of a `kind` in a target's checkpoint; missing embeddings and LM heads are replaced by the target's.
 
-    `aux_layers` are the target's auxiliary hidden-state layers that it reads; `weights` has its further tensors.
+    `aux_layers` are the target's auxiliary hidden-state layers that it reads; `weights` gives access to its tensors.
     """
 
     def __init__(self, target: Decoder, room: Room, kind: str) -> None:
@@ -40,16 +41,16 @@ class BlockNetwork:
         names = checkpoint.ranks[-1].keys()
         net = stored_net(checkpoint.document, names, target.config, kind)
         if net is None:
-            hint = f"convert it with a net: method: {kind}, and the net under speculation.draft"
-            raise CheckpointError(f"holds no net of {kind}", where=str(checkpoint.root), hint=hint)
+            hint = f"convert it with method: {kind} and the net as speculation.draft"
+            raise CheckpointError(f"does not contain a {kind} net", where=str(checkpoint.root), hint=hint)
         self.net, self.config = net, net.layer
         self.aux_layers = tuple(layer + 1 for layer in net.target_layers)
-        own = [name.removeprefix(f"{kind}.") for name in names if name.startswith(f"{kind}.")]
-        self.weights = weights = HeadWeights(checkpoint, net_rules(net, kind, own), room.device, room.dtype)
+        stored = [name.removeprefix(f"{kind}.") for name in names if name.startswith(f"{kind}.")]
+        self.weights = weights = HeadWeights(checkpoint, net_rules(net, kind, stored), room.device, room.dtype)
         self._embedding = (
-            weights.tensor(f"{kind}.embed_tokens.weight") if "embed_tokens.weight" in own else target.embedding
+            weights.tensor(f"{kind}.embed_tokens.weight") if "embed_tokens.weight" in stored else target.embedding
         )
-        self.lm_head = weights.linear(f"{kind}.lm_head") if "lm_head.weight" in own else target.lm_head
+        self.lm_head = weights.linear(f"{kind}.lm_head") if "lm_head.weight" in stored else target.lm_head
         self._fc = weights.linear(f"{kind}.fc")
         self._context_norm, self._last_norm = (weights.norm(f"{kind}.{name}") for name in ("hidden_norm", "norm"))
         self._norm = Norm(self.config.hidden_size, self.config.norm_epsilon, room.device)
@@ -60,18 +61,18 @@ class BlockNetwork:
         norms = [block.qk_norm[self.config.num_heads :] for block in self._blocks if block.qk_norm is not None]
         self._key_norm = torch.cat(norms) if norms else None
         self.vocabulary: Vocabulary = SAME
-        if "d2t" in own:
+        if "d2t" in stored:
             self.vocabulary = SmallerVocabulary(weights.target_ids(f"{kind}.d2t"), target.config.vocab_size)
         self.windows = Windows(self.config, room.max_len, room.device, room.dtype)
         self.cache = KVCache(self.config, room.rows, room.max_len, room.device, room.dtype)
 
     def take_in(self, states: Tensor, window: Window) -> None:
-        """Write what the layers see of the target's hidden states [rows * width, aux_layers * hidden] at a window."""
+        """Write keys and values for the target's hidden states [rows * width, aux_layers * hidden] at a window."""
         context = self._norm(self._fc(states), self._context_norm)
         remember(self._kv(context), self._key_norm, window, self.cache, self.config)
 
     def forward(self, tokens: Tensor, window: Window) -> Tensor:
-        """Return the hidden states [rows * width, hidden] of blocks of tokens [rows, width], for the LM head."""
+        """Return the final hidden states [rows * width, hidden] of blocks of tokens [rows, width]."""
         hidden = F.embedding(tokens.flatten(), self._embedding)
         for number, (norm, block) in enumerate(zip(self._input_norms, self._blocks, strict=True)):
             mixed = attend(block.qkv(self._norm(hidden, norm)), block, number, window, self.cache, self.config)
@@ -81,7 +82,7 @@ class BlockNetwork:
 
 
 def _keys_and_values(layers: Sequence[Linear], config: ModelConfig) -> Linear:
-    """Return the products that give all layers' keys and then all their values as one: they read the same states."""
+    """Fuse the key and value projections of all layers, which share their input: all keys, then all values."""
     queries = config.num_heads * config.head_size
 
     def joined(of_layers: list[Tensor]) -> Tensor:
@@ -93,27 +94,27 @@ def _keys_and_values(layers: Sequence[Linear], config: ModelConfig) -> Linear:
 
 
 class BlockDrafter(Drafter):
-    """Runs a block behind the text, up to which it keeps the net's cache.
+    """Runs the net on a block after the text, and keeps the net's cache in sync with the text.
 
-    What steps accept waits until the next draft begins, so that steps which draft nothing cost nothing here.
+    Accepted hidden states wait until the next draft, so that steps without a draft cost nothing here.
     """
 
     def __init__(self, setup: Setup, kind: str) -> None:
         self.network = BlockNetwork(setup.target, setup.room, kind)
         self.aux_layers = self.network.aux_layers
         self._most, self._device = setup.draft_shape.max_depth, setup.room.device
-        self._known = [0] * setup.room.rows  # tokens of each row's text whose states the net has
-        self._waiting: dict[int, list[Tensor]] = {}  # by row, the states [n, aux_layers * hidden] of those behind them
+        self._known = [0] * setup.room.rows  # number of tokens of each row's text in the net's cache
+        self._waiting: dict[int, list[Tensor]] = {}  # by row: states [n, aux_layers * hidden] of the tokens after them
         self._first_row = 0
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Remember where the prompts end."""
+        """Store the lengths of the prompts."""
         self._first_row = first_row
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
         self._waiting |= {first_row + row: [] for row in range(len(prompts))}
 
     def read(self, features: Tensor, start: int) -> None:
-        """Take in a chunk of the prompts; what stands beyond one is written over."""
+        """Process a chunk of the prompts; entries beyond the end of a prompt are overwritten later."""
         rows, width, _ = features.shape
         window = self.network.windows.unmasked([start] * rows, width, self._first_row)
         self.network.take_in(features.flatten(0, 1), window)
@@ -124,12 +125,12 @@ class BlockDrafter(Drafter):
             self._waiting[row].append(accepted)
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row in the net's cache, and its waiting states."""
+        """Move the row's cache and its waiting states."""
         self.network.cache.move_row(source, target, length)
         self._known[target], self._waiting[target] = self._known[source], self._waiting[source]
 
     def _take_in(self, rows: int) -> None:
-        """Write into the net's cache what has waited; shorter rows' padding is written over by what follows."""
+        """Write the waiting states into the net's cache; the padding of shorter rows is overwritten later."""
         found = [states for row in range(rows) for states in self._waiting[row]]
         if not found:
             return
@@ -142,10 +143,10 @@ class BlockDrafter(Drafter):
             self._waiting[row] = []
 
     def _fill(self, texts: Sequence[Sequence[int]], depth: int) -> Tensor:
-        """Return the hidden states [rows, depth, hidden] that the first drafted tokens are predicted from.
+        """Return the hidden states [rows, depth, hidden] from which the drafted tokens are predicted.
 
-        The block has its full width whatever `depth` is: its places see each other, and a row's draft must not depend
-        on how much other rows have left to say.
+        The block always has its full width: its positions attend to each other, and a row's draft must not depend on
+        `depth`, which depends on the other rows.
         """
         self._take_in(len(texts))
         network, skipped = self.network, int(not self.network.net.drafts_at_anchor)

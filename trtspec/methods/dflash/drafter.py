@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DFlash drafts what a block net finds at each mask token, all at once (arXiv:2602.06036)."""
+"""DFlash: drafts the block net's prediction at each mask token, all in one pass (arXiv:2602.06036)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DFlashDrafter(BlockDrafter):
         self._floors = Floors(chain=setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Draft `depth` tokens."""
+        """Draft `depth` tokens, or fewer if the net's confidence is too low."""
         hidden = self._fill(texts, depth)
         logits = self.network.lm_head(hidden.flatten(0, 1)).view(len(texts), depth, -1)
         return draft_at_once(logits, sampling, self._floors, self.network.vocabulary)

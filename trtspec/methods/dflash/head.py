@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block net as a draft head of its target: its tensors, and what of it does not go with the target."""
+"""Describes a block net as a draft head of its target, and checks that it fits the target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left t
 
 
 def suggest(source: Source, kind: str) -> Suggestion | None:
-    """Return why a method of that kind suits a draft."""
+    """Return the suggestion of the method `kind` for a draft, or None if it is not such a net."""
     names = {"dflash": "a DFlash net: it fills a block of mask tokens", "dspark": "a DSpark net: it has a Markov head"}
     if kind_of(source) != kind:
         return None
@@ -27,7 +27,7 @@ def suggest(source: Source, kind: str) -> Suggestion | None:
 
 
 def describe(source: Source, base: HeadTarget, kind: str) -> DraftHead:
-    """Return the net in `source` as a draft head; raises CheckpointError like `read_block_net`."""
+    """Return the net in `source` as a draft head; raise CheckpointError like `read_block_net`."""
     net = read_block_net(source, base.config.dtype, kind)
     return DraftHead(
         config={kind: render(net)},
@@ -37,7 +37,7 @@ def describe(source: Source, base: HeadTarget, kind: str) -> DraftHead:
         excluded=(f"{kind}.*",),
         diagnostics=(
             *_check_net(net, source, base),
-            *_check_words(Keys(source), net),
+            *_check_defaults(Keys(source), net),
             *check_layers(Keys(source).layer.positive("num_hidden_layers", net.layer.num_layers), net.layer.num_layers),
             *_check_count(net, base.config),
             *check_ids(source, "", net.draft_vocab_size, net.layer.vocab_size),
@@ -47,57 +47,59 @@ def describe(source: Source, base: HeadTarget, kind: str) -> DraftHead:
 
 
 def _check_net(net: BlockNet, source: Source, base: HeadTarget) -> Iterator[Diagnostic]:
-    """Report what does not go with the target."""
+    """Report mismatches with the target."""
     target, vocab = base.config, net.layer.vocab_size
     yield from check_sizes("the net is", net.target_hidden_size, vocab, target)
     yield from _check_target_layers(net, target)
     yield from check_mask(net.mask_token, vocab)
     if base.draft_len > net.drafts:
-        message = f"its block of {net.block_size} drafts at most {net.drafts} tokens, draft_len is {base.draft_len}"
+        message = f"draft_len is {base.draft_len}, but its block of {net.block_size} drafts at most {net.drafts} tokens"
         yield Diagnostic("model", "block-size", message, f"set speculation.draft_len: {net.drafts}")
     needed = {"lm_head.weight", "d2t"} if net.draft_vocab_size < vocab else set()
     if net.layer.hidden_size != target.hidden_size:
         needed |= {"embed_tokens.weight", "lm_head.weight"}
     if absent := sorted(needed - source.tensors.keys()):
-        message = f"it has no {' and no '.join(absent)}, and the target's do not fit"
+        message = f"{' and '.join(absent)} are missing, and the target's do not fit"
         yield Diagnostic("model", "vocabulary", message, "export the net with them")
 
 
 def _check_target_layers(net: BlockNet, target: ModelConfig) -> Iterator[Diagnostic]:
     layers, shown = net.target_layers, ", ".join(map(str, net.target_layers[:8]))
     if net.num_target_layers and net.num_target_layers != target.num_layers:
-        message = f"the net was made for a target of {net.num_target_layers} layers, this one has {target.num_layers}"
-        yield Diagnostic("model", "aux-layers", message, "it drafts for the model that it was trained with")
+        message = f"the net is for a target of {net.num_target_layers} layers, this target has {target.num_layers}"
+        yield Diagnostic("model", "aux-layers", message, "use it with the model that it was trained for")
     if not all(0 <= each < target.num_layers for each in layers) or any(a >= b for a, b in pairwise(layers)):
-        message = f"it reads what comes out of the layers {shown}, of a target that has 0..{target.num_layers - 1}"
+        message = f"it reads the outputs of layers {shown}, but the target's layers are 0..{target.num_layers - 1}"
         if net.dialect == "speculators":
-            message += " (aux_hidden_state_layer_ids less one)"
-        yield Diagnostic("model", "aux-layers", message, "its config.json has to name different ones in order")
+            message += " (aux_hidden_state_layer_ids minus one)"
+        yield Diagnostic("model", "aux-layers", message, "its config.json must list valid layers in ascending order")
 
 
 def _check_count(net: BlockNet, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Warn of z-lab's own choice of layers under the numbers that they have where the other end of a layer is counted.
+    """Warn if the layers are z-lab's default layers shifted by one, which suggests the other numbering convention.
 
     z-lab/dflash:dflash/model.py@44947fb, build_target_layer_ids.
     """
     steps, last = len(net.target_layers) - 1, target.num_layers - 3
     usual = tuple(round(1 + number * (last - 1) / steps) for number in range(steps + 1)) if steps else ()
-    for shift, words in ((-1, "less"), (1, "more")):
+    for shift in (-1, 1):
         if usual and net.target_layers == tuple(number + shift for number in usual):
-            message = f"its layers of the target are z-lab's usual ones, each {words} by one"
-            hint = "target_layer_ids counts outputs from 0, speculators' aux_hidden_state_layer_ids from 1"
+            message = f"the target layers that it reads are z-lab's defaults shifted by {shift:+}"
+            hint = "target_layer_ids numbers outputs from 0, speculators' aux_hidden_state_layer_ids from 1"
             yield Diagnostic("model", "aux-layers", message, hint, "warning")
 
 
-def _check_words(keys: Keys, net: BlockNet) -> Iterator[Diagnostic]:
-    """Warn where engines may read a config.json otherwise than its trainer meant it.
+def _check_defaults(keys: Keys, net: BlockNet) -> Iterator[Diagnostic]:
+    """Warn if engines may interpret config.json differently from the trainer.
 
     vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0
     """
     if keys.speculators == "dspark" and not keys.has("sample_from_anchor"):
-        message = "its config.json has no sample_from_anchor: speculators trains with true, vLLM reads false"
-        hint = "write sample_from_anchor: true into it, if that is how it was trained"
+        message = "its config.json lacks sample_from_anchor: speculators trains with true, vLLM defaults to false"
+        hint = "add sample_from_anchor: true if it was trained that way"
         yield Diagnostic("model", "anchor", message, hint, "warning")
-    if (said := keys.said_tokens()) and said != net.drafts:
-        message = f"its speculators_config says {said} tokens a step, its block of {net.block_size} drafts {net.drafts}"
+    if (tokens := keys.said_tokens()) and tokens != net.drafts:
+        message = (
+            f"its speculators_config has {tokens} tokens per step, its block of {net.block_size} drafts {net.drafts}"
+        )
         yield Diagnostic("model", "block-size", message, "measure both lengths", "warning")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DFlash net in z-lab's dialect: embedding and LM head are the target's, and its last norm begins as the target's."""
+"""Initial DFlash net in z-lab's dialect, with the target's embedding and LM head and a copy of its final norm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.training.initialization import LEAST_READ, Blank, Maker, Origin, pl
 
 
 def net_of(origin: Origin, block_size: int, **further: Any) -> BlockNet:
-    """Return the description of a net with such a block, which drafts as many tokens in a row as are asked for."""
+    """Return the description of a net with this block size for the requested draft length."""
     config = origin.config
     return BlockNet(
         dialect="",
@@ -34,7 +34,7 @@ def net_of(origin: Origin, block_size: int, **further: Any) -> BlockNet:
 def blank_of(
     origin: Origin, net: BlockNet, kind: str, architecture: str, inner: dict[str, Any], given: Mapping[str, Tensor]
 ) -> Blank:
-    """Return the net of a kind; `inner` are further keys of dflash_config, `given` tensors that are not random."""
+    """Return the initial net of a kind; `inner` are additional keys of dflash_config, `given` non-random tensors."""
     named = {"mask_token_id": net.mask_token, "target_layer_ids": list(net.target_layers)}
     config = origin.layer_config(net.layer, architecture, net.layer.num_layers) | {
         "model_type": "qwen3",
@@ -47,7 +47,7 @@ def blank_of(
 
 
 def make(origin: Origin) -> Blank:
-    """Return a net whose block is the anchor and a mask for each token that is drafted."""
+    """Return a net whose block is the anchor and one mask per drafted token."""
     return blank_of(origin, net_of(origin, origin.draft_len + 1), "dflash", "DFlashDraftModel", {}, {})
 
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block net as its checkpoint describes it, whoever wrote that: one description out of several dialects.
+"""Reads the description of a block net from a checkpoint in any of several dialects.
 
-A block net fills a block of mask tokens behind the text in one pass. Its layers are Qwen3's; `fc` joins hidden states
-of several target layers, which its attention reads before the block. Embedding and LM head are the target's unless it
-has its own. The dialects, and where they were read:
+A block net fills a block of mask tokens after the text in one pass. Its layers are Qwen3's; `fc` combines hidden states
+of several target layers, to which its attention attends before the block. It uses the target's embedding and LM head
+unless it has its own. The dialects and their sources:
 
-    z-lab, DeepSpec   keys at the top or in dflash_config, which wins; target_layer_ids are layers whose output is read,
-                      from 0 (vllm-project/vllm:vllm/model_executor/models/qwen3_dflash.py@v0.32.0)
-    ModelOpt          as z-lab, with projector_type and use_confidence_head
+    z-lab, DeepSpec   keys at the top level or in dflash_config, which has priority; target_layer_ids are the layers
+                      whose output is read, from 0
+                      (vllm-project/vllm:vllm/model_executor/models/qwen3_dflash.py@v0.32.0)
+    ModelOpt          like z-lab, with projector_type and use_confidence_head
                       (NVIDIA/Model-Optimizer:modelopt/torch/export/plugins/hf_spec_export.py@0.47.0)
     speculators       speculators_model_type; aux_hidden_state_layer_ids count from 1
                       (vllm-project/speculators:src/speculators/models/dflash/config.py@v0.9.0)
@@ -26,9 +27,9 @@ from trtspec.families.decoder import read_decoder
 from trtspec.methods.head_checks import NOT_THIS_KIND, count_layers, own_layers
 
 MOST_BLOCK, MOST_RANK = 256, 1 << 16
-# What nets leave to transformers' Qwen3Config, 5.23.
+# Defaults of transformers' Qwen3Config, 5.23.
 NET_DEFAULTS = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-6}
-# What keys say that vllm-project/vllm:vllm/model_executor/models/qwen3_dflash.py@v0.32.0 reads, of the usual nets.
+# Supported values of keys that vllm-project/vllm:vllm/model_executor/models/qwen3_dflash.py@v0.32.0 reads.
 _USUAL = {
     "use_swa": False, "attention_sink_bias": False, "add_swa_attention_sink_bias": False, "attention_value_scale": 1.0,
     "is_neox_style": True, "logit_scale": 1.0, "markov_head_type": "vanilla",
@@ -39,14 +40,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BlockNet:
-    """A block net, for a target of `target_hidden_size` and of `layer.vocab_size` tokens.
+    """A block net for a target of `target_hidden_size` and `layer.vocab_size` tokens.
 
-    `layer` describes all its layers. A step drafts at most `drafts` tokens: one less than the block where the anchor,
-    the text's last token, drafts nothing. `target_layers` are the target's layers whose outputs it reads, from 0;
-    `num_target_layers` the target's own, 0 where it does not say. `markov_rank` and `markov_head` describe the
-    sequential head, 0 and "" without; `confidence_width` the input of the confidence head, 0 without.
-    `draft_vocab_size` is smaller than the target's where d2t leads to the target's ids. `is_causal`: the places of a
-    block see what is before them alone.
+    `layer` describes all its layers. A step drafts at most `drafts` tokens: the block size, minus one if no token is
+    drafted at the anchor (the text's last token). `target_layers` are the target's layers whose outputs it reads, from
+    0; `num_target_layers` is the number of the target's layers, 0 if unknown. `markov_rank` and `markov_head` describe
+    the Markov head (0 and "" without one), `confidence_width` is the input width of the confidence head (0 without
+    one). `draft_vocab_size` is smaller than the target's if d2t maps to the target's ids. With `is_causal` the
+    positions of a block attend only to earlier ones.
     """
 
     dialect: str
@@ -65,18 +66,18 @@ class BlockNet:
 
     @property
     def drafts_at_anchor(self) -> bool:
-        """Tell whether the anchor's place drafts too."""
+        """Return whether a token is drafted at the anchor too."""
         return self.drafts == self.block_size
 
 
 class Keys:
-    """The keys of a net's config.json, wherever its dialect has them."""
+    """Accesses the keys of a net's config.json in any dialect."""
 
     def __init__(self, source: Source) -> None:
         self.reader = source.reader
         self.speculators = self.reader.get("speculators_model_type", str, "")
-        nothing = ConfigReader({}, self.reader.where)
-        self.inner = nothing if self.speculators else self.reader.section("dflash_config") or nothing
+        empty = ConfigReader({}, self.reader.where)
+        self.inner = empty if self.speculators else self.reader.section("dflash_config") or empty
         layer = self.reader.section("transformer_layer_config") if self.speculators else None
         self.layer = layer or self.reader
 
@@ -98,13 +99,13 @@ class Keys:
         return section.positive(key, default, most)
 
     def sequential(self) -> bool:
-        """Tell whether a Markov head follows the net."""
+        """Return whether the net has a Markov head."""
         if self.speculators:
             return self.speculators == "dspark"
         return self.get("projector_type", str, "") == "dspark" or self.has("markov_rank")
 
     def said_tokens(self) -> int:
-        """Return the tokens a step that speculators wrote down, 0 where it did not."""
+        """Return the tokens per step in speculators_config, 0 without that key."""
         section = self.reader.section("speculators_config")
         proposals = section.get("proposal_methods", list, []) if section else []
         first = proposals[0] if proposals and isinstance(proposals[0], dict) else {}
@@ -124,7 +125,7 @@ def _reads_a_block(keys: Keys) -> bool:
 
 
 def special_keys(source: Source) -> list[str]:
-    """Return keys that make a net compute something else than the block nets of the papers."""
+    """Return the keys that select another computation than the papers' block nets use."""
     keys = Keys(source)
     sections = (keys.inner, keys.reader, keys.layer)
     found = [
@@ -135,13 +136,13 @@ def special_keys(source: Source) -> list[str]:
 
 
 def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
-    """Return the description of a net of that kind; raises CheckpointError for another one, or one that lacks a key."""
+    """Return the description of a net of that kind; raise CheckpointError for another kind or a missing key."""
     keys, found = Keys(source), kind_of(source)
     if found != kind:
         hint = f"use method: {found}" if found else None
         raise keys.reader.refuse(f"describes {'a ' + found if found else 'no'} net, expected a {kind} net", hint)
     if (projector := keys.get("projector_type", str, kind)) != kind:
-        raise keys.reader.refuse(f"projector_type is {projector!r}, a head that no engine of ours reads", NOT_THIS_KIND)
+        raise keys.reader.refuse(f"projector_type is {projector!r}, which is not supported", NOT_THIS_KIND)
     layer = _read_layers(keys, source, dtype)
     block = keys.number("block_size", most=MOST_BLOCK)
     rank = keys.number("markov_rank", most=MOST_RANK) if kind == "dspark" else 0
@@ -165,9 +166,9 @@ def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
 
 
 def _read_layers(keys: Keys, source: Source, dtype: str) -> ModelConfig:
-    said = keys.layer.positive("num_hidden_layers", most=MOST_LAYERS)
-    of_target = keys.number("num_target_layers") if keys.has("num_target_layers") else 0
-    layers = own_layers(said, count_layers(source.tensors), of_target)
+    configured = keys.layer.positive("num_hidden_layers", most=MOST_LAYERS)
+    target_layers = keys.number("num_target_layers") if keys.has("num_target_layers") else 0
+    layers = own_layers(configured, count_layers(source.tensors), target_layers)
     reader = keys.layer.with_defaults(NET_DEFAULTS).replacing(
         architectures=["Qwen3ForCausalLM"], num_hidden_layers=layers
     )
@@ -184,5 +185,5 @@ def _read_target_layers(keys: Keys) -> tuple[int, ...]:
 
 
 def _drafts_at_anchor(keys: Keys) -> bool:
-    """Whether the anchor's place drafts too; where the key is absent its trainer's default counts."""
+    """Return whether a token is drafted at the anchor too; without the key, by the trainer's default."""
     return keys.get("sample_from_anchor", bool, keys.sequential())

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block net inside its target's checkpoint: its tensors, and its keys of config.json.
+"""The format of a block net inside its target's checkpoint: tensors and keys of config.json.
 
-No TensorRT engine reads such nets, so the format is our own. In config.json "dflash" or "dspark" has what other models
-do not have, and "dflash_net_config" or "dspark_net_config" describes the layers as TensorRT-LLM does. Tensor names
-begin with the method's; layers have TensorRT-LLM's names for modules, the rest those that most dialects share.
+TensorRT engines do not support such nets, so the format is specific to trtspec. In config.json the section "dflash" or
+"dspark" has the keys of the net, and "dflash_net_config" or "dspark_net_config" describes the layers like TensorRT-LLM.
+Tensor names begin with the method's name; layers have TensorRT-LLM's module names, other tensors the names that most
+dialects share.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from trtspec.families.decoder import attention, mlp
 from trtspec.methods.dflash.net import BlockNet
 
 MARKOV, CONFIDENCE = "markov_head.", "confidence_head.proj."
-# ModelOpt has the tensors of both heads at the top.
+# ModelOpt stores the tensors of both heads at the top level.
 _SHARED = {"markov_w1.": f"{MARKOV}markov_w1.", "markov_w2.": f"{MARKOV}markov_w2.", "confidence_proj.": CONFIDENCE}
 _NUMBERS = ("block_size", "drafts", "mask_token", "draft_vocab_size", "markov_rank", "confidence_width")
 
@@ -30,13 +31,13 @@ def layer_config(kind: str) -> str:
 
 
 def render(net: BlockNet) -> dict[str, Any]:
-    """Return a net's section of config.json, without the layers'."""
+    """Return a net's section of config.json, without the section of the layers."""
     numbers = {key: getattr(net, key) for key in _NUMBERS}
     return {**numbers, "target_layers": list(net.target_layers), "is_causal": net.is_causal}
 
 
 def stored_net(document: ConfigReader, names: Collection[str], target: ModelConfig, kind: str) -> BlockNet | None:
-    """Return the net described by a target's config.json, or None; `names` are the checkpoint's tensors."""
+    """Return the net described by a target's config.json, or None; `names` are the checkpoint's tensor names."""
     section, layer = document.section(kind), document.section(layer_config(kind))
     if section is None or layer is None:
         return None
@@ -58,7 +59,7 @@ def stored_net(document: ConfigReader, names: Collection[str], target: ModelConf
 
 
 def net_rules(net: BlockNet, kind: str, names: Collection[str]) -> list[Rule]:
-    """List the tensors of a net: those that all have, and those of the optional ones that are among `names`."""
+    """Return the rules of a net's tensors: the required tensors, and the optional tensors among `names`."""
     hidden, vocab, drafted, rank = (
         net.layer.hidden_size, net.layer.vocab_size, net.draft_vocab_size, net.markov_rank
     )  # fmt: skip

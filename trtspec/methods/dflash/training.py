@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DFlash net (arXiv:2602.06036), trained on a block behind every place of the answers.
+"""Training of a DFlash net (arXiv:2602.06036) on a block at every position of the answers.
 
-The block holds the token at the place, its anchor, and masks; what stands at each is the distribution of the token
-there, or of the one behind it where the anchor drafts too. Its layers see the target's hidden states before the anchor.
+The block consists of the token at the position (the anchor) and masks. The output at each position is the distribution
+of the token there, or of the next token if the anchor drafts too. The layers attend to the target's hidden states
+before the anchor.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from trtspec.training.trainable import DraftSource, Student, Trainable
 
 
 class DFlashStudent(Student):
-    """A net in any of the dialects that `methods/dflash/net` reads; an embedding of its own stays as it is.
+    """A net in any of the dialects that `methods/dflash/net` reads; its embedding, if it has one, is frozen.
 
-    `method` is the net's kind, with which the names of its tensors begin.
+    `method` is the net's kind and the prefix of its tensor names.
     """
 
     method = "dflash"
@@ -47,9 +48,9 @@ class DFlashStudent(Student):
             self.vocab = torch.arange(net.draft_vocab_size, device=target.device) + self.tensors.tensor("d2t")
 
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
-        """Return what the net finds at each drafting place of the blocks."""
+        """Return the net's final hidden states at each drafting position of the blocks."""
         if features is None:
-            raise ValueError("a net reads features of the target")
+            raise ValueError("block nets need features of the target")
         silent = self.net.block_size - self.net.drafts
         blocks = Blocks(batch, self.passes + silent, is_causal=self.net.is_causal)
         context = self._norm(view, F.linear(features, view[f"{self.method}.fc.weight"]), "hidden_norm")
@@ -62,7 +63,7 @@ class DFlashStudent(Student):
         return [blocks.step(normed, silent + step) for step in range(self.passes)]
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return those of the LM head, the target's where it has none."""
+        """Return the logits of the net's LM head, or of the target's if the net does not include one."""
         return F.linear(hidden, view[self._head]) if self._head in view else self._borrowed.logits(hidden)
 
     def _tokens(self, batch: Batch, blocks: Blocks) -> Tensor:

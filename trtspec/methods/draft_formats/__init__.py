@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft heads from the files of one project to those of another: what each calls and counts how, as data."""
+"""Converts draft heads between the file formats of several projects; names and conventions of each are data."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of block nets that several dialects write alike, after z-lab's first files."""
+"""Config keys of block nets shared by several dialects, which follow z-lab's format."""
 
 from __future__ import annotations
 
 from trtspec.methods.draft_formats.dialect import Key
 
-# z-lab/dflash:dflash/model.py@44947fb reads block_size and num_target_layers at the top.
+# z-lab/dflash:dflash/model.py@44947fb reads block_size and num_target_layers at the top level.
 BLOCK = (
     Key("block_size", ("block_size",), is_needed=True),
     Key("num_target_layers", ("num_target_layers",), is_needed=True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target's own tensors, which a draft has copies of, or leaves out."""
+"""Tensors that a draft shares with its target, which a draft's files copy or omit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def of_target(name: str, target: SourceModel) -> TensorInfo:
 
 
 def same(one: TensorInfo, other: TensorInfo) -> bool:
-    """Tell whether two tensors are equal bit for bit."""
+    """Return whether two tensors are bit-identical."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     return all(left == right for left, right in zip(chunks(one), chunks(other), strict=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a draft to a dialect, reads back what was written, and publishes it whole or not at all."""
+"""Converts a draft to another dialect: renders, writes atomically and verifies by reading the result back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Converted:
-    """What was made of a draft: its kind, the dialects, and the tensors' number and bytes."""
+    """The result of a conversion: the draft, the dialect `to`, and the number and bytes of its tensors."""
 
     draft: Draft
     to: str
@@ -30,7 +30,7 @@ class Converted:
     nbytes: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `--json` shows."""
+        """Return the document of `--json`."""
         return {
             "kind": self.draft.kind,
             "from": self.draft.dialect,
@@ -44,7 +44,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A draft as the dialect `to` says it, not written yet: config.json and the tensors; `target` where it is known."""
+    """A draft rendered in the dialect `to` but not written: config.json and tensors; `target` is None if unknown."""
 
     draft: Draft
     to: str
@@ -54,7 +54,7 @@ class Rendered:
     target: SourceModel | None
 
     def write(self, out: Path, on_progress: OnProgress = lambda what, done, total: None) -> Converted:
-        """Write it to `out`, whole or not at all."""
+        """Write the draft to `out` atomically."""
         with new_directory(out) as temporary:
             write_config(temporary, self.config)
             write_tensors(temporary / self.form.weights, self.parts, _counted(on_progress, self.parts))
@@ -67,9 +67,9 @@ def render_draft(
 ) -> Rendered:
     """Return the draft in `source` in the dialect `to`; `target` is the directory of its target, "" for none.
 
-    Dialects that name the target call it `named`, where that is not its directory.
+    `named` is the target's name for dialects that store one, by default `target`.
 
-    Raises TrtspecError for a draft that does not add up, or that the dialect cannot say.
+    Raise TrtspecError if the draft is inconsistent or the dialect cannot represent it.
     """
     find_dialect(to)
     model = load_model(Path(target), "auto") if target else None
@@ -90,7 +90,7 @@ def convert_draft(
 ) -> Converted:
     """Write the draft in `source` to `out` in the dialect `to`; `target` is the directory of its target, "" for none.
 
-    Raises TrtspecError for a draft that does not add up, or that the dialect cannot say, before anything is written.
+    Raise TrtspecError before writing if the draft is inconsistent or the dialect cannot represent it.
     """
     return render_draft(source, to, target, drop).write(out, on_progress)
 
@@ -107,11 +107,11 @@ def _counted(on_progress: OnProgress, parts: list[Part]) -> OnBytes:
 
 
 def _read_back(root: Path, draft: Draft, target: SourceModel | None) -> dict[str, Any]:
-    """Return the written tensors; raises ValueError where the methods' readers find another draft in them."""
+    """Return the written tensors; raise ValueError if reading them gives another draft."""
     source = load_source(root)
     again = read_draft(source, target)
-    # None is what was not said: EAGLE-3's own layers are then named where the dialect wants them
+    # the value None is unspecified: EAGLE-3's default layers are then written explicitly if the dialect requires them
     changed = [fact for fact, value in draft.facts.items() if value not in (None, again.facts[fact])]
     if changed or (again.kind, again.layer) != (draft.kind, draft.layer):
-        raise ValueError(f"written as another draft: {', '.join(changed) or 'layers'}")
+        raise ValueError(f"reading the result gives another draft: {', '.join(changed) or 'layers'}")
     return source.tensors

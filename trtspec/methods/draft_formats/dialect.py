@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of a dialect: how one project writes drafts of each kind.
+"""The schema of a dialect, the file format of one project for drafts of each kind.
 
 Facts are the values of config.json under neutral names (`trtspec.methods.draft_formats.facts`). Tensors have the names
 that most dialects share: `layers.0.*`, `markov_head.*`. One table maps both in both directions.
@@ -23,10 +23,10 @@ EMBEDDING, LM_HEAD = OF_THE_TARGET = "embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True)
 class Key:
-    """Where a dialect has a fact: the keys that lead to it in config.json.
+    """The location of a fact in a dialect's config.json.
 
-    `shift` is added to numbers of layers. Without `always` a fact that nothing departs from is left out. An `inverted`
-    key is true where the fact is false. `is_needed` where the dialect's own code reads no file without it.
+    `shift` is added to layer numbers. Without `always` a fact with its neutral value is omitted. An `inverted` key is
+    true if the fact is false. With `is_needed` the dialect's code cannot read a file without the key.
     """
 
     fact: str
@@ -37,7 +37,7 @@ class Key:
     is_needed: bool = False
 
     def encode(self, value: Any) -> Any:
-        """Return the fact's value as the dialect writes it."""
+        """Return the dialect's encoding of the fact's value."""
         if isinstance(value, tuple):
             return [number + self.shift for number in value]
         return not value if self.inverted else value
@@ -45,20 +45,20 @@ class Key:
 
 @dataclass(frozen=True)
 class Form:
-    """How a dialect writes one kind of draft.
+    """A dialect's schema of one kind of draft.
 
-    `means` are facts that it has no key for, where they are not what they are elsewhere. `fixed` are further keys, by
-    path: a file that has another value there is not understood. `carried` are keys that nothing computes with, dots
-    within a path, each with the value that it gets where nobody knows one, None for none. `marks` are keys and
-    beginnings of tensor names by which a file is known to be of this dialect. `section` holds the config of the layers,
-    None where that is the top.
+    Config: `means` are the values of facts without a key, if they are not the neutral ones. `fixed` are keys with a
+    required value, by path; a file with another value is rejected. `carried` are keys that do not affect computation
+    (dots separate the keys of a path), each with its default value or None. `marks` are keys and tensor name prefixes
+    that identify the dialect. `section` has the config of the layers, None for the top level. `names_target` is a key
+    whose value must be the target's name.
 
-    `renames` maps beginnings of tensor names to the dialect's own. `needs` are tensors without which it is not loaded,
-    `shared` those that it takes from the target instead, and `lacks` has a regular expression of those that it has
-    none of, with the reason. `told_by_tensors` are facts that need no key.
+    Tensors: `renames` maps common tensor name prefixes to the dialect's. `needs` are required tensors, `shared` are
+    tensors that it takes from the target, and `lacks` maps regular expressions of unsupported tensors to the reason.
+    `told_by_tensors` are facts that follow from the tensors. `weights` is the file name.
 
-    Medusa heads have `names` of their own, and no layers; with a prefix among them they are written into the target's
-    own config and tensors. `names_target` is a key that has to name the target. `weights` is the file of the tensors.
+    Medusa heads have separate `names` and no layers; names with a prefix mean that the heads are written into the
+    target's config and tensors.
     """
 
     architecture: str
@@ -72,7 +72,7 @@ class Form:
     needs: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
-    maps_whole_vocabulary: bool = False  # d2t and t2d are there although all tokens are drafted
+    maps_whole_vocabulary: bool = False  # d2t and t2d are present even if all tokens are drafted
     has_t2d: bool = True
     says_verifier: bool = False  # speculators_config
     told_by_tensors: tuple[str, ...] = ()
@@ -82,48 +82,48 @@ class Form:
 
     @property
     def paths(self) -> set[tuple[str, ...]]:
-        """Return where it has keys of its own."""
+        """Return the paths of all its keys."""
         return {key.path for key in self.keys} | set(self.fixed) | {tuple(key.split(".")) for key in self.carried}
 
     @property
     def is_whole_model(self) -> bool:
-        """Tell whether the target's own config and tensors are in its files."""
+        """Return whether its files contain the target's config and tensors."""
         return self.names is not None and bool(self.names.prefix)
 
     @property
     def key_of(self) -> dict[str, Key]:
-        """Return its keys by the facts that they tell."""
+        """Return its keys by fact."""
         return {key.fact: key for key in self.keys}
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """One dialect; a module of `formats/` joins by defining it as `DIALECT`. `forms` are by kind, a method's name."""
+    """One dialect, registered as `DIALECT` of a module in `formats/`; `forms` are by kind (a method's name)."""
 
     title: str
     forms: Mapping[str, Form]
 
 
 def dialects() -> dict[str, Dialect]:
-    """Return every dialect there is, by name."""
+    """Return all dialects by name."""
     return discover_all(PACKAGE, ATTRIBUTE)
 
 
 def find_dialect(name: str) -> Dialect:
-    """Return a dialect by name; an unknown one is an error that lists the known ones."""
+    """Return a dialect by name; raise TrtspecError with the known names if it is unknown."""
     found: Dialect = find(PACKAGE, ATTRIBUTE, name, "dialect")
     return found
 
 
 def forms_of(kind: str) -> dict[str, Form]:
-    """Return how each dialect that has a kind writes it."""
+    """Return the form of a kind for each dialect that supports it."""
     return {name: dialect.forms[kind] for name, dialect in dialects().items() if kind in dialect.forms}
 
 
 def find_form(name: str, kind: str) -> Form:
-    """Return how a dialect writes a kind of draft; raises TrtspecError where it has none of it."""
+    """Return a dialect's form of a kind of draft; raise TrtspecError if the dialect does not support the kind."""
     dialect = find_dialect(name)
     if kind not in dialect.forms:
         known = ", ".join(forms_of(kind)) or "none"
-        raise TrtspecError(f"{dialect.title} has no {kind} drafts", hint=f"dialects that have them: {known}")
+        raise TrtspecError(f"{dialect.title} does not support {kind} drafts", hint=f"supported by: {known}")
     return dialect.forms[kind]

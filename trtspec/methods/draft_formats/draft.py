@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft as it lies in a source, told apart from the dialect that it is written in."""
+"""Reads a draft from a source, independent of the dialect in which it is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trtspec.methods.draft_formats.names import shared_names
 from trtspec.methods.head_checks import count_layers
 from trtspec.methods.medusa import OF_THE_BASE, SHARED
 
-# What the methods' rules leave to engines.
+# Tensors that the methods' rules skip and leave to engines.
 _OPTIONAL = re.compile(
     r"(.*\.)?t2d|verifier_.*|.*rotary_emb\.inv_freq"
     r"|confidence_(head\.)?proj\.(weight|bias)|(markov_head\.)?(gate|joint)_proj\.(weight|bias)"
@@ -36,11 +36,11 @@ _OPTIONAL = re.compile(
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft of one `kind`, a method's name, that was found in the dialect `dialect`.
+    """A draft of one `kind` (a method's name), read from the dialect `dialect`.
 
-    `layer` is the config of its layers, `tensors` are by the names that most dialects share. `carried` are keys by
-    dialect that nothing computes with. `beside` are the target's own tensors among which it lies, by their own names.
-    `warnings` are what its readers warn of.
+    `layer` is the config of its layers, and `tensors` are by the names that most dialects share. `carried` are keys by
+    dialect that do not affect computation. `beside` are the target's tensors in the same files, by their names.
+    `warnings` come from the methods' readers.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Draft:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Return the target's own tensors that an earlier conversion left out."""
+        """Return the names of shared target tensors that an earlier conversion omitted."""
         names = self.carried.get("facts", {}).get(LEFT_OUT)
         return tuple(name for name in OF_THE_TARGET if isinstance(names, list) and name in names)
 
@@ -65,20 +65,20 @@ class Draft:
 
 
 def read_draft(source: Source, target: SourceModel | None = None, drop: frozenset[str] = frozenset()) -> Draft:
-    """Read a draft in whatever dialect it is; without a target it is held against what it says of its own.
+    """Read a draft in any dialect; without a target, it is checked against the target described in its config.
 
-    `drop` are keys of config.json to leave out. Raises CheckpointError for what is no draft, does not
-    add up or go with the target, or has keys that no dialect is known to have.
+    `drop` are keys of config.json to ignore. Raise CheckpointError if the source is not a draft, is inconsistent, does
+    not fit the target, or has unknown keys.
     """
-    kind = _kind_of(source)
+    kind = _detect_kind(source)
     if is_quantized(source):
         raise source.reader.refuse(
-            "its weights are quantized; drafts are converted from unquantized ones", "name the draft as it was before"
+            "its weights are quantized; conversion requires unquantized weights", "use the draft before quantization"
         )
     config = target.config if target else claimed_target(source) if kind == MEDUSA else _claimed(source)
     found, skipped = _check(source, kind, config, target)
     warnings = (*found, *(check_heads(source, target) if kind == MEDUSA else ()))
-    name = _dialect_of(source, kind)
+    name = _detect_dialect(source, kind)
     form = forms_of(kind)[name]
     check_keys(source, kind, form, drop)
     carried = carried_keys(source, name, form, drop)
@@ -88,25 +88,25 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     beside = {name: source.tensors[name] for name, why in skipped.items() if why == OF_THE_BASE.reason}
     layer = layer_keys(source, form)
     if layer.get("num_hidden_layers") and (layers := count_layers(tensors)):
-        layer["num_hidden_layers"] = layers  # some heads have their target's number
+        layer["num_hidden_layers"] = layers  # some heads have the target's number here
     return Draft(kind, name, facts, layer, tensors, carried, str(source.root), beside, warnings)
 
 
 def is_quantized(source: Source) -> bool:
-    """Return whether weights are stored quantized, as far as a checkpoint says so."""
+    """Return whether a checkpoint declares quantized weights."""
     return bool(source.quantization or source.config.get("quantization_config"))
 
 
-def _kind_of(source: Source) -> str:
+def _detect_kind(source: Source) -> str:
     for kind in READERS:
         suggest = methods()[kind].suggest
         if suggest and suggest(source):
             return kind
-    raise source.reader.refuse(f"no draft that can be converted; kinds: {', '.join(READERS)}", "name a draft head")
+    raise source.reader.refuse(f"not a convertible draft; supported kinds: {', '.join(READERS)}", "name a draft head")
 
 
 def _claimed(source: Source) -> ModelConfig:
-    """Return the target that a draft's own config speaks of; of its layers only what it names is known."""
+    """Return the target's config as far as a draft's config describes it."""
     section = source.reader.section("transformer_layer_config") or source.reader
     flat = section.with_defaults(HEAD_DEFAULTS).replacing(architectures=["LlamaForCausalLM"])
     config = read_decoder(flat, "auto")
@@ -118,20 +118,21 @@ def _claimed(source: Source) -> ModelConfig:
 def _check(
     source: Source, kind: str, config: ModelConfig, target: SourceModel | None
 ) -> tuple[Sequence[Diagnostic], dict[str, str]]:
-    """Return warnings, and tensors that are left out by name, each with the reason.
+    """Return (warnings, {skipped tensor: reason}).
 
-    Raises CheckpointError for errors, as `trtspec check` reports them.
+    Raise CheckpointError for errors that `trtspec check` reports.
     """
     method = find_method(kind)
     suggestion = method.suggest(source) if method.suggest else None
     if method.read_head is None or suggestion is None:
-        raise ValueError(f"{kind} drafts with no head")
+        raise ValueError(f"{kind} does not use a draft head")
     options = method.options(**suggestion.options)
     head = method.read_head(source, HeadTarget(config, target.rules if target else (), 1), options)
     skipped = match(head.rules, head.skips, source).skipped
-    if odd := [name for name, why in skipped.items() if not (_OPTIONAL.fullmatch(name) or why == OF_THE_BASE.reason)]:
-        message = f"has tensors that no dialect of {kind} is known to have: {', '.join(odd[:8])}"
-        hint = "remove them from the file, if nothing computes with them"
+    unknown = [name for name, why in skipped.items() if not (_OPTIONAL.fullmatch(name) or why == OF_THE_BASE.reason)]
+    if unknown:
+        message = f"has tensors unknown to all dialects of {kind}: {', '.join(unknown[:8])}"
+        hint = "remove them from the file if they are unused"
         raise CheckpointError(message, where=str(source.root), hint=hint)
     errors = [each for each in head.diagnostics if each.severity == "error" and each.code != SHARED]
     if errors:
@@ -139,8 +140,8 @@ def _check(
     return [each for each in head.diagnostics if each.code != SHARED], skipped
 
 
-def _dialect_of(source: Source, kind: str) -> str:
-    """Return the dialect whose marks are there, the most of them in number where several are."""
+def _detect_dialect(source: Source, kind: str) -> str:
+    """Return the dialect with the largest share of its marks present; of equal shares, the one with the most marks."""
     marks = {name: [_has(source, mark) for mark in form.marks] for name, form in forms_of(kind).items()}
     counted = {name: (sum(found) / len(found), sum(found)) for name, found in marks.items()}
     return max(counted, key=lambda name: counted[name])

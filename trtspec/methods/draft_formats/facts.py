@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a draft's config.json says, whoever wrote it: the meeting point of the dialects.
+"""Facts: the contents of a draft's config.json in neutral form, independent of its dialect.
 
-Facts come from the readers of the methods, which recipes go through too. Layers of the target whose hidden states are
-read are counted by their inputs: 0 is the embedding, the number of layers what comes out of the last one.
+Facts come from the methods' readers, which recipes also use. The target's layers whose hidden states are read are
+numbered by their inputs: 0 is the embedding, the number of layers is the output of the last layer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from trtspec.methods.medusa.heads import find_heads
 
 Facts = dict[str, Any]
 
-# Told to those who ask the target, and to nobody else: no dialect computes with it.
+# A fact about the target that no dialect computes with; it is written only for dialects that have a key for it.
 SOFT = "num_target_layers"
 
 
 def _eagle3(source: Source, target: ModelConfig) -> Facts:
-    """Return the facts of an EAGLE-3 head; `aux_layers` is None where EAGLE-3's own are meant."""
+    """Return the facts of an EAGLE-3 head; `aux_layers` is None for EAGLE-3's default layers."""
     head = read_head_config(source, find_names(source), target)
     switches = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
     return {
@@ -42,7 +42,7 @@ def _p_eagle(source: Source, target: ModelConfig) -> Facts:
 
 def _block(kind: str) -> Callable[[Source, ModelConfig], Facts]:
     def read(source: Source, target: ModelConfig) -> Facts:
-        """Return the facts of a block net; `sliding_causal` is None where no layer has a window."""
+        """Return the facts of a block net; `sliding_causal` is None without sliding-window layers."""
         net, keys = read_block_net(source, target.dtype, kind), Keys(source)
         slides = "sliding_attention" in keys.layer.get("layer_types", list, [])
         non_causal = keys.get("sliding_window_non_causal", bool, not keys.speculators)
@@ -88,6 +88,6 @@ READERS: Mapping[str, Callable[[Source, ModelConfig], Facts]] = {
 
 
 def neutral(fact: str, layer: Mapping[str, Any]) -> Any:
-    """Return what a fact is where nobody departs from the plain method, for layers of that config."""
+    """Return the neutral value of a fact, which is the one of the unmodified method, for layers of that config."""
     sizes = {"draft_vocab_size": "vocab_size", "target_hidden_size": "hidden_size"}
     return layer.get(sizes[fact]) if fact in sizes else None

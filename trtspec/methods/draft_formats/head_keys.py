@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of Medusa heads that several dialects write alike."""
+"""Config keys of Medusa heads shared by several dialects."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor names of a draft: from a source's to those that most dialects share, and to a dialect's own."""
+"""Maps a draft's tensor names between a source, the names that most dialects share, and a dialect."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from trtspec.methods.eagle3 import find_names
 from trtspec.methods.medusa.heads import Heads, find_heads
 
 EAGLE = ("eagle3", "p_eagle")
-# Kept for training, or computed.
+# Tensors that are only needed for training, or are computed.
 _LEFT_OUT = re.compile(r"verifier_.*|.*rotary_emb\.inv_freq")
-# ModelOpt has a Markov head's tensors at the top.
+# ModelOpt stores a Markov head's tensors at the top level.
 _BARE = re.compile(r"(markov_w[12]|gate_proj|joint_proj)\..*")
 
 
 def shared_names(source: Source, kind: str, form: Form) -> dict[str, TensorInfo]:
-    """Return a draft's tensors by the names that most dialects share; those of Medusa heads are TensorRT-LLM's."""
-    return dict(_of_heads(source) if form.names else _renamed(source, kind, form))
+    """Return a draft's tensors by the names that most dialects share; for Medusa heads, by TensorRT-LLM's names."""
+    return dict(_head_tensors(source) if form.names else _renamed(source, kind, form))
 
 
 def own_names(facts: Facts, form: Form) -> Callable[[str], str]:
-    """Return what gives a dialect's own name of a tensor."""
+    """Return the function that maps a common tensor name to the dialect's name."""
     if form.names is None:
         return lambda name: _replace_start(name, form.renames)
     heads = Heads(facts["num_heads"], facts["num_layers"], facts["hidden_size"], facts["vocab_size"], form.names)
@@ -34,7 +34,7 @@ def own_names(facts: Facts, form: Form) -> Callable[[str], str]:
     return lambda name: named.get(name, name)
 
 
-def _of_heads(source: Source) -> Iterator[tuple[str, TensorInfo]]:
+def _head_tensors(source: Source) -> Iterator[tuple[str, TensorInfo]]:
     heads = find_heads(source)
     for rule in heads.rules():
         if stored := rule.sources[0].name:
@@ -44,7 +44,7 @@ def _of_heads(source: Source) -> Iterator[tuple[str, TensorInfo]]:
 def _renamed(source: Source, kind: str, form: Form) -> Iterator[tuple[str, TensorInfo]]:
     eagle = find_names(source) if kind in EAGLE else None
     prefix = eagle.prefix if eagle else ""
-    back = {own: shared for shared, own in form.renames.items() if own}
+    back = {renamed: shared for shared, renamed in form.renames.items() if renamed}
     if eagle:
         back = {f"{eagle.layer}.": "layers.0."}
     for stored, tensor in source.tensors.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json of a draft in another dialect. What that dialect has no key for is an error, and nothing is lost."""
+"""Renders config.json of a draft in another dialect. A fact that the dialect cannot represent is an error."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ VERIFIER = "speculators_config"
 def render_config(
     draft: Draft, name: str, form: Form, target: SourceModel | None, written: str, left_out: list[str]
 ) -> dict[str, Any]:
-    """Return config.json in the dialect `name`; `written` is the target as its user wrote it.
+    """Return config.json in the dialect `name`.
 
-    `left_out` are tensors that come back with the target.
+    `written` is the target as written by the user. `left_out` are omitted tensors that the target has.
 
-    Raises CheckpointError for a fact that the dialect cannot say, and for one that it needs and nobody knows.
+    Raise CheckpointError if the dialect cannot represent a fact, or requires one that is unknown.
     """
     others = {key: value for key, value in draft.carried.items() if key not in (name, "facts")}
-    config = _begun(draft, form, target)
+    config = _base_config(draft, form, target)
     for key, value in {**form.carried, **draft.carried.get(name, {})}.items():
         if value is not None:
             put(config, tuple(key.split(".")), value)
     for path, value in form.fixed.items():
         put(config, path, value)
-    for fact, value in _told(draft, form, target).items():
+    for fact, value in _encoded_facts(draft, form, target).items():
         put(config, form.key_of[fact].path, value)
     if form.section:
         config[form.section] = draft.layer
     if form.names_target and form.names_target not in config:
         if not written:
-            raise draft.refuse(f"{form.names_target} names the target, and nobody has named it", "give --target")
+            raise draft.refuse(f"{form.names_target} requires the name of the target", "give --target")
         config[form.names_target] = written
     if form.says_verifier and VERIFIER not in config:
         config[VERIFIER] = _verifier(draft, target, written)
@@ -50,8 +50,8 @@ def render_config(
     return {**config, CARRIED: others} if others else config
 
 
-def _begun(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
-    """Return what other keys are added to: the layers', or the target's config where the draft lies in its files."""
+def _base_config(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
+    """Return the initial config: the layers' keys, or the target's config if the draft is stored in its files."""
     if form.is_whole_model and target:
         return dict(target.source.config)
     if form.names:
@@ -59,8 +59,8 @@ def _begun(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, An
     return {"architectures": [form.architecture], **({} if form.section else draft.layer)}
 
 
-def _told(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
-    """Return the facts that are written, as the dialect writes them."""
+def _encoded_facts(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
+    """Return the facts to write, in the dialect's encoding."""
     facts = dict(draft.facts)
     aux_key = form.key_of.get("aux_layers")
     if target and aux_key and aux_key.is_needed and not facts.get("aux_layers"):
@@ -74,31 +74,31 @@ def _told(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any
         if key is None:
             _check_meant(draft, form, fact, value, form.means.get(fact, plain))
         elif value is None and key.is_needed:
-            raise draft.refuse(f"{'.'.join(key.path)} is needed, and its config.json does not say it", _GIVE)
+            raise draft.refuse(f"{'.'.join(key.path)} is required, but its config.json does not have it", _GIVE)
         elif value is not None and (key.always or value not in (plain, False)):
             found[fact] = key.encode(value)
     return found
 
 
-_GIVE = "give --target, where it is the target's"
+_GIVE = "give --target if it is a property of the target"
 
 
 def _check_meant(draft: Draft, form: Form, fact: str, value: Any, meant: Any) -> None:
-    """Raise CheckpointError where a dialect without a key for a fact means something else."""
+    """Raise CheckpointError if a dialect without a key for a fact implies another value."""
     if fact == SOFT or value == meant or (not value and not meant):
         return
-    message = f"{form.architecture} has no key for {fact} = {_shown(value)}, and means {_shown(meant or False)}"
-    raise draft.refuse(message, "choose a dialect that can say it" + ", as speculators" * (draft.kind != MEDUSA))
+    message = f"{form.architecture} has no key for {fact} = {_format(value)}, and implies {_format(meant or False)}"
+    raise draft.refuse(message, "choose a dialect that supports it" + ", such as speculators" * (draft.kind != MEDUSA))
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _verifier(draft: Draft, target: SourceModel | None, written: str) -> Mapping[str, Any]:
-    """Return speculators_config, which vLLM and speculators read the target's name of."""
+    """Return speculators_config, from which vLLM and speculators read the target's name."""
     if target is None:
-        raise draft.refuse("speculators_config names the target, and nobody has named it", "give --target")
+        raise draft.refuse("speculators_config requires the name of the target", "give --target")
     tokens = draft.facts.get("block_size", 0) - (not draft.facts.get("sample_from_anchor", False))
     method = find_method(draft.kind)
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft's tensors in another dialect: copied bit for bit, but for the maps between the vocabularies."""
+"""Renders a draft's tensors in another dialect: bit-identical copies, except the vocabulary maps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DRAFTED = "draft_vocab_size"
 
 
 def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
-    """Return the tensors as the dialect has them, by name.
+    """Return the dialect's tensors, sorted by name.
 
-    Raises CheckpointError for one that it has no name for, and for one that it needs and neither draft nor target have.
+    Raise CheckpointError if the dialect does not support a tensor, or requires one that neither draft nor target has.
     """
     _check_lacking(draft, form)
-    _check_beside(draft, target)
+    _check_target_tensors(draft, target)
     parts = {name: Part.copy(name, tensor) for name, tensor in draft.tensors.items() if name not in MAPS}
     for name in form.shared:
         if name in parts and (name != LM_HEAD or not _is_reduced(draft)):
@@ -39,13 +39,13 @@ def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list
     for name in (*form.needs, *returning, *shared):
         if name not in parts:
             parts[name] = Part.copy(name, _borrow(draft, name, target))
-    own_name = own_names(draft.facts, form)
-    found = [replace(part, name=own_name(name)) for name, part in parts.items()] + _beside(draft, form, target)
+    rename = own_names(draft.facts, form)
+    found = [replace(part, name=rename(name)) for name, part in parts.items()] + _target_tensors(draft, form, target)
     return sorted(found, key=lambda part: part.name)
 
 
 def left_out(draft: Draft, parts: list[Part]) -> list[str]:
-    """Return the target's own tensors that are left out of `parts`, now or already."""
+    """Return the names of shared target tensors that are missing from `parts`, omitted now or by an earlier run."""
     written = {part.name for part in parts}
     return [name for name in RULES if (name in draft.tensors or name in draft.left_out) and name not in written]
 
@@ -58,51 +58,52 @@ def _check_lacking(draft: Draft, form: Form) -> None:
     for pattern, why in form.lacks.items():
         if found := [name for name in draft.tensors if re.fullmatch(pattern, name)]:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            raise draft.refuse(f"{form.architecture} has no {found[0]}{more}: {why}", "choose another dialect")
+            message = f"{form.architecture} does not support {found[0]}{more}: {why}"
+            raise draft.refuse(message, "choose another dialect")
 
 
 def _check_shared(draft: Draft, name: str, target: SourceModel | None) -> None:
-    """Raise CheckpointError unless a tensor that is left out is the target's, bit for bit."""
+    """Raise CheckpointError unless an omitted tensor is bit-identical to the target's."""
     if target is None:
         raise draft.refuse(f"has a {name}, which this dialect takes from the target", "give --target to compare them")
     if not same(draft.tensors[name], of_target(name, target)):
-        message = f"its {name} is not the target's, and this dialect takes the target's"
-        raise draft.refuse(message, "choose a dialect that has a place for it")
+        message = f"its {name} differs from the target's, which this dialect uses"
+        raise draft.refuse(message, "choose a dialect that stores it")
 
 
-def _check_beside(draft: Draft, target: SourceModel | None) -> None:
-    """Raise CheckpointError unless the model that a draft lies in is the target, bit for bit."""
+def _check_target_tensors(draft: Draft, target: SourceModel | None) -> None:
+    """Raise CheckpointError unless the model that contains a draft is bit-identical to the target."""
     for name, tensor in draft.beside.items():
         if target is None:
-            raise draft.refuse("lies in a whole model, which stays behind", "give --target to compare them")
-        theirs = target.source.tensors.get(name)
-        if theirs is None or not same(tensor, theirs):
+            raise draft.refuse("is stored in a whole model, which is not converted", "give --target to compare them")
+        expected = target.source.tensors.get(name)
+        if expected is None or not same(tensor, expected):
             raise draft.refuse(f"its {name} is not the target's", "give the target that it was trained with")
 
 
-def _beside(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
-    """Return the target's own tensors, for a dialect whose drafts lie in a whole model."""
+def _target_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
+    """Return the target's tensors for a dialect that stores drafts in the target's files, otherwise nothing."""
     if not form.is_whole_model:
         return []
     if target is None:
-        raise draft.refuse("this dialect has heads in their target's files", "give --target")
+        raise draft.refuse("this dialect stores heads in their target's files", "give --target")
     if is_quantized(target.source):
-        message = f"this dialect has heads in their target's files, and those in {target.source.root} are quantized"
-        raise draft.refuse(message, "give the target as it was before")
+        message = f"this dialect stores heads in their target's files, but {target.source.root} is quantized"
+        raise draft.refuse(message, "give the target before quantization")
     return [Part.copy(name, tensor) for name, tensor in target.source.tensors.items()]
 
 
 def _borrow(draft: Draft, name: str, target: SourceModel | None) -> TensorInfo:
-    """Return a tensor that the dialect needs and the draft shares with its target."""
+    """Return a tensor that the dialect requires and the draft shares with its target."""
     if name not in RULES:
-        raise draft.refuse(f"has no {name}, which this dialect needs", "choose another dialect")
+        raise draft.refuse(f"has no {name}, which this dialect requires", "choose another dialect")
     if target is None:
-        raise draft.refuse(f"has no {name}: it is the target's, and this dialect needs it", "give --target")
+        raise draft.refuse(f"has no {name}, which this dialect requires from the target", "give --target")
     return of_target(name, target)
 
 
 def _maps(draft: Draft, form: Form) -> Iterator[Part]:
-    """Yield d2t (the target's id of a drafted token less its own) and t2d (whether a token is drafted)."""
+    """Yield d2t (the target's id of a drafted token minus the draft's id) and t2d (whether a token is drafted)."""
     if DRAFTED not in draft.facts:
         return
     drafted, vocab = draft.facts[DRAFTED], draft.layer["vocab_size"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A smaller model of the same vocabulary drafts a chain of tokens that the target verifies in one step.
+"""Draft-target: a smaller model with the same vocabulary drafts a chain that the target verifies in one step.
 
 Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.
 """
@@ -13,18 +13,18 @@ from trtspec.methods.base import Method, Options, Suggestion
 
 
 class DraftTargetOptions(Options):
-    """Without `use_draft_logits`, engines accept a drafted token only where the target samples the same one."""
+    """Without `use_draft_logits`, engines accept a drafted token only if the target samples the same token."""
 
     stop_below: float = Field(
-        default=0.0, ge=0, lt=1, description="Stop drafting where no token is more probable than this to the draft"
+        default=0.0, ge=0, lt=1, description="Stop drafting when the draft's highest probability is below this value"
     )
     use_draft_logits: bool = Field(
-        default=True, description="Verify with the draft's probabilities, not its tokens alone"
+        default=True, description="Verify with the draft's probabilities, not only with its tokens"
     )
 
 
 def _suggest(source: Source) -> Suggestion:
-    return Suggestion(9, "DRAFT is no draft head, so it is taken for a model")
+    return Suggestion(9, "DRAFT is not a draft head, so it is treated as a model")
 
 
 METHOD = Method(

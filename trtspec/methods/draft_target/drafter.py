@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A smaller model drafts a chain, one token a step.
+"""Drafts a chain with a smaller model, one token per pass.
 
-Its cache holds each row's text as far as it was read, and of the last draft what was accepted and read; the first step
-of a proposal reads what came since, and the others write over what was drafted in vain.
+Its cache holds the processed part of each row's text, including accepted tokens of the last draft. The first pass of a
+proposal processes the new tokens; later passes overwrite the entries of rejected tokens.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from trtspec.engine.prefix_cache import PrefixStore
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a converted checkpoint of the target's vocabulary, or of one that it was translated for."""
+    """Drafts with a converted checkpoint of the target's vocabulary, or of one with a stored vocabulary mapping."""
 
     def __init__(self, setup: Setup) -> None:
         if setup.root is None:
-            raise CheckpointError("draft_target needs a draft checkpoint", hint="name one under speculation.draft")
+            raise CheckpointError("draft_target needs a draft checkpoint", hint="set speculation.draft")
         room, checkpoint = setup.room, load_checkpoint(setup.root)
         sizes = setup.target.config.vocab_size, checkpoint.config.vocab_size
         self._reading = reading_of(setup.root, *sizes, room.device)
@@ -39,21 +39,21 @@ class ModelDrafter(Drafter):
         self._prefixes = PrefixStore(self._model.cache, room.kept_tokens * self._reading.longer)
         self._floors = Floors(setup.options.stop_below, setup.confidence)
         self._draws: bool = setup.options.use_draft_logits
-        self._known = [0] * room.rows  # tokens of each row's text that were read
-        self._at = [0] * room.rows  # what they are of the draft's, which are in the cache
-        self._ahead = 0  # drafted tokens that were read in this step
+        self._known = [0] * room.rows  # number of processed tokens of each row's text
+        self._at = [0] * room.rows  # their number of draft tokens, which are in the cache
+        self._ahead = 0  # number of drafted tokens processed in this step
         self.vocab_size = None if self._reading.longer > 1 else sizes[1]
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
         """Fill the draft's cache with the prompts, as far as they fit."""
-        spelled = [self._reading.spell(prompt)[: self._room] for prompt in prompts]
-        kept = [self._prefixes.restore(row, text) for row, text in enumerate(spelled, first_row)]
-        prefill(self._model, spelled, first_row, max_tokens, starts=kept)
+        encoded = [self._reading.spell(prompt)[: self._room] for prompt in prompts]
+        cached = [self._prefixes.restore(row, text) for row, text in enumerate(encoded, first_row)]
+        prefill(self._model, encoded, first_row, max_tokens, starts=cached)
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
-        self._at[first_row : first_row + len(prompts)] = map(len, spelled)
+        self._at[first_row : first_row + len(prompts)] = map(len, encoded)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Draft one token a step, until no row goes on; nothing of a row whose text has become too long."""
+        """Draft one token per pass until all chains have ended; rows whose text is too long get no draft."""
         model, reading, unread = self._model, self._reading, self._unread(texts, depth)
         rows = [each or (0, [0]) for each in unread]
         width = max(len(new) for _, new in rows)
@@ -75,7 +75,7 @@ class ModelDrafter(Drafter):
         return replace(draft, lens=lens)
 
     def _unread(self, texts: Sequence[Sequence[int]], depth: int) -> list[tuple[int, list[int]] | None]:
-        """Return where what is new of each row begins in the cache, and its tokens; None once no draft fits behind."""
+        """Return (cache position, tokens) of each row's unprocessed tokens, or None if a draft does not fit."""
         found: list[tuple[int, list[int]] | None] = []
         for row, text in enumerate(texts):
             start, new = self._at[row], self._reading.spell(text[self._known[row] :])
@@ -85,20 +85,20 @@ class ModelDrafter(Drafter):
         return found
 
     def observe(self, outcome: Outcome) -> None:
-        """Keep what was accepted of what the model has read."""
+        """Count the accepted tokens that the model has already processed."""
         for row, result in enumerate(outcome.results):
-            kept = min(len(result.path), self._ahead)
-            self._known[row] += kept
-            self._at[row] += kept
+            accepted = min(len(result.path), self._ahead)
+            self._known[row] += accepted
+            self._at[row] += accepted
         self._ahead = 0
 
     def keep(self, row: int, text: Sequence[int]) -> None:
-        """Keep keys and values of what was read."""
-        if self._at[row] < self._room:  # else nothing is known of what lies there
+        """Add the keys and values of the processed tokens to the prefix cache."""
+        if self._at[row] < self._room:  # otherwise the text was too long, and the entries are undefined
             self._prefixes.keep(row, self._reading.spell(text), self._at[row])
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row in the draft's cache."""
+        """Move the row's cache."""
         self._model.cache.move_row(source, target, self._at[source])
         self._known[target], self._at[target] = self._known[source], self._at[source]
 

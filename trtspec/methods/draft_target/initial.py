@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small Llama of the target's vocabulary; what it knows of tokens at first is what the target's matrices say of them.
+"""Initial draft model: a small Llama with the target's vocabulary.
 
-Its embedding and LM head are the target's along the directions in which their rows differ most.
+Its embedding and LM head are projections of the target's onto the principal directions of their rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trtspec.core.errors import TrtspecError
 from trtspec.families.decoder import decoder_rules
 from trtspec.training.initialization import Blank, Maker, Origin, plain_layer
 
-SHARE = 4  # of the target's width and of its layers
+SHARE = 4  # the target's width and number of layers are divided by this
 
 
 def make(origin: Origin) -> Blank:
@@ -36,10 +36,8 @@ def _config(origin: Origin) -> ModelConfig:
     size = target.head_size
     width = sizes.hidden_size or max(1, round(target.hidden_size / SHARE / size)) * size
     if width % size or width > target.hidden_size:
-        message = (
-            f"--hidden-size {width}: its heads are {size} wide, as the target's, whose width is {target.hidden_size}"
-        )
-        raise TrtspecError(message, hint=f"a multiple of {size}, at most {target.hidden_size}")
+        message = f"--hidden-size {width} is not a multiple of the head size {size} up to {target.hidden_size}"
+        raise TrtspecError(message, hint=f"use a multiple of {size}, at most {target.hidden_size}")
     heads = width // size
     most = max(1, heads * target.num_kv_heads // target.num_heads)
     return replace(
@@ -53,7 +51,7 @@ def _config(origin: Origin) -> ModelConfig:
 
 
 def _narrowed(rows: Tensor, width: int) -> Tensor:
-    """Return rows [n, width] of [n, hidden]: their parts along the principal directions."""
+    """Project rows [n, hidden] onto their principal directions; return [n, width]."""
     directions: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors
     return rows @ directions[:, -width:]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block net with a small sequential head: each token of the block also depends on the one drafted before it.
+"""DSpark: a block net with a small sequential head, so that each token of the block depends on the previous one.
 
-DSpark (deepseek-ai/DeepSpec): DFlash's net, a Markov head of low rank, and a head that estimates acceptance.
+deepseek-ai/DeepSpec: DFlash's net, a low-rank Markov head, and a head that estimates acceptance.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trtspec.methods.dflash.head import describe, suggest
 
 
 def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
-    """Describe the net in `source`; raises CheckpointError if it is no DSpark net."""
+    """Describe the net in `source`; raise CheckpointError if it is not a DSpark net."""
     return describe(source, base, "dspark")
 
 
@@ -21,7 +21,7 @@ def _suggest(source: Source) -> Suggestion | None:
 
 
 METHOD = Method(
-    summary="a net trained for the target fills a block, each token by the one before it",
+    summary="a net trained for the target fills a block, each token depending on the one before it",
     drafts_with="head",
     has_confidence=True,
     draft_passes="one",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DSpark drafts along a block net's places: each token's logits get a bias by the token before (a Markov head).
+"""DSpark: drafts from a block net, with a bias on each token's logits from the previous token (the Markov head).
 
-Where the net has a confidence head, that says how sure it is of a place, instead of the best token's probability.
+If the net has a confidence head, its estimate replaces the probability of the most probable token.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ NAME = "dspark"
 
 
 class MarkovHead:
-    """What a token says of the next one, through `rank` numbers."""
+    """The Markov head: a low-rank map from a token to a bias on the logits of the next token."""
 
     def __init__(self, weights: HeadWeights) -> None:
         self._from = weights.tensor(f"{NAME}.{MARKOV}markov_w1.weight")
         self._to = weights.linear(f"{NAME}.{MARKOV}markov_w2")
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the numbers [rows, rank] of the target's tokens [rows]."""
+        """Return the embeddings [rows, rank] of the target's tokens [rows]."""
         return F.embedding(tokens, self._from)
 
     def biased(self, logits: Tensor, embedded: Tensor) -> Tensor:
-        """Return logits [rows, the draft's vocabulary] with what the tokens before say."""
+        """Return logits [rows, the draft's vocabulary] plus the bias of the previous tokens."""
         return self._to.add_to(logits, embedded)
 
 
 class ConfidenceHead:
-    """Estimates whether the target accepts what is drafted at a place, before it is drafted.
+    """Estimates the probability that the target accepts the token at a position, before it is drafted.
 
-    It reads the place's hidden state, and the numbers of the token before where it was trained with them.
+    It reads the position's hidden state and, if it was trained that way, the previous token's Markov embedding.
     """
 
     def __init__(self, weights: HeadWeights, reads_markov: bool) -> None:
@@ -55,26 +55,26 @@ class ConfidenceHead:
 
 
 class DSparkDrafter(BlockDrafter):
-    """Drafts a chain, each token by the one before it."""
+    """Drafts a chain in which each token depends on the previous one."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, NAME)
         weights, width = self.network.weights, self.network.net.confidence_width
         self._markov = MarkovHead(weights)
-        asked = width and setup.confidence  # a head whose word ends nothing is left out
-        self._confidence = ConfidenceHead(weights, width > self.network.config.hidden_size) if asked else None
+        is_used = width and setup.confidence  # without a bound the head is not needed
+        self._confidence = ConfidenceHead(weights, width > self.network.config.hidden_size) if is_used else None
         self._floors = Floors(chain=setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Draft `depth` tokens, or fewer where the net is not sure enough."""
+        """Draft `depth` tokens, or fewer if the net's confidence is too low."""
         hidden, rows = self._fill(texts, depth), len(texts)
         logits = self.network.lm_head(hidden.flatten(0, 1)).view(rows, depth, -1)
         chain = DrawnChain(rows, hidden.device, sampling, self.network.vocabulary)
         tokens = torch.tensor([text[-1] for text in texts], device=hidden.device)
         embedded, biased = list[Tensor](), list[Tensor]()
-        for place in range(depth):
+        for position in range(depth):
             embedded.append(self._markov.embed(tokens))
-            biased.append(self._markov.biased(logits[:, place], embedded[-1]))
+            biased.append(self._markov.biased(logits[:, position], embedded[-1]))
             tokens = chain.add(biased[-1])
         if self._floors == NEVER:
             return chain.draft([depth] * rows)

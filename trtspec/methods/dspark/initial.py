@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DSpark net in SpecForge's dialect: DFlash's, whose Markov head says nothing at first, and whose confidence is half.
+"""Initial DSpark net in SpecForge's dialect: a DFlash net, a zero Markov head, and a confidence of 0.5.
 
-Ranks are those of published nets (deepseek-ai/DeepSpec:config/dspark@afdfa7c), less for narrow targets.
+The rank is from published nets (deepseek-ai/DeepSpec:config/dspark@afdfa7c), smaller for narrow targets.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from trtspec.methods.dflash.initial import blank_of, net_of
 from trtspec.methods.dflash.stored import CONFIDENCE, MARKOV
 from trtspec.training.initialization import Blank, Maker, Origin
 
-RANK, LEAST_WIDTH = 256, 4  # times the rank: of a narrower target the rank is a quarter of its width
+RANK, LEAST_WIDTH = 256, 4  # the rank is at most a quarter of the target's width
 
 
 def make(origin: Origin) -> Blank:
-    """Return a net whose anchor drafts too."""
+    """Return a net that also drafts at the anchor."""
     hidden, vocab = origin.config.hidden_size, origin.config.vocab_size
     rank = max(1, min(RANK, hidden // LEAST_WIDTH))
     net = net_of(origin, origin.draft_len, markov_rank=rank, confidence_width=hidden + rank)
-    silent = {
+    zeros = {
         f"{MARKOV}markov_w2.weight": torch.zeros(vocab, rank),
         f"{CONFIDENCE}weight": torch.zeros(1, hidden + rank),
         f"{CONFIDENCE}bias": torch.zeros(1),
@@ -33,7 +33,7 @@ def make(origin: Origin) -> Blank:
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     }
-    return blank_of(origin, net, "dspark", "DSparkDraftModel", inner, silent)
+    return blank_of(origin, net, "dspark", "DSparkDraftModel", inner, zeros)
 
 
 MAKER = Maker(make, ("layers",))

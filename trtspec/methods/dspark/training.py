@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DSpark net: DFlash's, whose every token also depends on the one before, with a head that foresees acceptance.
+"""Training of a DSpark net: DFlash's net with a Markov head and a head that estimates acceptance.
 
-The token before is the text's: a chain that still counts has drafted it. What a place's confidence learns is the
-probability that a token sampled there is accepted (deepseek-ai/DeepSpec:deepspec/modeling/dspark/loss.py@afdfa7c).
+The previous token is taken from the text, because a chain that is still accepted has drafted it. The confidence at a
+position is trained on the probability that a token sampled there is accepted
+(deepseek-ai/DeepSpec:deepspec/modeling/dspark/loss.py@afdfa7c).
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from trtspec.training.trainable import Trainable
 
 
 class DSparkStudent(DFlashStudent):
-    """A net with a Markov head; its hidden states are the block's beside the numbers of the token before."""
+    """A net with a Markov head; its hidden states include the Markov embedding of the previous token."""
 
     method = "dspark"
 
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
-        """Return the block's hidden states and the numbers of the tokens before, joined."""
-        made, numbers = super().hidden(view, batch, features), view[f"{self.method}.{MARKOV}markov_w1.weight"]
-        before = (F.embedding(batch.tokens_after(step), numbers) for step in range(self.passes))
-        return [torch.cat(pair, -1) for pair in zip(made, before, strict=True)]
+        """Return the block's hidden states concatenated with the Markov embeddings of the previous tokens."""
+        states, embedding = super().hidden(view, batch, features), view[f"{self.method}.{MARKOV}markov_w1.weight"]
+        previous = (F.embedding(batch.tokens_after(step), embedding) for step in range(self.passes))
+        return [torch.cat(pair, -1) for pair in zip(states, previous, strict=True)]
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return those of the LM head with the bias that the token before gives."""
-        found, before = hidden[:, : self.width], hidden[:, self.width :]
-        return super().logits(view, found, step) + F.linear(before, view[f"{self.method}.{MARKOV}markov_w2.weight"])
+        """Return the logits of the LM head plus the bias of the previous token."""
+        states, previous = hidden[:, : self.width], hidden[:, self.width :]
+        return super().logits(view, states, step) + F.linear(previous, view[f"{self.method}.{MARKOV}markov_w2.weight"])
 
     def sureness(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
-        """Return the logits of the confidence head, where the net has one."""
+        """Return the logits of the confidence head, or None if the net does not have one."""
         name = f"{self.method}.{CONFIDENCE}"
         if not self.net.confidence_width:
             return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An EAGLE head of one layer drafts a tree: it predicts the hidden states that the target's LM head reads.
+"""EAGLE: a head of one layer predicts the input of the target's LM head and drafts a tree.
 
-Li et al. 2024, arXiv:2401.15077 (EAGLE, one tree for all steps) and arXiv:2406.16858 (EAGLE-2, whose trees follow the
-head's confidence). Both use the same heads: a matrix that joins a token's embedding with the hidden state before it,
+Li et al. 2024, arXiv:2401.15077 (EAGLE, with a static tree) and arXiv:2406.16858 (EAGLE-2, whose trees follow the
+head's confidence). Both use the same heads: a matrix that combines a token's embedding with the preceding hidden state,
 and a Llama layer without its input norm. The embedding and the LM head are the target's.
 """
 
@@ -30,10 +30,10 @@ NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
 
 OPTIONAL = _EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # in a source
 _DEFAULT_CHOICES = "mc_sim_7b_63"
-# SafeAILab/EAGLE's: its depth 7 does not count the first level, its total_token 60 counts the root
+# SafeAILab/EAGLE's defaults: its depth 7 does not count the first level, its total_token 60 counts the root
 _DEFAULTS = {"top_k": 10, "depth": 8, "nodes": 59}
 _SKIPS = [
-    Skip(r"layers\.0\.input_layernorm\.weight", "the layer begins with no norm"),
+    Skip(r"layers\.0\.input_layernorm\.weight", "the layer has no input norm"),
     Skip(r"layers\.0\.self_attn\.rotary_emb\.inv_freq", "computed from rope_theta"),
 ]
 
@@ -47,34 +47,36 @@ class Growth(NamedTuple):
 
 
 class EagleOptions(LossyOptions):
-    """Either the choices of a static tree, or with `dynamic` the size of a dynamic one; the others are None."""
+    """Either the choices of a static tree, or with `dynamic` the size of a dynamic tree; the other options are None."""
 
-    dynamic: bool = Field(default=False, description="Let the tree follow the head's confidence (EAGLE-2)")
+    dynamic: bool = Field(
+        default=False, description="Use a dynamic tree, which follows the head's confidence (EAGLE-2)"
+    )
     choices: str | list[list[int]] | None = Field(
         default=None,
         validate_default=True,
-        description=f"A published tree's name, or paths: [0, 2] is the third best after the best ({_DEFAULT_CHOICES})",
+        description=f"Name of a published tree, or paths: [0, 2] is the third best after the best ({_DEFAULT_CHOICES})",
     )
     top_k: int | None = Field(
         default=None,
         validate_default=True,
         ge=1,
         le=64,
-        description=f"Dynamic: tokens ranked after a node, and nodes that a level goes on from ({_DEFAULTS['top_k']})",
+        description=f"Dynamic: tokens ranked after a node, and nodes extended per level ({_DEFAULTS['top_k']})",
     )
     depth: int | None = Field(
         default=None,
         validate_default=True,
         ge=1,
         le=32,
-        description=f"Dynamic: levels of tokens, one more than EAGLE-2's own depth ({_DEFAULTS['depth']})",
+        description=f"Dynamic: levels of tokens, one more than EAGLE-2's depth ({_DEFAULTS['depth']})",
     )
     nodes: int | None = Field(
         default=None,
         validate_default=True,
         ge=1,
         le=MOST_NODES,
-        description=f"Dynamic: drafted tokens in all ({_DEFAULTS['nodes']})",
+        description=f"Dynamic: total drafted tokens ({_DEFAULTS['nodes']})",
     )
 
     @field_validator("choices", mode="before")
@@ -82,7 +84,7 @@ class EagleOptions(LossyOptions):
     def _make_a_tree(cls, written: Any, info: ValidationInfo) -> Any:
         if info.data.get("dynamic"):
             if written is not None:
-                raise refuse("not-allowed", "choices are those of a static tree", "remove them, or dynamic")
+                raise refuse("not-allowed", "choices requires a static tree", "remove choices or dynamic")
             return None
         written = _DEFAULT_CHOICES if written is None else written
         find_choices(written, EAGLE_CHOICES)
@@ -94,7 +96,7 @@ class EagleOptions(LossyOptions):
         if info.data.get("dynamic"):
             return _DEFAULTS[str(info.field_name)] if written is None else written
         if written is not None and "dynamic" in info.data:
-            raise refuse("not-allowed", f"{info.field_name} is that of a dynamic tree", "add dynamic: true")
+            raise refuse("not-allowed", f"{info.field_name} requires a dynamic tree", "add dynamic: true")
         return None
 
     @property
@@ -111,7 +113,7 @@ class EagleOptions(LossyOptions):
 
 
 def head_rules(config: ModelConfig, prefix: str) -> list[Rule]:
-    """List the tensors of an EAGLE head without its LM head; every head of an engine has the same ones."""
+    """Return the rules of an EAGLE head without its LM head; all heads of an engine are identical."""
     hidden, vocab = config.hidden_size, config.vocab_size
     found = [
         Rule(f"{prefix}.{name}", (tensor,), Stage.LAST, split, copy=True)
@@ -138,13 +140,13 @@ def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftH
         for rule in head_rules(head, f"{NETS}.{level}.drafter"):
             (tensor, *_), absent = rule.sources, rule.sources[0].name not in source.tensors
             if absent and tensor.name == _EMBEDDING:
-                borrowed.append(replace(rule, sources=_sources_of(base, EMBEDDING)))
+                borrowed.append(replace(rule, sources=_find_sources(base, EMBEDDING)))
             elif absent and tensor.name == _FC_BIAS:
                 rules.append(replace(rule, sources=(replace(tensor, name=""),)))
             else:
                 rules.append(rule)
         lm_head = f"{NETS}.{level}.lm_head.weight"
-        borrowed.append(Rule(lm_head, _sources_of(base, LM_HEAD), Stage.LAST, Split.VOCABULARY, copy=True))
+        borrowed.append(Rule(lm_head, _find_sources(base, LM_HEAD), Stage.LAST, Split.VOCABULARY, copy=True))
     return DraftHead(
         config={
             "architecture": "EagleForCausalLM",
@@ -166,19 +168,19 @@ def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftH
 
 
 def read_head_config(source: Source, target: ModelConfig) -> ModelConfig:
-    """Return the head's layer; raises CheckpointError for what is no EAGLE head of one layer."""
+    """Return the config of the head's layer; raise CheckpointError if it is not an EAGLE head of one layer."""
     reader = source.reader
     if _is_eagle3(source):
         raise reader.refuse("describes an EAGLE-3 head, which reads other hidden states", "use method: eagle3")
     if "fc.weight" not in source.tensors:
-        raise reader.refuse("describes no EAGLE head: no tensor is named fc.weight", NOT_THIS_KIND)
-    # the config may name the class of the target, of the head, or none
+        raise reader.refuse("is not an EAGLE head: the tensor fc.weight is missing", NOT_THIS_KIND)
+    # the config may name the class of the target or of the head, or no class
     of_a_llama = reader.with_defaults(HEAD_DEFAULTS).replacing(architectures=["LlamaForCausalLM"], num_hidden_layers=1)
     attn_bias = "layers.0.self_attn.q_proj.bias" in source.tensors
     head = read_decoder(of_a_llama, target.dtype, attn_bias=attn_bias, tied_embeddings=False)
     if (layers := max(1, count_layers(source.tensors))) > 1:
-        message = f"its tensors are those of {layers} layers; EAGLE heads of one layer can be converted"
-        raise reader.refuse(message, "name a head of one layer")
+        message = f"has {layers} layers; only EAGLE heads of one layer are supported"
+        raise reader.refuse(message, "use a head of one layer")
     return replace(head, num_layers=1)
 
 
@@ -191,12 +193,12 @@ def _suggest(source: Source) -> Suggestion | None:
     return Suggestion(0, "DRAFT is an EAGLE head: fc.weight, and a layer without hidden_norm") if is_head else None
 
 
-def _sources_of(base: HeadTarget, target: str) -> tuple[SourceTensor, ...]:
+def _find_sources(base: HeadTarget, target: str) -> tuple[SourceTensor, ...]:
     return next(rule.sources for rule in base.rules if rule.name == target)
 
 
 def _most_inner(options: EagleOptions) -> int:
-    """Return the most nodes with children that a level has."""
+    """Return the maximum number of nodes with children in a level."""
     if options.growth:
         return options.growth.top_k
     parents = {choice[:-1] for choice in options.paths}
@@ -225,7 +227,7 @@ def _check_options(options: EagleOptions, config: ModelConfig) -> list[Diagnosti
 
 
 def _variants(options: EagleOptions) -> Iterator[dict[str, Any]]:
-    """Yield trees no deeper than the given one: what was converted has a net for each of its levels."""
+    """Yield trees that are not deeper than the given one: a converted checkpoint has one net per level of it."""
     yield from smaller_trees(options.paths)
     if options.growth:
         for depth in (2, 4, 6, 8):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE drafts with one layer that predicts the next of the hidden states that the LM head reads (arXiv:2401.15077)."""
+"""EAGLE: drafts with one layer that predicts the next input of the LM head (arXiv:2401.15077)."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class EagleHead(FeatureHead):
         checkpoint = target.checkpoint
         section = checkpoint.document.section(NET_CONFIG)
         if section is None:
-            hint = "convert it with a head: method: eagle, and the head under speculation.draft"
-            raise CheckpointError("holds no EAGLE head", where=str(checkpoint.root), hint=hint)
+            hint = "convert it with method: eagle and the head as speculation.draft"
+            raise CheckpointError("does not contain an EAGLE head", where=str(checkpoint.root), hint=hint)
         config = read_config(section, checkpoint.ranks[-1].keys(), f"{_NET}.layers.0.")
         super().__init__(config, room)
         weights = HeadWeights(checkpoint, head_rules(config, _NET), room.device, room.dtype)
         embedding = weights.tensor(f"{_NET}.vocab_embedding.weight")
-        # usually a copy of the target's, which is then shared
+        # usually a copy of the target's embedding, which is then shared
         self._embedding = target.embedding if torch.equal(embedding, target.embedding) else embedding
         self._fc = weights.linear(f"{_NET}.fc")
         self._block = weights.block(f"{_NET}.layers.0", config)
@@ -55,14 +55,14 @@ class EagleHead(FeatureHead):
         return hidden_states
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Join embeddings with the features before them, and run the layer."""
+        """Combine token embeddings with the preceding features and run the layer."""
         block = self._block
         hidden = self._fc(torch.cat([F.embedding(tokens.flatten(), self._embedding), features], 1))
         hidden = block.dense.add_to(hidden, attend(block.qkv(hidden), block, 0, window, self.cache, self.config))
         return block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return the target's LM head's logits."""
+        """Return the logits of the target's LM head."""
         return self._lm_head(features)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An EAGLE head in SafeAILab's form: a layer like its target's, whose embedding and LM head are the target's."""
+"""Initial EAGLE head in SafeAILab's format: one layer of the target's shape, with its embedding and LM head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trtspec.training.initialization import Blank, Maker, Origin, plain_layer
 
 
 def make(origin: Origin) -> Blank:
-    """Return a head without a bias, for which some engines have no place."""
+    """Return a head without a bias, which some engines do not support."""
     layer = plain_layer(origin.config)
     rules = [rule for rule in head_rules(layer, NETS) if rule.sources[0].name not in OPTIONAL]
     fused = origin.random(layer.hidden_size, 2 * layer.hidden_size)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The net of EAGLE and EAGLE-2, trained over the steps that it will draft, as EAGLE-3's heads are.
+"""Training of the head of EAGLE and EAGLE-2 over the steps of a draft, like EAGLE-3's heads.
 
-The papers (arXiv:2401.15077, section 4.2) train its first step alone, by the distance of its hidden states from the
-target's beside that of the distributions. Here each step has the loss of the distributions, which is what is accepted.
+The paper (arXiv:2401.15077, section 4.2) trains only the first step, with losses on hidden states and distributions.
+Here each step is trained only on the distributions, which determine acceptance.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EMBEDDING = f"{NET}.vocab_embedding.weight"
 
 
 class EagleStudent(Student):
-    """A net of one layer; the embedding stays as it is, and the LM head is the target's."""
+    """A head of one layer; its embedding is frozen, and the LM head is the target's."""
 
     aux_layers = (FINAL,)
 
@@ -41,21 +41,21 @@ class EagleStudent(Student):
         self._borrowed = Borrowed.of(target)
 
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
-        """Return what each pass makes of the pairs (hidden state of t, token at t + 1)."""
+        """Return the output of each pass for the pairs (hidden state of t, token at t + 1)."""
         if features is None:
-            raise ValueError("a head reads features of the target")
+            raise ValueError("EAGLE heads need features of the target")
         embedding = view.get(EMBEDDING, self._borrowed.embedding)
-        chains, hidden, made = Chains(batch), features, []
+        chains, hidden, outputs = Chains(batch), features, []
         layer = Layer(view, f"{NET}.layers.0", self.config)
         for _ in range(self.passes):
             pairs = torch.cat([F.embedding(chains.tokens, embedding), hidden], -1)
             joined = F.linear(pairs, view[f"{NET}.fc.weight"], view.get(f"{NET}.fc.bias"))
             hidden = layer.finish(chains.own(joined), chains.attend(layer, joined))
-            made.append(hidden[batch.is_place])
-        return made
+            outputs.append(hidden[batch.is_place])
+        return outputs
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return the target's LM head's."""
+        """Return the logits of the target's LM head."""
         return self._borrowed.logits(hidden)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An EAGLE-3 head drafts a chain or a tree from hidden states of three target layers, and then from its own.
+"""EAGLE-3: a head drafts a chain or a tree from hidden states of three target layers, and then from its own output.
 
-EAGLE-3, Li et al. 2025, arXiv:2503.01840. Heads are read as SafeAILab/EAGLE, SpecForge, ModelOpt and speculators write
-them. Tensor names mean the same everywhere; the formats differ in prefixes, in which tensors may be missing because the
-target has them, and in how they count the target's layers.
+Li et al. 2025, arXiv:2503.01840. Heads of SafeAILab/EAGLE, SpecForge, ModelOpt and speculators can be read. Tensor
+names have the same meaning in all formats; the formats differ in prefixes, in the tensors that may be missing because
+the target has them, and in the numbering of the target's layers.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from trtspec.methods.head_checks import NOT_THIS_KIND, check_ids, check_layer, c
 from trtspec.recipe.schema import refuse
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
-MOST_IDS = 1 << 20  # of a draft vocabulary; published ones have 32,000
+MOST_IDS = 1 << 20  # the largest draft vocabulary; published heads have 32,000 tokens
 
 
 class Eagle3Options(LossyOptions):
     """Without `top_k` and `nodes` the draft is a chain; with them it is a tree of draft_len levels."""
 
     top_k: int | None = Field(
-        default=None, ge=1, le=64, description="Width of the tree: tokens that are drafted on, children of each"
+        default=None, ge=1, le=64, description="Width of the tree: nodes extended per level, and children of each"
     )
     nodes: int | None = Field(
-        default=None, ge=1, le=255, validate_default=True, description="How many of the tree's tokens are verified"
+        default=None, ge=1, le=255, validate_default=True, description="Number of the tree's tokens that are verified"
     )
 
     @field_validator("nodes")
@@ -46,9 +46,9 @@ class Eagle3Options(LossyOptions):
     def _go_together(cls, nodes: int | None, info: ValidationInfo) -> int | None:
         data = info.data
         if "top_k" in data and (data["top_k"] is None) != (nodes is None):
-            raise refuse("bad-value", "top_k and nodes make a tree together; give both of them, or none for a chain")
+            raise refuse("bad-value", "a tree requires both top_k and nodes; set both, or none for a chain")
         if data.get("lossy") and nodes is None:
-            raise refuse("bad-value", "lossy acceptance is a rule for trees; give top_k and nodes")
+            raise refuse("bad-value", "lossy acceptance requires a tree; set top_k and nodes")
         return nodes
 
 
@@ -60,14 +60,14 @@ def _draft_shape(options: Eagle3Options, draft_len: int) -> DraftShape:
 
 
 def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> DraftHead:
-    """Describe the head in `source`; raises CheckpointError if it is not an EAGLE-3 head of one layer."""
+    """Describe the head in `source`; raise CheckpointError if it is not an EAGLE-3 head of one layer."""
     names = find_names(source)
     if drafts_in_parallel(source):
         raise source.reader.refuse("describes a net that drafts in parallel", "use method: p_eagle")
-    said = decoder_reader(source.reader).positive("num_hidden_layers", 1)
+    configured = decoder_reader(source.reader).positive("num_hidden_layers", 1)
     if (layers := max(1, count_layers(source.tensors, names.prefix))) > 1:
-        message = f"the tensors are those of an EAGLE-3 head of {layers} layers; drafting from one is what is supported"
-        raise source.reader.refuse(message, "name a head of one layer")
+        message = f"has {layers} layers; only EAGLE-3 heads of one layer are supported"
+        raise source.reader.refuse(message, "use a head of one layer")
     head = read_head_config(source, names, base.config)
     prefix = re.escape(names.prefix)
     return DraftHead(
@@ -76,7 +76,7 @@ def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> Draft
         skips=[
             Skip(f"{prefix}t2d", "needed in training only"),
             Skip(rf"{prefix}{re.escape(names.layer)}\.self_attn\.rotary_emb\.inv_freq", "computed from rope_theta"),
-            Skip(r"verifier_.*", "the target's, kept for training"),
+            Skip(r"verifier_.*", "copies of the target's, needed in training only"),
         ],
         models={LAYER_CONFIG: head.layer},
         excluded=(f"{NAME}.*",),
@@ -84,9 +84,9 @@ def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> Draft
             *check_sizes("the head is", head.target_hidden_size, head.target_vocab_size, base.config),
             *check_aux_layers(head, base.config),
             *check_count(source, base.config),
-            *check_layers(said, layers),
+            *check_layers(configured, layers),
             *_check_width(head, options),
-            *_check_words(source),
+            *_check_defaults(source),
             *check_ids(source, names.prefix, head.layer.vocab_size, head.target_vocab_size),
             *check_layer(head.layer, base.config),
         ),
@@ -94,26 +94,27 @@ def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> Draft
 
 
 def find_names(source: Source) -> Names:
+    """Return the naming scheme of a head's tensors; raise CheckpointError if it is not an EAGLE-3 head."""
     reader, present = source.reader, source.tensors.keys()
     prefix = "eagle_module." if any(name.startswith("eagle_module.") for name in present) else ""
     layer = "midlayer" if any(name.startswith(f"{prefix}midlayer.") for name in present) else "layers.0"
     if f"{prefix}{layer}.hidden_norm.weight" not in present:
         if f"{prefix}fc.weight" in present:
-            raise reader.refuse("a head of EAGLE-1 or EAGLE-2: its layer has no hidden_norm", "use method: eagle")
-        raise reader.refuse(f"no EAGLE-3 head: it has no {prefix}{layer}.hidden_norm.weight", NOT_THIS_KIND)
+            raise reader.refuse("is an EAGLE-1 or EAGLE-2 head: its layer has no hidden_norm", "use method: eagle")
+        raise reader.refuse(f"is not an EAGLE-3 head: {prefix}{layer}.hidden_norm.weight is missing", NOT_THIS_KIND)
     if f"{prefix}lm_head.weight" not in present and decoder_reader(reader).get("tie_word_embeddings", bool, False):
         return Names(prefix, layer, EMBEDDING)
     return Names(prefix, layer)
 
 
 def drafts_in_parallel(source: Source) -> bool:
-    """Tell a P-EAGLE net, which has a hidden state for the places of mask tokens."""
+    """Return whether a source is a P-EAGLE net, which has a hidden state for mask tokens."""
     has_state = any(name.endswith("mask_hidden") for name in source.tensors)
     return has_state or source.config.get("speculators_model_type") == "peagle"
 
 
 def decoder_reader(reader: ConfigReader) -> ConfigReader:
-    """Return the reader of the layer's config: config.json, or speculators' section of it."""
+    """Return the reader of the layer's config: config.json, or speculators' section in it."""
     kind = reader.get("speculators_model_type", str, NAME)
     if kind not in (NAME, "peagle"):
         raise reader.refuse(f"speculators_model_type is {kind!r}, expected {NAME!r}", NOT_THIS_KIND)
@@ -121,7 +122,7 @@ def decoder_reader(reader: ConfigReader) -> ConfigReader:
 
 
 def read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle3HeadConfig:
-    """Read config.json, and which of the optional tensors exist."""
+    """Return the head's config from config.json and from the presence of optional tensors."""
     reader = source.reader
     eagle = reader.section("eagle_config") or ConfigReader({}, reader.where)
 
@@ -139,7 +140,7 @@ def read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle
         norm_before_fc=_read_twice("norm_before_fc", reader, eagle),
         fc_norm=reader.get("fc_norm", bool, False),
         norm_before_residual=reader.get("norm_before_residual", bool, False),
-        # as servers read it: the fed-back state is normed, whatever SpecForge's trainer did
+        # the default of serving engines, which differs from the default of SpecForge's trainer
         norm_output=reader.get("norm_output", bool, eagle.get("return_hidden_post_norm", bool, False)),
         fc_bias=has("fc.bias"),
         own_embedding=has(EMBEDDING) or layer.hidden_size != hidden,
@@ -147,20 +148,20 @@ def read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle
         maps_ids=has("d2t") or drafted < vocab,
     )
     if head.norm_before_fc and head.fc_norm:
-        raise reader.refuse_value("norm_before_fc and fc_norm are true, of which a head has one")
+        raise reader.refuse_value("norm_before_fc and fc_norm are both true, but a head can have only one of them")
     return head
 
 
 def _read_twice(key: str, reader: ConfigReader, eagle: ConfigReader) -> bool:
-    """Return a switch that engines read in two places, of which each takes another first."""
-    said = {section.get(key, bool) for section in (reader, eagle) if section.values.get(key) is not None}
-    if len(said) > 1:
-        raise reader.refuse_value(f"{key} is true in one place and false in the other, at the top and in eagle_config")
-    return True in said
+    """Return a switch that may be at the top level or in eagle_config; engines differ in the priority of the two."""
+    values = {section.get(key, bool) for section in (reader, eagle) if section.values.get(key) is not None}
+    if len(values) > 1:
+        raise reader.refuse_value(f"{key} differs between the top level and eagle_config")
+    return True in values
 
 
 def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) -> ModelConfig:
-    """Return the layer's config, with the target's vocabulary; it has those biases and norms whose tensors exist."""
+    """Return the layer's config with the target's vocabulary, and with the biases and norms whose tensors exist."""
     flat = reader.with_defaults(HEAD_DEFAULTS).replacing(num_hidden_layers=1, architectures=["LlamaForCausalLMEagle3"])
     return read_decoder(
         flat,
@@ -173,15 +174,15 @@ def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) ->
 
 
 def default_aux_layers(layers: int) -> tuple[int, ...]:
-    """Return EAGLE-3's own choice for a target of that many layers, by their inputs."""
+    """Return EAGLE-3's default auxiliary layers for a target of `layers` layers, numbered by their inputs."""
     return (2, layers // 2, layers - 3)
 
 
 def named_aux_layers(source: Source) -> tuple[int, ...]:
-    """Return the auxiliary layers that config.json names, by their inputs; () where it names none.
+    """Return the auxiliary layers in config.json, numbered by their inputs; () without such a key.
 
-    A number within eagle_config means a layer's output, at the top its input; DeepSpec's target_layer_ids are outputs,
-    -1 that of the embedding (deepseek-ai/DeepSpec:deepspec/modeling/eagle3/common.py@afdfa7c).
+    A number in eagle_config refers to a layer's output, at the top level to its input. DeepSpec's target_layer_ids are
+    outputs, with -1 for the embedding (deepseek-ai/DeepSpec:deepspec/modeling/eagle3/common.py@afdfa7c).
     """
     reader = source.reader
     eagle = reader.section("eagle_config") or ConfigReader({}, reader.where)
@@ -198,38 +199,37 @@ def check_aux_layers(head: Eagle3HeadConfig, target: ModelConfig) -> Iterator[Di
     in_range = all(0 <= aux_layer <= target.num_layers for aux_layer in head.aux_layers)
     if not in_range or any(aux_layer >= after for aux_layer, after in pairwise(head.aux_layers)):
         aux_layers = ", ".join(map(str, head.aux_layers[:8]))
-        message = f"the head reads what goes into the layers {aux_layers} of a target that has {target.num_layers}"
-        yield Diagnostic(
-            "model", "aux-layers", message, f"{AUX_LAYERS} of its config.json names different ones in order"
-        )
+        message = f"the head reads the inputs of layers {aux_layers}, but the target has {target.num_layers} layers"
+        hint = f"{AUX_LAYERS} of its config.json must list valid layers in ascending order"
+        yield Diagnostic("model", "aux-layers", message, hint)
 
 
 def check_count(source: Source, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Warn of EAGLE-3's own layers under the numbers that they have where the other end of a layer is counted."""
+    """Warn if the layers are EAGLE-3's defaults shifted by one, which suggests the other numbering convention."""
     if (named := named_aux_layers(source)) == default_aux_layers(target.num_layers):
         return
     wrong = {shift: tuple(number + shift for number in default_aux_layers(target.num_layers)) for shift in (-1, 1)}
     if shift := next((shift for shift, numbers in wrong.items() if numbers == named), 0):
-        message = f"the auxiliary layers are EAGLE-3's own, each {'more' if shift > 0 else 'less'} by one"
-        hint = f"{AUX_LAYERS} counts outputs within eagle_config, inputs at the top: one more"
+        message = f"the auxiliary layers are EAGLE-3's defaults shifted by {shift:+}"
+        hint = f"{AUX_LAYERS} numbers outputs in eagle_config, but inputs (one more) at the top level"
         yield Diagnostic("model", "aux-layers", message, hint, "warning")
 
 
 def _check_width(head: Eagle3HeadConfig, options: Eagle3Options) -> Iterator[Diagnostic]:
     drafted = head.layer.vocab_size
     if options.top_k and options.top_k > drafted:
-        message = f"top_k is {options.top_k}, and the head drafts {drafted} different tokens"
+        message = f"top_k is {options.top_k}, but the head drafts only {drafted} different tokens"
         yield Diagnostic("model", "vocabulary", message)
 
 
-def _check_words(source: Source) -> Iterator[Diagnostic]:
-    """Warn where engines may read a config.json otherwise than its trainer meant it.
+def _check_defaults(source: Source) -> Iterator[Diagnostic]:
+    """Warn if engines may interpret config.json differently from the trainer.
 
     vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0
     """
     if source.config.get("speculators_model_type") == NAME and "norm_before_residual" not in source.config:
-        message = "its config.json has no norm_before_residual: speculators trains with false, vLLM reads true"
-        hint = "write norm_before_residual: false into it, if that is how it was trained"
+        message = "its config.json lacks norm_before_residual: speculators trains with false, vLLM defaults to true"
+        hint = "add norm_before_residual: false if it was trained that way"
         yield Diagnostic("model", "norms", message, hint, "warning")
 
 

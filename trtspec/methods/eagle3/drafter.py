@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 drafts with one layer that reads hidden states of several target layers (arXiv:2503.01840)."""
+"""EAGLE-3: drafts with one layer that reads hidden states of several target layers (arXiv:2503.01840)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from trtspec.methods.eagle3.head import LAYER, NAME, head_rules, stored_head
 
 
 class Eagle3Head(FeatureHead):
-    """The EAGLE-3 head in a target's checkpoint; it shares the target's embedding and LM head where it has none."""
+    """The EAGLE-3 head in a target's checkpoint; a missing embedding or LM head is replaced by the target's."""
 
     def __init__(self, target: Decoder, room: Room) -> None:
         checkpoint = target.checkpoint
         head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
         if head is None:
-            hint = "convert it with a head: method: eagle3, and the head under speculation.draft"
-            raise CheckpointError("holds no EAGLE-3 head", where=str(checkpoint.root), hint=hint)
+            hint = "convert it with method: eagle3 and the head as speculation.draft"
+            raise CheckpointError("does not contain an EAGLE-3 head", where=str(checkpoint.root), hint=hint)
         super().__init__(head.layer, room)
         self.aux_layers = head.aux_layers
         self._norm_output, self._norm_before_residual = head.norm_output, head.norm_before_residual
@@ -48,7 +48,7 @@ class Eagle3Head(FeatureHead):
         self._input_norm = weights.norm(f"{LAYER}.input_layernorm")
         self._hidden_norm = weights.norm(f"{LAYER}.hidden_norm")
         self._block = weights.block(LAYER, head.layer)
-        self._further: list[tuple[Tensor, Block]] = []  # layers behind it, each with the norm of its input
+        self._further: list[tuple[Tensor, Block]] = []  # the layers after the first, each with its input norm
         self._norm = Norm(head.layer.hidden_size, epsilon, room.device)
         self._last_norm = weights.norm(f"{NAME}.norm")
         self._lm_head = weights.linear(f"{NAME}.lm_head") if head.own_head else target.lm_head
@@ -56,14 +56,14 @@ class Eagle3Head(FeatureHead):
             self.vocabulary = SmallerVocabulary(weights.target_ids(f"{NAME}.d2t"), head.target_vocab_size)
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Return one feature from the hidden states of several layers."""
+        """Combine the hidden states of several target layers into features."""
         if self._fuse_norms:
             chunks = hidden_states.chunk(len(self._fuse_norms), -1)
             hidden_states = torch.cat([norm(chunk) for norm, chunk in zip(self._fuse_norms, chunks, strict=True)], -1)
         return self._fc(hidden_states)
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Return the next features: the last layer's output, before or after the last norm."""
+        """Return the next features: the output of the last layer, before or after the final norm."""
         block, embedded = self._block, F.embedding(tokens.flatten(), self._embedding)
         normed = self._norm(features, self._hidden_norm)
         qkv = block.qkv(torch.cat([self._norm(embedded, self._input_norm), normed], -1))
@@ -77,7 +77,7 @@ class Eagle3Head(FeatureHead):
         return self._norm(hidden, self._last_norm) if self._norm_output else hidden
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return logits of the draft vocabulary."""
+        """Return the logits of the draft vocabulary."""
         return self._lm_head(features if self._norm_output else self._norm(features, self._last_norm))
 
 

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An EAGLE-3 head inside its target's checkpoint: its tensors, and its keys of config.json.
+"""The format of an EAGLE-3 head inside its target's checkpoint: tensors and keys of config.json.
 
-No TensorRT engine reads such heads, so the format is our own, with TensorRT-LLM's names for modules. In config.json
-"eagle3_net_config" describes the layer as EAGLE's "eagle_net_config" does, and "eagle3" what other models do not have.
-Tensor names begin with `eagle3.`:
+TensorRT engines do not support such heads, so the format is specific to trtspec, with TensorRT-LLM's module names. In
+config.json "eagle3_net_config" describes the layer like EAGLE's "eagle_net_config", and "eagle3" has the other keys of
+the head. Tensor names begin with `eagle3.`:
 
     input_norm.weight, fc_norm.{n}.weight     norms before fc: of all hidden states together, or of each
-    fc.weight, fc.bias                        joins the concatenated hidden states
+    fc.weight, fc.bias                        combines the concatenated hidden states
     vocab_embedding.weight                    unless it is the target's
     layers.0.*                                a decoder layer, but attention.qkv reads twice the width: the embedding
                                               after input_layernorm, then the hidden state after hidden_norm
     norm.weight
     lm_head.weight                            unless it is the target's
-    d2t, int64                                the target's id of a token minus the draft's
+    d2t, int64                                the target's id of a token minus the draft's id
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _SWITCHES = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output",
 class Eagle3HeadConfig:
     """An EAGLE-3 head of one layer, for a target of `target_hidden_size` and `target_vocab_size`.
 
-    `layer` describes the layer and the draft vocabulary. `aux_layers` are the target's auxiliary
-    hidden-state layers, which fc reads: i is the input of layer i, the number of layers the output of the last one.
-    They are normed together with `norm_before_fc`, one by one with `fc_norm`. The residual is the layer's hidden state,
-    with `norm_before_residual` after hidden_norm. The next step reads the layer's output, with `norm_output` after the
-    last norm. The other fields list the optional tensors that it has.
+    `layer` describes the layer and the draft vocabulary. `aux_layers` are the target's auxiliary hidden-state layers
+    that fc reads: i is the input of layer i, the number of layers is the output of the last layer. They are normalized
+    together with `norm_before_fc`, separately with `fc_norm`. The residual is the layer's hidden state, after
+    hidden_norm with `norm_before_residual`. The next step reads the layer's output, after the final norm with
+    `norm_output`. The other fields state which optional tensors exist.
     """
 
     layer: ModelConfig
@@ -66,12 +66,12 @@ class Eagle3HeadConfig:
         return tuple(f"fc_norm.{number}" for number in range(len(self.aux_layers) * self.fc_norm))
 
     def render(self) -> dict[str, Any]:
-        """Return the head's section of config.json, without the layer's."""
+        """Return the head's section of config.json, without the section of the layer."""
         return {"aux_layers": list(self.aux_layers), **{key: getattr(self, key) for key in _SWITCHES}}
 
 
 def stored_head(document: ConfigReader, names: Collection[str], target: ModelConfig) -> Eagle3HeadConfig | None:
-    """Return the head described by a target's config.json, or None; `names` are the checkpoint's tensors."""
+    """Return the head described by a target's config.json, or None; `names` are the checkpoint's tensor names."""
     section, layer = document.section(NAME), document.section(LAYER_CONFIG)
     if section is None or layer is None:
         return None
@@ -88,7 +88,7 @@ def stored_head(document: ConfigReader, names: Collection[str], target: ModelCon
 
 @dataclass(frozen=True)
 class Names:
-    """A source's tensor names: `prefix` of all, `layer` after it for those of the layer, and the LM head's name."""
+    """A source's tensor names: the common `prefix`, the `layer`'s prefix after it, and the LM head's name."""
 
     prefix: str = ""
     layer: str = "layers.0"
@@ -96,7 +96,7 @@ class Names:
 
 
 def head_rules(head: Eagle3HeadConfig, names: Names = Names()) -> list[Rule]:
-    """List the tensors of a head; `names` matter only where they are read from a source."""
+    """Return the rules of a head's tensors; `names` matter only when reading a source."""
     hidden, vocab = head.layer.hidden_size, head.layer.vocab_size
 
     def rule(name: str, *shape: int, source: str = "", split: Split = Split.WHOLE) -> Rule:
@@ -121,7 +121,7 @@ def head_rules(head: Eagle3HeadConfig, names: Names = Names()) -> list[Rule]:
 
 
 def _layer_rules(config: ModelConfig, source: str) -> list[Rule]:
-    """Return the rules of a decoder layer whose attention reads twice the width."""
+    """Return the rules of a decoder layer whose attention input has twice the width."""
     hidden_norm = Rule(
         "hidden_norm.weight", (SourceTensor("model.layers.0.hidden_norm.weight", (config.hidden_size,)),), 0
     )

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An EAGLE-3 head in SpecForge's dialect: its LM head and last norm begin as the target's, its embedding stays that."""
+"""Initial EAGLE-3 head in SpecForge's dialect, with copies of the target's LM head and final norm.
+
+It uses the target's embedding.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from trtspec.training.initialization import Blank, Maker, Origin, plain_layer
 
 
 def head_of(origin: Origin, layers: int) -> Eagle3HeadConfig:
-    """Return the plainest head of so many layers for a target."""
+    """Return a head of `layers` layers for a target, without optional norms."""
     config = origin.config
     return Eagle3HeadConfig(
         layer=replace(plain_layer(config), num_layers=layers, vocab_size=len(origin.drafted)),
@@ -34,7 +37,7 @@ def head_of(origin: Origin, layers: int) -> Eagle3HeadConfig:
 
 
 def config_of(origin: Origin, architecture: str, layers: int) -> dict[str, Any]:
-    """Return config.json of such a head."""
+    """Return config.json of the head."""
     return origin.layer_config(plain_layer(origin.config), architecture, layers) | {
         "draft_vocab_size": len(origin.drafted),
         "eagle_config": {AUX_LAYERS: list(origin.eagle_layers()), "use_aux_hidden_state": True},
@@ -42,7 +45,7 @@ def config_of(origin: Origin, architecture: str, layers: int) -> dict[str, Any]:
 
 
 def given(origin: Origin) -> dict[str, Tensor]:
-    """Return what a head takes over of the target, and its maps between the vocabularies."""
+    """Return the tensors copied from the target, and the vocabulary maps."""
     ids = origin.drafted
     return {
         "norm.weight": origin.last_norm,
@@ -54,8 +57,8 @@ def given(origin: Origin) -> dict[str, Tensor]:
 
 def make(origin: Origin) -> Blank:
     """Return a head of one layer."""
-    own = given(origin)
-    tensors = origin.fill(head_rules(head_of(origin, 1), Names(layer="midlayer")), own) | {"t2d": own["t2d"]}
+    tensors = given(origin)
+    tensors = origin.fill(head_rules(head_of(origin, 1), Names(layer="midlayer")), tensors) | {"t2d": tensors["t2d"]}
     return Blank(config_of(origin, "LlamaForCausalLMEagle3", 1) | {"norm_output": False}, tensors)
 
 

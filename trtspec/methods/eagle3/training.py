@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An EAGLE-3 head, trained over the steps that it will draft: test-time training, arXiv:2503.01840, section 3.2.
+"""Training of an EAGLE-3 head over the steps of a draft: training-time test, arXiv:2503.01840, section 3.2.
 
-The first pass reads the target's hidden states, each later one what the one before it has made.
+The first pass reads the target's hidden states, each later pass the output of the previous one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Eagle3Student(Student):
         self.width, self.aux_layers = head.layer.hidden_size, head.aux_layers
         self.passes = min(source.draft_len, MOST_PASSES)
         rules = self._rules(origin, names, target.config)
-        self.tensors = SourceTensors(origin, rules, _is_trained, settings.lora, settings.seed, target.device)
+        self.tensors = SourceTensors(origin, rules, _is_trainable, settings.lora, settings.seed, target.device)
         self._borrowed = Borrowed.of(target)
         if head.maps_ids:
             self._drafted = torch.arange(head.layer.vocab_size, device=target.device)
@@ -48,17 +48,17 @@ class Eagle3Student(Student):
                 self._follow(source.texts, ids, names)
 
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
-        """Return what each pass makes of the pairs (feature of t, token at t + 1)."""
+        """Return the output of each pass for the pairs (feature of t, token at t + 1)."""
         if features is None:
-            raise ValueError("a head reads features of the target")
-        chains, hidden, made = Chains(batch), self._fuse(view, features), []
+            raise ValueError("EAGLE-3 heads need features of the target")
+        chains, hidden, outputs = Chains(batch), self._fuse(view, features), []
         for _ in range(self.passes):
             hidden = self._pass(view, self._embed(view, chains.tokens), hidden, chains)
-            made.append(hidden[batch.is_place])
-        return made
+            outputs.append(hidden[batch.is_place])
+        return outputs
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return those of the draft vocabulary."""
+        """Return the logits of the draft vocabulary."""
         normed = hidden if self.head.norm_output else self._norm(view, hidden, "norm")
         if self.head.own_head:
             return F.linear(normed, view[f"{NAME}.lm_head.weight"])
@@ -69,7 +69,7 @@ class Eagle3Student(Student):
 
     @torch.no_grad()
     def _follow(self, texts: Sequence[Text], ids: Tensor, names: Names) -> None:
-        """Let the draft vocabulary be that of the texts' answers."""
+        """Replace the draft vocabulary by the most frequent tokens of the texts' answers."""
         tensors, chosen = self.tensors, chosen_ids(ids, texts)
         if torch.equal(chosen, ids):
             return
@@ -93,11 +93,11 @@ class Eagle3Student(Student):
     def _pass(self, view: View, embedded: Tensor, hidden: Tensor, chains: Chains) -> Tensor:
         layer = Layer(view, LAYER, self.head.layer)
         read, residual = self._read(layer, embedded, hidden)
-        made = layer.finish(chains.own(residual), chains.attend(layer, read))
-        return self._norm(view, made, "norm") if self.head.norm_output else made
+        output = layer.finish(chains.own(residual), chains.attend(layer, read))
+        return self._norm(view, output, "norm") if self.head.norm_output else output
 
     def _read(self, layer: Layer, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the first layer's attention reads, and the residual."""
+        """Return the input of the first layer's attention, and the residual."""
         normed = layer.norm(hidden, "hidden_norm")
         read = torch.cat([layer.norm(embedded, "input_layernorm"), normed], -1)
         return read, normed if self.head.norm_before_residual else hidden
@@ -107,7 +107,7 @@ class Eagle3Student(Student):
         return F.rms_norm(rows, weight.shape, weight, self.head.layer.norm_epsilon)
 
 
-def _is_trained(rule: Rule) -> bool:
+def _is_trainable(rule: Rule) -> bool:
     return rule.target not in FROZEN
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lookahead decoding: the target generates n-grams ahead of its text and verifies those that start with its last token.
 
-Fu et al. 2024, arXiv:2402.02057. Options, bounds and sizes are those of TensorRT-LLM's lookahead_decoding, which calls
-them max_window_size, max_ngram_size and max_verification_set_size, or W, N and G.
+Fu et al. 2024, arXiv:2402.02057. Options, bounds and sizes match TensorRT-LLM's lookahead_decoding, where they are
+called max_window_size, max_ngram_size and max_verification_set_size, or W, N and G.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from trtspec.recipe.schema import refuse
 class LookaheadOptions(Options):
     """Window, verification set and n-gram size; (1, 0, 1) turns lookahead off."""
 
-    window: int = Field(default=4, ge=1, le=128, description="Places ahead at which n-grams are made each step")
-    verification: int = Field(default=4, ge=0, le=128, description="N-grams that are verified each step")
-    ngram: int = Field(default=3, ge=1, le=32, description="Tokens of an n-gram: a step gives at most so many")
+    window: int = Field(default=4, ge=1, le=128, description="Positions ahead at which n-grams are generated each step")
+    verification: int = Field(default=4, ge=0, le=128, description="N-grams verified each step")
+    ngram: int = Field(default=3, ge=1, le=32, description="Tokens of an n-gram, and maximum tokens per step")
 
     @field_validator("ngram")
     @classmethod
-    def _has_room_for_guesses(cls, ngram: int, info: ValidationInfo) -> int:
+    def _check_ngram(cls, ngram: int, info: ValidationInfo) -> int:
         off = {"window": 1, "verification": 0}
         if ngram == 1 and any(info.data.get(key, value) != value for key, value in off.items()):
-            message = "ngram 1 is lookahead turned off: window has to be 1, verification 0"
+            message = "ngram 1 turns lookahead off and requires window 1 and verification 0"
             raise refuse("out-of-range", message)
         return ngram
 
 
 def _draft_shape(options: LookaheadOptions, draft_len: int) -> DraftShape:
-    """Return what TensorRT-LLM reserves: ngram - 1 levels of the window without the text's token, and the guesses."""
+    """Return TensorRT-LLM's reservation: ngram - 1 levels of the window without the text's token, and the guesses."""
     window, ngram, guesses = options.window, options.ngram, options.verification
     return DraftShape(ngram - 1, max(0, ngram - 2) + (window - 1 + guesses) * (ngram - 1))
 
 
 def _suggest(source: Source) -> Suggestion:
-    return Suggestion(2, "needs no draft; pays where the target has time to spare in each step")
+    return Suggestion(2, "works without a draft; useful if the target has spare compute in each step")
 
 
 METHOD = Method(

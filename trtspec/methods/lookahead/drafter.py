@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookahead decoding: each step verifies a tree of a window, which generates n-grams, and of earlier n-grams.
+"""Lookahead decoding: each step verifies a tree of the window, which generates n-grams, and of earlier n-grams.
 
 The window has `window` columns. The tops of the columns form a chain of tokens that starts with the text's last token;
-each column is a chain below its top. A token of a column therefore attends to the text, the tops up to its own and its
-column, which is a path of a tree. Each step appends to every column the target's most probable token after it, whether
-the text is sampled or not. A column of `ngram` tokens is an n-gram: it is added to the pool and loses its top, so that
-the window advances by one position a step, however many tokens were accepted. The first ngram - 2 steps only fill the
+each column is a chain below its top. A token of a column attends to the text, the tops up to its own and its column,
+which is a path of a tree. Each step appends to every column the target's most probable token after it, even if the text
+is sampled. A column of `ngram` tokens is an n-gram: it is added to the pool and loses its top, so that the window
+advances by one position per step, regardless of the number of accepted tokens. The first ngram - 2 steps only fill the
 columns.
 
-Branches with a common prefix share its nodes, and verification walks all branches, those of the window too.
+Branches with a common prefix share its nodes. Verification considers all branches, including the window's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NgramPool:
         self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dicts keep insertion order
 
     def add(self, ngram: Sequence[int]) -> None:
-        """Store an n-gram as the newest one of its first token; the oldest is dropped."""
+        """Store an n-gram as the newest of its first token, and drop the oldest if there are more than `most`."""
         tails, tail = self._tails.setdefault(ngram[0], {}), tuple(ngram[1:])
         tails.pop(tail, None)
         tails[tail] = None
@@ -40,7 +40,7 @@ class NgramPool:
             del tails[next(iter(tails))]
 
     def behind(self, token: int) -> list[tuple[int, ...]]:
-        """Return the n-grams that begin with a token, without that token, the oldest first."""
+        """Return the n-grams that begin with a token, without that token, oldest first."""
         return list(self._tails.get(token, ()))
 
 
@@ -48,7 +48,7 @@ class NgramPool:
 class Branches:
     """A tree under construction; branches with a common prefix share its nodes."""
 
-    tokens: list[int] = field(default_factory=list)  # of all nodes but the root
+    tokens: list[int] = field(default_factory=list)  # of all nodes except the root
     parents: list[int] = field(default_factory=lambda: [-1])
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -69,14 +69,14 @@ class Branches:
 
 
 class Lookahead:
-    """The state of one row: its window, its pool, and how much of its text is in the pool.
+    """The state of one row: its window, its pool, and the number of its tokens in the pool.
 
-    The columns' tops start as tokens spread over the prompt, and the pool with the prompt's n-grams.
+    The columns' tops are initialized with tokens spread over the prompt, and the pool with the prompt's n-grams.
     """
 
     def __init__(self, options: LookaheadOptions, prompt: Sequence[int]) -> None:
         columns, self._ngram = options.window, options.ngram
-        self._columns = [[prompt[len(prompt) * place // columns]] for place in range(columns)]
+        self._columns = [[prompt[len(prompt) * column // columns]] for column in range(columns)]
         self._pool = NgramPool(options.verification)
         self._pooled = 0
         self._pool_text(prompt)
@@ -86,8 +86,8 @@ class Lookahead:
         self._pool_text(text)
         self._columns[0][0] = text[-1]
         branches, top, ends = Branches(), 0, []
-        for place, column in enumerate(self._columns):
-            if place:
+        for number, column in enumerate(self._columns):
+            if number:
                 top = branches.grow(top, column[:1])
             ends.append(branches.grow(top, column[1:]))
         for guess in self._pool.behind(text[-1]):
@@ -113,7 +113,7 @@ class LookaheadDrafter(Drafter):
     """Drafts trees whose shape differs from row to row and step to step."""
 
     lowerable = ("window", "ngram", "verification")
-    replays = False  # its window grows by what the target says to drafts
+    replays = False  # its window grows by the target's outputs after drafted tokens
 
     def __init__(self, setup: Setup) -> None:
         self._device = setup.room.device
@@ -127,11 +127,11 @@ class LookaheadDrafter(Drafter):
             self._rows[row] = Lookahead(self._options, prompt)
 
     def lower(self, row: int, prompt: Sequence[int], options: LookaheadOptions) -> None:
-        """Start the row's window and pool in smaller sizes; the depth of verification stays the engine's."""
+        """Reset the row's window and pool with smaller sizes; the depth of verification stays the engine's."""
         self._rows[row] = Lookahead(options, prompt)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Return each row's whole tree, whatever `depth` is: the window also generates the next n-grams."""
+        """Return each row's whole tree; `depth` is ignored, because the window also generates the next n-grams."""
         drafts = [self._rows[row].draft(text) for row, text in enumerate(texts)]
         self._ends = [ends for _, ends in drafts]
         nodes = max(len(branches.parents) for branches, _ in drafts)

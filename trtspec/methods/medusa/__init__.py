@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa heads on the target's last hidden state draft a tree: head k ranks the tokens k + 2 positions ahead.
+"""Medusa: heads on the target's last hidden state draft a tree; head k ranks the tokens k + 2 positions ahead.
 
-Cai et al. 2024, arXiv:2401.10774. A head is some blocks x + silu(linear(x)), then a matrix to the vocabulary. The tree
-of ranks is fixed, and chosen once for a model.
+Cai et al. 2024, arXiv:2401.10774. A head consists of blocks x + silu(linear(x)) and a vocabulary matrix. The tree of
+ranks is static and is chosen once per model.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from trtspec.methods.head_checks import check_sizes
 from trtspec.methods.medusa.heads import Heads, find_heads, has_heads
 from trtspec.methods.tree_choices import MEDUSA_CHOICES, Choice, check_ranks, find_choices, smaller_trees
 
-SHARED = "shared-lm-head"  # the code of heads that come without a matrix to the vocabulary
-OF_THE_BASE = Skip(r"(model|lm_head)\..*", "the target's own")
+SHARED = "shared-lm-head"  # the code for heads without a vocabulary matrix
+OF_THE_BASE = Skip(r"(model|lm_head)\..*", "part of the target")
 
 
 class MedusaOptions(LossyOptions):
-    """The tree that is drafted."""
+    """The options of the drafted tree."""
 
     choices: str | list[list[int]] = Field(
-        default="mc_sim_7b_63", description="A published tree's name, or paths: [0, 2] is the third best after the best"
+        default="mc_sim_7b_63",
+        description="Name of a published tree, or paths: [0, 2] is the third best after the best",
     )
 
     @field_validator("choices", mode="before")
@@ -51,7 +52,7 @@ def read_head(source: Source, base: HeadTarget, options: MedusaOptions) -> Draft
         config={
             "architecture": "MedusaForCausalLM",
             "base_architecture": config.architecture,
-            # TensorRT-LLM distinguishes the two kinds of base models by it
+            # TensorRT-LLM distinguishes the two kinds of base models by this key
             "model_type": dict(config.extra).get("qwen_type", "llama"),
             "num_medusa_heads": heads.num_heads,
             "num_medusa_layers": heads.num_layers,
@@ -67,12 +68,12 @@ def read_head(source: Source, base: HeadTarget, options: MedusaOptions) -> Draft
 def _check_head(heads: Heads, config: ModelConfig, depth: int) -> Iterator[Diagnostic]:
     yield from check_sizes("the heads are", heads.hidden_size, heads.vocab_size or config.vocab_size, config)
     if heads.shared == "":
-        what = "the heads share the target's LM head, which is not among their tensors"
-        hint = "turn them into vLLM's format, which has it: trtspec convert-draft, with --target"
-        yield Diagnostic("model", SHARED, what, hint)
+        message = "the heads use the target's LM head, which is not among their tensors"
+        hint = "convert them to vLLM's format, which includes it: trtspec convert-draft with --target"
+        yield Diagnostic("model", SHARED, message, hint)
     if heads.num_heads < depth:
-        what = f"the choices are {depth} tokens deep, the heads are {heads.num_heads}"
-        yield Diagnostic("model", "heads", what, f"list choices of at most that length: {heads.num_heads}")
+        message = f"the choices are {depth} tokens deep, but there are {heads.num_heads} heads"
+        yield Diagnostic("model", "heads", message, f"list choices with a depth of at most {heads.num_heads}")
 
 
 def _draft_shape(options: MedusaOptions, draft_len: int) -> DraftShape:
@@ -87,11 +88,11 @@ def _suggest(source: Source) -> Suggestion | None:
     if not has_heads(source):
         return None
     heads = find_heads(source)
-    paths, why = MedusaOptions().paths, f"DRAFT holds {heads.num_heads} Medusa heads"
+    paths, why = MedusaOptions().paths, f"DRAFT has {heads.num_heads} Medusa heads"
     short = [list(path) for path in paths if len(path) <= heads.num_heads]
     if len(short) == len(paths):
         return Suggestion(1, why)
-    return Suggestion(1, why, {"choices": short}, f"the default tree, as deep as {heads.num_heads} heads draft")
+    return Suggestion(1, why, {"choices": short}, f"the default tree, limited to the depth of {heads.num_heads} heads")
 
 
 METHOD = Method(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa heads draft a whole tree at once, from the hidden state of the last token that the target has taken in.
+"""Medusa: heads draft a whole tree in one pass, from the hidden state of the last token processed by the target.
 
-All heads are computed by one matrix product a block, and one lookup puts their ranked tokens in place in the tree.
+All heads are computed with one matrix product per block, and one gather places their ranked tokens in the tree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtspec.methods.tree_choices import Choice, most_ranks
 
 
 class HeadStack:
-    """The first `count` heads of a target's checkpoint, each of their matrices stacked over the heads."""
+    """The first `count` heads of a target's checkpoint; their matrices are stacked over the heads."""
 
     def __init__(self, target: Decoder, count: int) -> None:
         document, config = target.checkpoint.document, target.config
@@ -35,9 +35,7 @@ class HeadStack:
             vocab_size=config.vocab_size,
         )
         if heads.num_heads < count:
-            raise document.refuse(
-                f"says that there are {heads.num_heads} Medusa heads; the choices need {count}", AGAIN
-            )
+            raise document.refuse(f"has {heads.num_heads} Medusa heads, but the choices need {count}", AGAIN)
         self._blocks = [
             (
                 _stack(target, [heads.weight(head, layer) for head in range(count)]),
@@ -56,16 +54,16 @@ class HeadStack:
 
 
 class Shape:
-    """A tree of choices, and the places [nodes - 1] of its nodes among the tokens that each head ranks `ranks` of."""
+    """A tree of choices with the indices [nodes - 1] of its nodes among the `ranks` ranked tokens of each head."""
 
     def __init__(self, choices: Sequence[Choice], ranks: int, device: torch.device) -> None:
         self.tree = Tree.of_paths(choices)
-        places = [(len(choice) - 1) * ranks + choice[-1] for choice in in_node_order(choices)]
-        self._places = torch.tensor(places, device=device)
+        indices = [(len(choice) - 1) * ranks + choice[-1] for choice in in_node_order(choices)]
+        self._indices = torch.tensor(indices, device=device)
 
     def fill(self, ranked: Tensor) -> Draft:
-        """Return the tree with the tokens ranked [heads, rows, ranks]; they are deterministic."""
-        return Draft(ranked.transpose(0, 1).flatten(1)[:, self._places], tree=self.tree)
+        """Return the tree with the ranked tokens [heads, rows, ranks]; they are deterministic."""
+        return Draft(ranked.transpose(0, 1).flatten(1)[:, self._indices], tree=self.tree)
 
 
 class MedusaDrafter(LastHiddenDrafter):
@@ -91,8 +89,8 @@ def _stack(target: Decoder, rules: list[Rule]) -> Tensor:
     """Return matrices as [heads, in, out], biases as [heads, 1, out]; they are read one at a time."""
     out_size, *in_size = rules[0].sources[0].shape
     stack = torch.empty((len(rules), *(in_size or [1]), out_size), device=target.device, dtype=target.dtype)
-    for place, rule in zip(stack, rules, strict=True):
-        place.copy_(join(target.checkpoint, rule).t())
+    for slot, rule in zip(stack, rules, strict=True):
+        slot.copy_(join(target.checkpoint, rule).t())
     return stack
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa heads as they lie in a source: what their tensors are called, how many there are, and what they share."""
+"""Reads Medusa heads from a source: tensor names, number of heads, and the shared LM head."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FIELDS = {"head": r"(?P<head>\d{1,2})", "layer": r"(?P<layer>\d{1,2})", "kind":
 
 @dataclass(frozen=True)
 class Names:
-    """What heads' tensors are called: those of a block, and a head's matrix to the vocabulary, its last `layer`.
+    """A naming scheme: patterns of a block's tensors, and of a head's vocabulary matrix, which is its last `layer`.
 
-    With a `prefix` they lie in a whole model.
+    With a `prefix` the heads are stored in a whole model.
     """
 
     block: str
@@ -29,11 +29,11 @@ class Names:
     prefix: str = ""
 
     def blocks(self, source: Source) -> list[dict[str, str]]:
-        """Return head, layer and kind of each tensor of a block."""
+        """Return head, layer and kind of each block tensor."""
         return self._found(self.block, source)
 
     def matrices(self, source: Source) -> list[dict[str, str]]:
-        """Return the head of each matrix."""
+        """Return the head of each vocabulary matrix."""
         return self._found(self.matrix, source)
 
     def _found(self, form: str, source: Source) -> list[dict[str, str]]:
@@ -41,7 +41,7 @@ class Names:
         return [found.groupdict() for found in map(pattern.fullmatch, source.tensors) if found]
 
 
-# FasterDecoding/Medusa:medusa/model/medusa_model.py@e2a5d20; 1.0 saves a whole model, as ModelOpt does.
+# FasterDecoding/Medusa:medusa/model/medusa_model.py@e2a5d20; 1.0 saves a whole model, like ModelOpt.
 SEQUENTIAL = Names("{head}.{layer}.linear.{kind}", "{head}.{layer}.weight")
 IN_A_MODEL = replace(SEQUENTIAL, prefix="medusa_heads.")
 # vllm-project/vllm:vllm/model_executor/models/medusa.py@v0.32.0
@@ -51,10 +51,10 @@ KNOWN = (SEQUENTIAL, replace(SEQUENTIAL, prefix="medusa_head."), IN_A_MODEL, LIS
 
 @dataclass(frozen=True)
 class Heads:
-    """Medusa heads of `num_layers` blocks each; `vocab_size` is 0 where nothing says it.
+    """Medusa heads of `num_layers` blocks each; `vocab_size` is 0 if unknown.
 
-    `shared` is the name of the one matrix to the vocabulary of all heads, "" where that is the target's and not among
-    their tensors; None for heads with a matrix each. Blocks without a bias are converted with zeros.
+    `shared` is the name of a vocabulary matrix common to all heads, "" if that is the target's and not among their
+    tensors, or None if each head has a matrix. Blocks without a bias are converted with zero biases.
     """
 
     num_heads: int
@@ -74,14 +74,14 @@ class Heads:
         return self._block(head, layer, "bias", self.hidden_size)
 
     def lm_head(self, head: int) -> Rule:
-        """Return the rule of a head's matrix to the vocabulary [vocab, hidden]."""
+        """Return the rule of a head's vocabulary matrix [vocab, hidden]."""
         name = self.shared or self.names.prefix + self.names.matrix.format(head=head, layer=self.num_layers)
         source = SourceTensor(name, (self.vocab_size, self.hidden_size))
         target = f"medusa_heads.{head}.lm_head.weight"
         return Rule(target, (source,), Stage.LAST, Split.VOCABULARY, copy=self.shared is not None)
 
     def rules(self) -> Iterator[Rule]:
-        """Yield the rules of all heads, without matrices where the source has none."""
+        """Yield the rules of all heads, without vocabulary matrices if the heads use the target's."""
         for head in range(self.num_heads):
             for layer in range(self.num_layers):
                 yield from (self.weight(head, layer), self.bias(head, layer))
@@ -95,23 +95,21 @@ class Heads:
 
 
 def has_heads(source: Source) -> bool:
-    """Tell whether a tensor is called as one of Medusa heads."""
+    """Return whether a source has a tensor with the name of a Medusa head's tensor."""
     return any(names.blocks(source) or names.matrices(source) for names in KNOWN)
 
 
 def find_heads(source: Source) -> Heads:
-    """Count the heads and their blocks by tensor names: published configs have other numbers.
+    """Count the heads and their blocks by tensor names, because published configs have wrong numbers.
 
-    Raises CheckpointError where there are none, and where they contradict config.json.
+    Raise CheckpointError if heads are missing, or if their number of layers contradicts config.json.
     """
     names = _find_names(source)
     blocks, matrices = names.blocks(source), names.matrices(source)
     num_layers = 1 + max((int(each["layer"]) for each in blocks), default=-1)
-    said = _said_layers(source.reader, names, num_layers)
-    if said != num_layers:
-        raise source.reader.refuse_value(
-            f"says that heads have {said} layers, but their tensors are those of {num_layers}"
-        )
+    configured = _configured_layers(source.reader, names, num_layers)
+    if configured != num_layers:
+        raise source.reader.refuse_value(f"has {configured} layers per head, but the tensors have {num_layers}")
     num_heads = 1 + max(int(each["head"]) for each in (*blocks, *matrices))
     has_bias = any(each["kind"] == "bias" for each in blocks)
     heads = Heads(num_heads, num_layers, 0, 0, names, has_bias, _shared(source, names, bool(matrices)))
@@ -123,20 +121,20 @@ def find_heads(source: Source) -> Heads:
 def _find_names(source: Source) -> Names:
     found = [names for names in KNOWN if names.blocks(source) or names.matrices(source)]
     if len(found) != 1:
-        message = "holds no Medusa heads: no tensor is named like 0.0.linear.weight"
-        raise source.reader.refuse(message if not found else "holds Medusa heads under two prefixes", NOT_THIS_KIND)
+        message = "does not contain Medusa heads: tensors like 0.0.linear.weight are missing"
+        raise source.reader.refuse(message if not found else "has Medusa heads under two prefixes", NOT_THIS_KIND)
     return found[0]
 
 
-def _said_layers(reader: ConfigReader, names: Names, found: int) -> int:
+def _configured_layers(reader: ConfigReader, names: Names, found: int) -> int:
     section = reader.section("medusa")
-    asked = section.get("num_medusa_layers", int, found) if section else found
-    asked = reader.get("num_hidden_layers", int, 1) if names is LISTED else asked  # vLLM takes 1 where nothing is said
-    return reader.get("medusa_num_layers", int, asked)
+    layers = section.get("num_medusa_layers", int, found) if section else found
+    layers = reader.get("num_hidden_layers", int, 1) if names is LISTED else layers  # 1 is vLLM's default
+    return reader.get("medusa_num_layers", int, layers)
 
 
 def _shared(source: Source, names: Names, have_matrices: bool) -> str | None:
-    """Return the one matrix of all heads; the first releases of vLLM that share one store it as the first head's."""
+    """Return `Heads.shared`; the first vLLM releases with a shared matrix store it as the first head's matrix."""
     if names is LISTED and source.reader.get("original_lm_head", bool, False):
         first = names.matrix.format(head=0)
         return first if first in source.tensors and LM_HEAD not in source.tensors else LM_HEAD
@@ -144,26 +142,26 @@ def _shared(source: Source, names: Names, have_matrices: bool) -> str | None:
 
 
 def _check_listed(source: Source, heads: Heads) -> None:
-    """Raise CheckpointError for what vLLM would leave out or leave unfilled, and for a vocabulary of its own."""
-    said = source.reader.get("medusa_fc_bias", bool, False)
-    if heads.num_layers and said != heads.has_bias:
-        what = "leaves out biases" if heads.has_bias else "never fills the biases"
-        raise source.reader.refuse_value(f"vLLM {what} where medusa_fc_bias is {str(said).lower()}, as here")
+    """Raise CheckpointError for biases that vLLM would ignore or not initialize, and for a reduced vocabulary."""
+    has_bias = source.reader.get("medusa_fc_bias", bool, False)
+    if heads.num_layers and has_bias != heads.has_bias:
+        what = "ignores the biases" if heads.has_bias else "does not initialize the biases"
+        raise source.reader.refuse_value(f"vLLM {what} because medusa_fc_bias is {str(has_bias).lower()}")
     vocab, drafted = (source.reader.values.get(key) for key in ("vocab_size", "truncated_vocab_size"))
-    if vocab is not None and drafted not in (None, vocab):  # else vLLM takes both from the target
-        mapped = "by a token_map" if "token_map" in source.tensors else "without a token_map, which vLLM asks for"
+    if vocab is not None and drafted not in (None, vocab):  # otherwise vLLM uses the target's sizes
+        mapped = "with a token_map" if "token_map" in source.tensors else "without a token_map, which vLLM requires"
         raise source.reader.refuse(
-            f"drafts {drafted} of {vocab} tokens {mapped}; heads of all tokens are read",
+            f"drafts {drafted} of {vocab} tokens {mapped}; only heads with all tokens are supported",
             "export the heads with all tokens",
         )
 
 
 def _sized(source: Source, heads: Heads) -> Heads:
-    """Return heads of the sizes that config.json says, else of the first tensors'."""
+    """Return the heads with the sizes in config.json, or the sizes of the first tensors."""
     matrix = _matrix(source, heads)
     block = source.tensors.get(heads.weight(0, 0).sources[0].name)
     hidden = block.shape[0] if block and block.shape else matrix.shape[1] if matrix else 0
-    # the other one of a matrix's two sizes, also where it is transposed, which is told by its rule
+    # the other dimension of the matrix; a transposed matrix is reported later, when its rule is matched
     other = next((size for size in matrix.shape if size != hidden), hidden) if matrix else 0
     reader = source.reader
     vocab = reader.positive("vocab_size") if reader.values.get("vocab_size") is not None else other
@@ -171,13 +169,13 @@ def _sized(source: Source, heads: Heads) -> Heads:
 
 
 def _matrix(source: Source, heads: Heads) -> TensorInfo | None:
-    """Return the first head's matrix, None where the heads share the target's."""
+    """Return the first head's matrix, or None if the heads use the target's."""
     if heads.shared == "":
         return None
     name = heads.lm_head(0).sources[0].name
     matrix = source.tensors.get(name)
     if matrix is None or len(matrix.shape) != 2:
         raise source.reader.refuse(
-            f"needs {name}, the first head's matrix to the vocabulary", "export the heads with their matrices"
+            f"{name}, the first head's vocabulary matrix, is missing", "export the heads with their matrices"
         )
     return matrix

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa heads, one for each token in a row, which say at first what the target's LM head says."""
+"""Initial Medusa heads, one for each drafted token, which start with the output of the target's LM head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAYERS = 1
 
 
 def make(origin: Origin) -> Blank:
-    """Return heads of one block each, the identity at first."""
+    """Return heads of one block each, initialized to the identity."""
     config, count = origin.config, origin.draft_len
     heads = Heads(count, LAYERS, config.hidden_size, config.vocab_size)
     given = {heads.lm_head(head).sources[0].name: origin.lm_head for head in range(count)}
@@ -23,7 +23,7 @@ def make(origin: Origin) -> Blank:
         "model_type": "medusa",
         "medusa_num_heads": count,
         "medusa_num_layers": LAYERS,
-        "medusa_fc_bias": True,  # without it vLLM leaves the biases out
+        "medusa_fc_bias": True,  # without this key vLLM ignores the biases
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "torch_dtype": config.dtype,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa heads (arXiv:2401.10774), each trained for the token at its own distance; the target stays as it is."""
+"""Training of Medusa heads (arXiv:2401.10774), each for the token at its distance; the target is frozen."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class MedusaStudent(Student):
         self.tensors = SourceTensors(origin, rules, lambda rule: True, settings.lora, settings.seed, device)
 
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
-        """Return what each head's blocks make of the hidden state from which the token at the place was predicted."""
+        """Return the output of each head's blocks for the hidden states from which the text's tokens were predicted."""
         if features is None:
-            raise ValueError("heads read features of the target")
-        seen = features.flatten(0, 1)[batch.flat(1)]
-        return [self._blocks(view, seen, head) for head in range(self.passes)]
+            raise ValueError("Medusa heads need features of the target")
+        selected = features.flatten(0, 1)[batch.flat(1)]
+        return [self._blocks(view, selected, head) for head in range(self.passes)]
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return those of head `step`."""
+        """Return the logits of head `step`."""
         return F.linear(hidden, view[self.heads.lm_head(step).name])
 
     def _blocks(self, view: View, hidden: Tensor, head: int) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt lookup: drafts what followed an earlier occurrence of the text's last tokens.
+"""Prompt lookup: drafts the tokens that followed an earlier occurrence of the text's last tokens.
 
 Prompt lookup decoding (Saxena 2023), the NGram method of TensorRT-LLM, with the longest match (Hu et al. 2024,
 arXiv:2411.10666).
@@ -15,16 +15,16 @@ from trtspec.recipe.schema import refuse
 
 
 class NgramOptions(Options):
-    """The least and the most tokens that are matched."""
+    """The minimum and maximum length of a match."""
 
-    min_match: int = Field(default=2, ge=1, le=64, description="Draft only where this many tokens stood there before")
-    max_match: int = Field(
-        default=16, ge=1, le=64, validate_default=True, description="Tokens that are looked up at most"
+    min_match: int = Field(
+        default=2, ge=1, le=64, description="Minimum tokens of a match; shorter matches draft nothing"
     )
+    max_match: int = Field(default=16, ge=1, le=64, validate_default=True, description="Maximum tokens of a match")
 
     @field_validator("max_match")
     @classmethod
-    def _reaches_the_least(cls, max_match: int, info: ValidationInfo) -> int:
+    def _check_max_match(cls, max_match: int, info: ValidationInfo) -> int:
         least = info.data.get("min_match", 1)
         if max_match < least:
             raise refuse("out-of-range", f"max_match {max_match} is less than min_match {least}")
@@ -32,11 +32,11 @@ class NgramOptions(Options):
 
 
 def _suggest(source: Source) -> Suggestion:
-    return Suggestion(1, "needs no draft; pays where texts repeat their prompt or themselves")
+    return Suggestion(1, "works without a draft; useful if texts repeat their prompt or themselves")
 
 
 METHOD = Method(
-    summary="drafts what followed the same tokens earlier in the text",
+    summary="drafts the tokens that followed the same tokens earlier in the text",
     drafts_with="nothing",
     draft_passes="none",
     draft_lens=range(1, 65),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt lookup: searches the text itself for its last tokens; no model, no work on the device."""
+"""Prompt lookup: searches the text for its last tokens, without a model and without work on the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.engine.generation.suffix_index import SuffixIndex
 
 
 class NgramDrafter(Drafter):
-    """Drafts what followed the longest repetition; a row without a repetition drafts nothing."""
+    """Drafts the continuation of the longest repetition; a row without a repetition gets no draft."""
 
     def __init__(self, setup: Setup) -> None:
         self._device = setup.room.device
@@ -21,19 +21,19 @@ class NgramDrafter(Drafter):
         self._indexes: dict[int, SuffixIndex] = {}
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Begin an index for each, which takes in the prompt with the first draft: without one nothing is paid."""
+        """Create an index for each prompt; the prompt is added with the first draft, so unused indexes are free."""
         for row in range(first_row, first_row + len(prompts)):
             self._indexes[row] = SuffixIndex(self._max_match)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Return a chain of `depth` tokens for each row that has a match; empty chains if no row has one."""
-        chains = [self._look_up(row, text, depth) for row, text in enumerate(texts)]
+        chains = [self._continuation(row, text, depth) for row, text in enumerate(texts)]
         lens = [len(chain) for chain in chains]
         width = max(lens)
         tokens = torch.tensor([chain or [0] * width for chain in chains], dtype=torch.int64, device=self._device)
         return Draft(tokens, lens=lens)
 
-    def _look_up(self, row: int, text: Sequence[int], depth: int) -> list[int]:
+    def _continuation(self, row: int, text: Sequence[int], depth: int) -> list[int]:
         index = self._indexes[row]
         index.extend(text[len(index) :])
         return index.continuation(depth) if index.matched >= self._min_match else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No speculation: the target alone, one token a step. The baseline everything is measured against."""
+"""No speculation: the target alone, one token per step. This is the baseline of all measurements."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts nothing."""
+"""The drafter of the baseline, which does not draft."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtspec.engine.drafting.base import Draft, Drafter, DraftSampling, Setup
 
 
 class NoDrafter(Drafter):
-    """The baseline: every step is one token of the target."""
+    """Returns empty drafts: every step is one token of the target."""
 
     def __init__(self, setup: Setup) -> None:
         self._device = setup.room.device

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An EAGLE-3 net of several layers that drafts a whole chain in one pass, at mask tokens behind the text.
+"""P-EAGLE: an EAGLE-3 net of several layers drafts a whole chain in one pass, at mask tokens after the text.
 
-P-EAGLE, Hui et al. 2026, arXiv:2602.01469. Such a net is EAGLE-3's first layer, further plain ones, and a hidden state
-that stands for those of tokens that are not known yet. Read as speculators and p-eagle-train write it
+Hui et al. 2026, arXiv:2602.01469. The net has EAGLE-3's first layer, further plain layers, and a learned hidden state
+for unknown tokens. The formats of speculators and p-eagle-train are supported
 (vllm-project/vllm:vllm/model_executor/models/llama_eagle3.py@v0.32.0).
 
-In its target's checkpoint the net is stored as an EAGLE-3 head is, with what is more than that under `p_eagle`.
+In its target's checkpoint the net is stored like an EAGLE-3 head, with its additional tensors under `p_eagle`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ NAME, MOST_LAYERS = "p_eagle", 64
 
 
 def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
-    """Describe the net in `source`; raises CheckpointError if it is no P-EAGLE net."""
+    """Describe the net in `source`; raise CheckpointError if it is not a P-EAGLE net."""
     names = find_names(source)
     if not drafts_in_parallel(source):
         raise source.reader.refuse("describes a net that drafts token by token", "use method: eagle3")
     head = read_head_config(source, names, base.config)
-    said = decoder_reader(source.reader).positive("num_hidden_layers", 1)
-    layers = own_layers(said, count_layers(source.tensors, names.prefix), base.config.num_layers)
+    configured = decoder_reader(source.reader).positive("num_hidden_layers", 1)
+    layers = own_layers(configured, count_layers(source.tensors, names.prefix), base.config.num_layers)
     if layers > MOST_LAYERS:
         raise source.reader.refuse_value(f"num_hidden_layers is {layers}, expected at most {MOST_LAYERS}")
     width = len(head.aux_layers) * head.target_hidden_size
@@ -67,7 +67,7 @@ def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
             *check_sizes("the net is", head.target_hidden_size, head.target_vocab_size, base.config),
             *check_aux_layers(head, base.config),
             *check_count(source, base.config),
-            *check_layers(said, layers),
+            *check_layers(configured, layers),
             *_check_kind(source),
             *check_mask(token, head.target_vocab_size),
             *check_ids(source, names.prefix, head.layer.vocab_size, head.target_vocab_size),
@@ -77,22 +77,22 @@ def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
 
 
 def _check_kind(source: Source) -> Iterator[Diagnostic]:
-    """Report a net that engines would run as EAGLE-3: they go by its type."""
+    """Report a net that engines would run as EAGLE-3 because of its speculators_model_type."""
     if source.config.get("speculators_model_type") == "eagle3":
-        message = "speculators_model_type is 'eagle3', and mask_hidden makes it a P-EAGLE net"
-        yield Diagnostic("model", "kind", message, "write speculators_model_type: peagle into its config.json")
+        message = "speculators_model_type is 'eagle3', but mask_hidden makes it a P-EAGLE net"
+        yield Diagnostic("model", "kind", message, "set speculators_model_type: peagle in its config.json")
 
 
 def _state_shape(source: Source, name: str, width: int) -> tuple[int, ...]:
-    """Return the shape of the state at mask tokens, which writers give one or two leading dimensions of 1."""
+    """Return the shape of the hidden state for mask tokens, which has one or two leading dimensions of 1."""
     stored = source.tensors.get(name)
     return stored.shape if stored and prod(stored.shape) == width else (1, 1, width)
 
 
 def further_rules(head: Eagle3HeadConfig, state: tuple[int, ...], names: Names) -> Iterator[Rule]:
-    """Yield the rules of the layers behind the first, and of the hidden state at mask tokens, of that shape.
+    """Yield the rules of the layers after the first, and of the hidden state for mask tokens (of shape `state`).
 
-    `names` matter only where they are read from a source.
+    `names` matter only when reading a source.
     """
     yield Rule(f"{NAME}.mask_hidden", (SourceTensor(f"{names.prefix}mask_hidden", state),), Stage.LAST)
     for number in range(1, head.layer.num_layers):

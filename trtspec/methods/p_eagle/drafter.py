@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P-EAGLE drafts a chain in one pass: an EAGLE-3 net of several layers reads mask tokens behind the text.
+"""P-EAGLE: drafts a chain in one pass with an EAGLE-3 net of several layers and mask tokens after the text.
 
-At masks a learned hidden state stands for those of the target (arXiv:2602.01469).
+At masks a learned hidden state replaces the target's (arXiv:2602.01469).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ParallelHead(Eagle3Head):
         section = checkpoint.document.section(NAME)
         head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
         if section is None or head is None:
-            hint = "convert it with a net: method: p_eagle, and the net under speculation.draft"
-            raise CheckpointError("holds no P-EAGLE net", where=str(checkpoint.root), hint=hint)
+            hint = "convert it with method: p_eagle and the net as speculation.draft"
+            raise CheckpointError("does not contain a P-EAGLE net", where=str(checkpoint.root), hint=hint)
         super().__init__(target, room)
         rules = further_rules(head, tuple(section.get("mask_hidden", list)), Names())
         weights = HeadWeights(checkpoint, rules, room.device, room.dtype)
@@ -42,7 +42,7 @@ class ParallelHead(Eagle3Head):
 
 
 class ParallelFeatureDrafter(PairingDrafter):
-    """Drafts a chain behind what has waited, in the pass that takes it in."""
+    """Drafts a chain in the same pass that processes the waiting features."""
 
     _head: ParallelHead
 
@@ -52,7 +52,7 @@ class ParallelFeatureDrafter(PairingDrafter):
         self._floors = Floors(chain=setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Draft `depth` tokens: one behind the last pair, and one behind each mask."""
+        """Draft `depth` tokens: one after the last pair, and one after each mask."""
         head, waiting = self._head, self._take(len(texts))
         counts = [len(states) for states in waiting]
         width = max(counts) + depth - 1

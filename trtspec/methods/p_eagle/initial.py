@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A P-EAGLE net in SpecForge's dialect: an EAGLE-3 head of several layers, with a hidden state for mask tokens."""
+"""Initial P-EAGLE net in SpecForge's dialect: an EAGLE-3 head of several layers with a hidden state for mask tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from trtspec.training.initialization import Blank, Maker, Origin
 
 
 def make(origin: Origin) -> Blank:
-    """Return a net."""
-    head, own = head_of(origin, origin.num_layers), given(origin)
+    """Return a net of `origin.num_layers` layers."""
+    head, tensors = head_of(origin, origin.num_layers), given(origin)
     state = (1, 1, len(head.aux_layers) * head.target_hidden_size)
     rules = [*head_rules(head), *further_rules(head, state, Names())]
     config = config_of(origin, "PEagleDraftModel", origin.num_layers) | {"mask_token_id": origin.unused_token}
-    return Blank(config, origin.fill(rules, own) | {"t2d": own["t2d"]})
+    return Blank(config, origin.fill(rules, tensors) | {"t2d": tensors["t2d"]})
 
 
 MAKER = Maker(make, ("layers", "draft_vocab"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A P-EAGLE net (arXiv:2602.01469), trained on the mask tokens behind every place of the answers.
+"""Training of a P-EAGLE net (arXiv:2602.01469) on the mask tokens after every position of the answers.
 
-Its first token is drafted by the pair before the place, as EAGLE-3's is, each further one by a mask: the mask token
-with a learned hidden state, which sees the text's pairs and the masks before it.
+The first token is drafted by the pair before the position, like EAGLE-3's, and each further token by a mask. A mask is
+the mask token with a learned hidden state; it attends to the text's pairs and to earlier masks.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class ParallelStudent(Eagle3Student):
         origin, token = self.tensors.source, mask_token(self.tensors.source)
         if token is None:
             raise CheckpointError(
-                "names no mask token", where=str(origin.root), hint="write mask_token_id into its config.json"
+                "lacks a mask token", where=str(origin.root), hint="set mask_token_id in its config.json"
             )
         self.passes, self._mask = source.draft_len, token
         self._num_layers = decoder_reader(origin.reader).positive("num_hidden_layers", 1)
 
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
-        """Return what stands at the pair before each place, and at the masks behind it."""
+        """Return the hidden states at the pair before each position, and at the masks after it."""
         if features is None:
-            raise ValueError("a net reads features of the target")
+            raise ValueError("P-EAGLE nets need features of the target")
         embedded = self._embed(view, torch.roll(batch.tokens, -1, 1))
         known, blocks = self._fuse(view, features), Blocks(batch, max(1, self.passes - 1), is_causal=True)
         masks = self._fuse(view, view[f"{NAME}.mask_hidden"].view(1, 1, -1)).expand(*blocks.at.shape, -1)
@@ -61,8 +61,8 @@ class ParallelStudent(Eagle3Student):
             masks = layer.finish(masks, blocks.attend(layer, heads, own))
             known = layer.finish(known, mix(*heads, layer.config, 0).transpose(1, 2).flatten(2))
         first = known.flatten(0, 1)[batch.flat(1)]
-        made = [first, *(blocks.step(masks, step) for step in range(self.passes - 1))]
-        return [self._norm(view, each, "norm") for each in made] if self.head.norm_output else made
+        outputs = [first, *(blocks.step(masks, step) for step in range(self.passes - 1))]
+        return [self._norm(view, each, "norm") for each in outputs] if self.head.norm_output else outputs
 
     def _rules(self, origin: Source, names: Names, target: ModelConfig) -> Sequence[Rule]:
         return read_head(origin, HeadTarget(target, [], 1), Options()).rules

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft model that was trained to draft all tokens of a chain in one pass, at mask tokens behind the text.
+"""PARD: a draft model trained to draft all tokens of a chain in one pass, at mask tokens after the text.
 
-PARD, An et al. 2025, arXiv:2504.18583. Its config.json names the mask token.
+An et al. 2025, arXiv:2504.18583. Its config.json has the id of the mask token.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def _check_model(source: Source) -> Iterator[Diagnostic]:
 def _suggest(source: Source) -> Suggestion | None:
     is_pard = mask_token(source) is not None and "fc.weight" not in source.tensors
     return (
-        Suggestion(0, "DRAFT was trained to draft in parallel: its config.json names a mask token") if is_pard else None
+        Suggestion(0, "DRAFT was trained to draft in parallel: its config.json has a mask token") if is_pard else None
     )
 
 
 METHOD = Method(
-    summary="a smaller model that drafts all tokens in one pass, the target verifies",
+    summary="a smaller model drafts all tokens in one pass, the target verifies",
     drafts_with="model",
     has_confidence=True,
     draft_passes="one",

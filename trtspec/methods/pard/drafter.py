@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A smaller model that was trained for it drafts a chain in one pass, at mask tokens behind the text (PARD).
+"""PARD: drafts a chain in one pass with a model trained for it, at mask tokens after the text.
 
-Its cache holds the text up to the end of the last pass; the next one reads what came since, and writes over the masks.
+Its cache holds the text up to the last pass; the next pass processes the new tokens and overwrites the masks.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from trtspec.engine.prefix_cache import PrefixStore
 
 
 class ParallelModelDrafter(Drafter):
-    """Drafts with a converted checkpoint that has the target's vocabulary and names a mask token."""
+    """Drafts with a converted checkpoint that has the target's vocabulary and a mask token."""
 
     def __init__(self, setup: Setup) -> None:
         if setup.root is None:
-            raise CheckpointError("pard needs a draft checkpoint", hint="name one under speculation.draft")
+            raise CheckpointError("pard needs a draft checkpoint", hint="set speculation.draft")
         room = setup.room
         self._model = Decoder.load(setup.root, room.rows, room.max_len, room.device, room.dtype, room.length)
         self._prefixes = PrefixStore(self._model.cache, room.kept_tokens)
         self._mask = self._model.checkpoint.document.get("mask_token_id", int)
         self._floors = Floors(chain=setup.confidence)
-        self._known = [0] * room.rows  # tokens of each row's text that are in the cache
+        self._known = [0] * room.rows  # number of tokens of each row's text in the cache
         self.vocab_size = self._model.config.vocab_size
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
         """Fill the draft's cache with the prompts."""
-        kept = [self._prefixes.restore(row, prompt) for row, prompt in enumerate(prompts, first_row)]
-        prefill(self._model, prompts, first_row, max_tokens, starts=kept)
+        cached = [self._prefixes.restore(row, prompt) for row, prompt in enumerate(prompts, first_row)]
+        prefill(self._model, prompts, first_row, max_tokens, starts=cached)
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Draft `depth` tokens: one behind the text, and one behind each mask."""
+        """Draft `depth` tokens: one after the text, and one after each mask."""
         model, starts = self._model, self._known[: len(texts)]
         news = [[*text[start:]] for text, start in zip(texts, starts, strict=True)]
         width = max(map(len, news)) + depth - 1
@@ -50,11 +50,11 @@ class ParallelModelDrafter(Drafter):
         return draft_at_once(logits.view(len(texts), depth, -1), sampling, self._floors)
 
     def keep(self, row: int, text: Sequence[int]) -> None:
-        """Keep keys and values of what was read."""
+        """Add the keys and values of the processed tokens to the prefix cache."""
         self._prefixes.keep(row, text, self._known[row])
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row in the draft's cache."""
+        """Move the row's cache."""
         self._model.cache.move_row(source, target, length)
         self._known[target] = self._known[source]
 

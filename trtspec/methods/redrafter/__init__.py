@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recurrent draft head on the target's last hidden state drafts by beam search.
+"""Recurrent Drafter: a recurrent draft head on the target's last hidden state drafts by beam search.
 
-Recurrent Drafter (Zhang et al. 2024, arXiv:2403.09919). The head reads the hidden state of the last token that the
-target has processed, and the target's embeddings of the tokens it drafts. Beams with a common prefix share its nodes
-and are verified as one tree.
+Zhang et al. 2024, arXiv:2403.09919. The head reads the hidden state of the last token that the target has processed,
+and the target's embeddings of the drafted tokens. Beams with a common prefix share its nodes and are verified as one
+tree.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options, Suggestion
 from trtspec.methods.head_checks import NOT_THIS_KIND, check_sizes
 
-# Tokens ranked after each beam, as in the reference, and therefore the most beams.
+# Tokens ranked after each beam, as in the reference implementation; also the maximum number of beams.
 CANDIDATES = 50
 MOST_LAYERS = 64
-# apple/ml-recurrent-drafter has renamed them twice.
+# Names of the tensors in the versions of apple/ml-recurrent-drafter, which has renamed them twice.
 STACKS, PROJECTIONS = ("lm_head", "lm_heads", "0"), ("input_proj", "input_projs")
 
 
 class RedrafterOptions(Options):
-    """The width of the beam search; `greedy` is for engines, which are built for it."""
+    """The width of the beam search; `greedy` is a build option of TensorRT engines."""
 
-    beams: int = Field(default=5, ge=1, le=CANDIDATES, description="Drafts that are followed at once")
+    beams: int = Field(default=5, ge=1, le=CANDIDATES, description="Number of beams")
     greedy: bool = Field(
-        default=True, description="Engines take the most probable tokens; the torch engine does as a request says"
+        default=True, description="Build engines for greedy text; the torch engine follows each request's sampling"
     )
 
 
@@ -40,8 +40,8 @@ class RedrafterOptions(Options):
 class RedrafterHeadConfig:
     """The head's sizes; `stack` and `projection` are a source's names for its output layers and its input projection.
 
-    The projection exists where it is needed: the input is twice `hidden_size` wide, and the layers are `exit_dim` wide.
-    Without `is_rnn` the state is the sum of embeddings.
+    The projection exists only if twice `hidden_size`, the input width, differs from `exit_dim`, the width of the
+    layers. Without `is_rnn` the state is the sum of embeddings.
     """
 
     hidden_size: int
@@ -58,7 +58,7 @@ class RedrafterHeadConfig:
         return 2 * self.hidden_size != self.exit_dim
 
     def rules(self) -> Iterator[Rule]:
-        """Yield the rules of all its tensors."""
+        """Yield the rules of all tensors of the head."""
         exit_dim, hidden = self.exit_dim, self.hidden_size
         if self.projects:
             yield _rule("input_proj.weight", f"{self.projection}.weight", Split.ROWS, exit_dim, 2 * hidden)
@@ -112,15 +112,15 @@ def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> Dr
 
 
 def find_head(source: Source) -> RedrafterHeadConfig:
-    """Read the sizes from config.json, and find the tensors' names; raises CheckpointError without them."""
+    """Return the head's sizes from config.json with its tensor names; raise CheckpointError if tensors are missing."""
     reader, tensors = source.reader, source.tensors
     layers = _num_layers(reader, "num_draft_layers")
     stack = next((name for name in STACKS if f"{name}.{layers}.weight" in tensors), None)
     if stack is None:
         named = ", ".join(f"{name}.{layers}.weight" for name in STACKS)
         raise reader.refuse(
-            f"holds no recurrent drafter of {layers} layers: no tensor is named any of {named}",
-            f"correct num_draft_layers in config.json; or {NOT_THIS_KIND}",
+            f"does not contain a recurrent drafter of {layers} layers: the tensors {named} are missing",
+            f"correct num_draft_layers in config.json, or {NOT_THIS_KIND}",
         )
     return RedrafterHeadConfig(
         hidden_size=reader.positive("hidden_size"),

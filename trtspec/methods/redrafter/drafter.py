@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recurrent head drafts by beam search from the hidden state of the last token that the target has taken in.
+"""Recurrent Drafter: drafts by beam search from the hidden state of the last token that the target has processed.
 
-The formula is that of apple/ml-recurrent-drafter: each new state goes through silu, and rnn_u's bias counts from the
-first step on, both of which TensorRT-LLM leaves out.
+The formula is from apple/ml-recurrent-drafter: silu is applied to each new state, and rnn_u's bias is added from the
+first step on. TensorRT-LLM omits both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtspec.methods.redrafter import CANDIDATES, stored_head
 
 
 class RecurrentNet:
-    """The head's tensors, and what they make of contexts [rows, hidden] and states [rows, beams, hidden]."""
+    """The forward pass of the head for contexts [rows, hidden] and states [rows, beams, hidden]."""
 
     def __init__(self, target: Decoder) -> None:
         head = stored_head(target.checkpoint.document)
@@ -44,7 +44,7 @@ class RecurrentNet:
         return F.silu(u(states.flatten(0, 1)) + w(embedded.flatten(0, 1))).view(states.shape)
 
     def logits(self, contexts: Tensor, states: Tensor) -> Tensor:
-        """Return the logits [rows, beams, vocab] of what comes next."""
+        """Return the logits [rows, beams, vocab] of the next token."""
         rows, beams, _ = states.shape
         hidden = torch.cat([contexts.unsqueeze(1).expand(-1, beams, -1), states], -1).flatten(0, 1)
         if self._project is not None:
@@ -56,7 +56,7 @@ class RecurrentNet:
 
 @dataclass(frozen=True)
 class Level:
-    """One token of each of a row's beams, and the places of the beams one token shorter that they go on with."""
+    """One token of each beam of a row, and the index of the beam in the level above that it extends."""
 
     tokens: list[int]
     above: list[int]
@@ -72,10 +72,10 @@ class RecurrentDrafter(LastHiddenDrafter):
         self._depth = setup.draft_shape.max_depth
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Draft the beams, cut off at `depth`.
+        """Draft the beams, truncated to `depth`.
 
-        The search goes to its end all the same: the beams that are left there decide what a row drafts, and that must
-        not depend on how much other rows have left to say.
+        The search always runs to its full depth: its final beams determine a row's draft, which must not depend on
+        `depth`, because that depends on the other rows.
         """
         last = torch.tensor([text[-1:] for text in texts], device=self._hidden.device)
         trees = [merge(levels, depth) for levels in self._search(self._hidden[: len(texts)], last)]
@@ -84,7 +84,7 @@ class RecurrentDrafter(LastHiddenDrafter):
         return Draft(tokens, tree=Tree(np.array([[*row, *[-1] * (width - len(row))] for _, row in trees])))
 
     def _search(self, contexts: Tensor, tokens: Tensor) -> list[list[Level]]:
-        """Return the levels of each row's beams behind tokens [rows, 1]; one transfer to the host."""
+        """Return the levels of each row's beams after tokens [rows, 1], with one transfer to the host."""
         states = torch.zeros_like(contexts).unsqueeze(1)
         scores = torch.zeros_like(tokens, dtype=torch.float32)
         rows = self._rows[: len(tokens)].unsqueeze(1)
@@ -103,29 +103,29 @@ class RecurrentDrafter(LastHiddenDrafter):
 
 
 def _levels(row: list[list[int]], widths: Sequence[int]) -> list[Level]:
-    """Divide a row's tokens and places by levels of so many beams."""
+    """Split a row's tokens and indices into levels of `widths` beams."""
     tokens, above = map(iter, row)
     return [Level([next(tokens) for _ in range(width)], [next(above) for _ in range(width)]) for width in widths]
 
 
 def merge(levels: Sequence[Level], depth: int) -> tuple[list[int], list[int]]:
-    """Put a row's beams together where they begin alike, cut off at `depth`.
+    """Merge a row's beams into a tree of common prefixes, truncated to `depth`.
 
-    Returns the tokens of the tree's nodes but the root, and the parents of all. Only what a beam of the last level goes
-    through is in it; no two beams are equal, so each place of a level is a node.
+    Return the tokens of all nodes except the root, and the parents of all nodes. The tree has only nodes on a path to a
+    beam of the last level. Beams are distinct, so each index of a level is one node.
     """
     alive = [set(range(len(levels[-1].tokens)))]
     for level in reversed(levels[1:]):
-        alive.append({level.above[place] for place in alive[-1]})
+        alive.append({level.above[beam] for beam in alive[-1]})
     tokens: list[int] = []
     parents, nodes = [-1], {0: 0}
-    for level, places in zip(levels[:depth], reversed(alive), strict=False):
+    for level, beams in zip(levels[:depth], reversed(alive), strict=False):
         above = nodes
         nodes = {}
-        for place in sorted(places):
-            nodes[place] = len(parents)
-            parents.append(above[level.above[place]])
-            tokens.append(level.tokens[place])
+        for beam in sorted(beams):
+            nodes[beam] = len(parents)
+            parents.append(above[level.above[beam]])
+            tokens.append(level.tokens[beam])
     return tokens, parents
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recurrent drafter in apple/ml-recurrent-drafter's form, which says at first what the target's LM head says.
+"""Initial recurrent drafter in apple/ml-recurrent-drafter's format, which starts with the output of the LM head.
 
-It is as wide as its target, not twice as wide as the reference has it: each token that it drafts reads its LM head.
+Its width is the target's, not twice as in the reference, because each drafted token loads its LM head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LAYERS = 1
 
 
 def make(origin: Origin) -> Blank:
-    """Return a drafter whose blocks are the identity at first, and which reads the target's hidden state alone."""
+    """Return a drafter whose blocks are the identity and whose projection selects the target's hidden state."""
     config, layers = origin.config, origin.sizes.layers or LAYERS
     hidden, vocab = config.hidden_size, config.vocab_size
     head = RedrafterHeadConfig(hidden, vocab, hidden, layers, is_rnn=True)

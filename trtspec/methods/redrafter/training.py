@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recurrent drafter (arXiv:2403.09919), trained over the steps that it will draft."""
+"""Training of a recurrent drafter (arXiv:2403.09919) over the steps of a draft."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "drafter"
 
 
 class RecurrentStudent(Student):
-    """A head in any of the generations of names that `methods/redrafter` reads."""
+    """A head with any of the naming schemes that `methods/redrafter` reads."""
 
     aux_layers = (FINAL,)
 
@@ -33,18 +33,18 @@ class RecurrentStudent(Student):
         self._borrowed = Borrowed.of(target)
 
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
-        """Return for each step the target's hidden state beside the state after the tokens drafted so far."""
+        """Return for each step the target's hidden state concatenated with the state after the drafted tokens."""
         if features is None:
-            raise ValueError("a head reads features of the target")
-        seen = features.flatten(0, 1)[batch.flat(1)]
-        state, made = torch.zeros_like(seen), []
+            raise ValueError("recurrent drafters need features of the target")
+        context = features.flatten(0, 1)[batch.flat(1)]
+        state, outputs = torch.zeros_like(context), []
         for step in range(self.passes):
             state = self._advance(view, state, self._borrowed.embed(batch.tokens_after(step)))
-            made.append(torch.cat([seen, state], -1))
-        return made
+            outputs.append(torch.cat([context, state], -1))
+        return outputs
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
-        """Return what the output layers say."""
+        """Return the logits of the output layers."""
         if self.head.projects:
             hidden = _linear(view, "input_proj", hidden)
         for layer in range(self.head.num_layers):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target drafts for itself, with some of its attention blocks and MLPs left out.
+"""SWIFT: self-speculation, in which the target drafts with some attention blocks and MLPs skipped.
 
-SWIFT (Xia et al. 2024, arXiv:2410.06916). A sublayer that is left out is the identity. Nothing is trained, and no other
-model is loaded. `trtspec swift` searches for sublayers that a target can do without.
+Xia et al. 2024, arXiv:2410.06916. A skipped sublayer is the identity. It needs neither training nor another model.
+`trtspec swift` searches for sublayers that can be skipped.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.methods.base import Method, Options
 from trtspec.methods.layer_skips import KINDS, Skip
 
-SEARCH = "trtspec swift RECIPE finds a set and prints it"
+SEARCH = "find a set with trtspec swift RECIPE"
 
 
 class SwiftOptions(Options):
-    """The sublayers that are left out, and when drafting stops."""
+    """The skipped sublayers, and the condition to stop drafting."""
 
-    skip: Skip = Field(default=Skip(), description="The sublayers left out, as found by `trtspec swift`")
+    skip: Skip = Field(default=Skip(), description="The skipped sublayers, as found by `trtspec swift`")
     stop_below: float = Field(
-        default=0.0, ge=0, lt=1, description="Stop drafting where no token is more probable than this to the draft"
+        default=0.0, ge=0, lt=1, description="Stop drafting when the draft's highest probability is below this value"
     )
 
 
@@ -33,7 +33,7 @@ def _check_options(options: SwiftOptions, config: ModelConfig) -> list[Diagnosti
 
 
 def check_skip(skip: Skip, num_layers: int) -> Iterator[Diagnostic]:
-    """Report why a target of `num_layers` layers cannot draft without these sublayers."""
+    """Report errors of a skip set for a target of `num_layers` layers."""
     for kind in KINDS:
         layers = skip.of(kind)
         if outside := sorted({layer for layer in layers if not 0 <= layer < num_layers}):
@@ -42,17 +42,17 @@ def check_skip(skip: Skip, num_layers: int) -> Iterator[Diagnostic]:
                 f"skip.{kind}", "out-of-range", f"the target's layers are 0..{num_layers - 1}, not {shown}"
             )
         if repeated := sorted({layer for layer in layers if layers.count(layer) > 1}):
-            yield Diagnostic(f"skip.{kind}", "out-of-range", f"named more than once: {', '.join(map(str, repeated))}")
+            yield Diagnostic(f"skip.{kind}", "out-of-range", f"listed more than once: {', '.join(map(str, repeated))}")
     if not skip.sublayers:
         yield Diagnostic(
-            "skip", "out-of-range", "nothing is left out: drafting would cost what the target costs", SEARCH
+            "skip", "out-of-range", "no sublayer is skipped: drafting would cost as much as the target", SEARCH
         )
     elif len(skip.sublayers) == 2 * num_layers:
-        yield Diagnostic("skip", "out-of-range", "everything is left out: no layer remains to draft with", SEARCH)
+        yield Diagnostic("skip", "out-of-range", "all sublayers are skipped: no layer remains to draft with", SEARCH)
 
 
 METHOD = Method(
-    summary="the target drafts for itself, with sublayers left out",
+    summary="the target drafts for itself, with sublayers skipped",
     drafts_with="nothing",
     has_confidence=True,
     draft_lens=range(1, 26),

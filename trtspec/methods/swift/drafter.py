@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target drafts for itself with sublayers left out.
+"""SWIFT: drafts with the target itself, with sublayers skipped.
 
-It drafts into its own KV cache, in the slots behind the text that verification writes for good right after. The
-layers that are not left out thus find the true keys and values of all text, and nothing is kept between steps.
+Drafting uses the target's KV cache, in slots after the text that verification overwrites. The remaining layers
+therefore attend to exact keys and values of the text, and no state is kept between steps.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trtspec.engine.model.decoder import Sublayers
 
 
 class SwiftDrafter(Drafter):
-    """Drafts a chain with what is left of the target."""
+    """Drafts a chain with the remaining sublayers of the target."""
 
-    replays = False  # it drafts into the target's own cache, which every step mends
+    replays = False  # it drafts into the target's cache, which verification must then overwrite
     remembers = False
 
     def __init__(self, setup: Setup) -> None:
@@ -31,7 +31,7 @@ class SwiftDrafter(Drafter):
         self._floors = Floors(setup.options.stop_below, setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Draft from the last token of each text on, which is the first that the cache lacks."""
+        """Draft from the last token of each text on, which is the first token missing in the cache."""
         windows = self._target.windows.singles([len(text) - 1 for text in texts], depth)
         last = torch.tensor([text[-1:] for text in texts], device=self._target.device)
         return draft_chain(self._forward, last, windows, sampling, self._floors)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GSM8K: word problems with their answers, which stay out."""
+"""GSM8K: word problems; their answers are ignored."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MT-bench: 80 questions of eight categories, with a second turn each, which needs the answer to the first."""
+"""MT-bench: 80 questions of eight categories, each with a second turn that depends on the first answer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages as OpenAI's API takes them, an object a line: for fine-tuning, and requests of a batch in their `body`."""
+"""OpenAI chat messages, one object per line: fine-tuning files, and batch requests with the messages in `body`."""
 
 from __future__ import annotations
 

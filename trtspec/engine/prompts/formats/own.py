@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own JSON lines: `{"prompt": "..."}` or `{"messages": [...], "kind": "..."}` each, with an id where wanted.
+"""trtspec's JSON lines: `{"prompt": "..."}` or `{"messages": [...], "kind": "..."}`, with an optional id.
 
-A `response` is what a model answered, and prompts of equal `document` were taken from one text.
+`response` is a model's answer; prompts with the same `document` were extracted from one text.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain text: a prompt a line."""
+"""Plain text: one prompt per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _recognizes(records: Sequence[Record]) -> bool:
 
 def _read(record: Record) -> Prompt:
     if not isinstance(record.value, str) or not record.value:
-        raise record.refuse("expected a text that is not empty, as before")
+        raise record.refuse("expected a non-empty text, as in the first record")
     return Prompt(record.value, str(record.number), "")
 
 

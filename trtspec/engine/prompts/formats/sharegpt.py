@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ShareGPT: conversations, of which the system's words and the first thing that a person said are the prompt."""
+"""ShareGPT: conversations; the prompt is the system message and the first user message."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def _read(record: Record) -> Prompt | None:
     turns = record.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise record.refuse('expected {"conversations": [{"from": "human", "value": "some text"}, ...]}')
-    if record.get("tools") not in (None, "", "[]", []):  # a prompt without them would ask something else
+    if record.get("tools") not in (None, "", "[]", []):  # the prompt depends on the tools, which are not supported
         return None
-    said = [_said(turn) for turn in turns]
-    places = [place for place, (who, _) in enumerate(said) if who in PEOPLE]
-    # long conversations are published in parts, some of which are a model's words alone
-    if not places or not said[places[0]][1]:
+    parsed = [_parse_turn(turn) for turn in turns]
+    user_turns = [number for number, (speaker, _) in enumerate(parsed) if speaker in PEOPLE]
+    # long conversations are published in parts, some of which have only a model's turns
+    if not user_turns or not parsed[user_turns[0]][1]:
         return None
-    system = [text for who, text in said[: places[0]] if who == SYSTEM and text]
-    own = record.get(SYSTEM)
-    if not system and isinstance(own, str) and own:
-        system = [own]
+    system = [text for speaker, text in parsed[: user_turns[0]] if speaker == SYSTEM and text]
+    default = record.get(SYSTEM)
+    if not system and isinstance(default, str) and default:
+        system = [default]
     messages = [{"role": SYSTEM, "content": text} for text in system]
-    messages.append({"role": "user", "content": said[places[0]][1]})
-    return chat(record, messages, CHAT, record.name("id"), len(places) - 1)
+    messages.append({"role": "user", "content": parsed[user_turns[0]][1]})
+    return chat(record, messages, CHAT, record.name("id"), len(user_turns) - 1)
 
 
-def _said(turn: Mapping[str, Any]) -> tuple[str, str]:
-    """Return who said what in a turn; some files have OpenAI's names of both keys."""
-    who, text = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
-    return str(who or ""), str(text or "")
+def _parse_turn(turn: Mapping[str, Any]) -> tuple[str, str]:
+    """Return (speaker, text) of a turn; some files use OpenAI's names for both keys."""
+    speaker, text = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
+    return str(speaker or ""), str(text or "")
 
 
 FORMAT = Format("ShareGPT", _recognizes, _read)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spec-Bench: MT-bench's 80 questions and 80 each of translation, summarization, qa, math_reasoning and rag."""
+"""Spec-Bench: the 80 questions of MT-bench, and 80 each of translation, summarization, qa, math_reasoning and rag."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SPEED-Bench: NVIDIA's prompts of eleven categories or of five lengths, as parquet or as JSON lines.
 
-Some are published without their text, which NVIDIA's own script fetches from where it came: those are an error.
+Some prompts are published without their text, which NVIDIA's script downloads from the source; they are an error.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def _recognizes(records: Sequence[Record]) -> bool:
 def _read(record: Record) -> Prompt:
     prompt = read_turns(record)
     if PLACEHOLDER in prompt.text:
-        hint = "NVIDIA's specdec_bench/prepare_data.py writes the whole file"
-        raise record.refuse(f"prompt {prompt.name} has a placeholder for its text", hint)
+        hint = "write the complete file with NVIDIA's specdec_bench/prepare_data.py"
+        raise record.refuse(f"prompt {prompt.name} has a placeholder instead of its text", hint)
     return prompt
 
 

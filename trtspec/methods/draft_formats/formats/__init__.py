@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file a dialect; found by scanning this folder."""
+"""Dialects, one module each; discovered by scanning this package."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpec, whose layers are Qwen3's: deepseek-ai/DeepSpec:deepspec/modeling/dspark/qwen3/{config,modeling}.py@afdfa7c.
+"""DeepSpec, with Qwen3's layers: deepseek-ai/DeepSpec:deepspec/modeling/dspark/qwen3/{config,modeling}.py@afdfa7c.
 
-Its EAGLE-3 heads are in deepspec/modeling/eagle3/qwen3 beside them. Nets have an embedding and an LM head of their own,
-which are the target's and stay so, and draft the whole vocabulary. Layers are counted by their outputs, -1 is the
-embedding. No net is loaded without its trainer's keys, which get the values of its config/ for Qwen3-8B.
+Its EAGLE-3 heads are in deepspec/modeling/eagle3/qwen3. Nets contain frozen copies of the target's embedding and LM
+head and draft the whole vocabulary. Layers are numbered by their outputs, -1 is the embedding. A net cannot be loaded
+without its trainer's keys, which get the values of DeepSpec's config/ for Qwen3-8B.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIALECT = Dialect(
             },
             marks=("target_layer_ids", "ttt_length"),
             needs=(EMBEDDING, LM_HEAD, *_QK_NORM),
-            lacks={r"input_norm\..*|fc_norm\..*|fc\.bias": "its head has none"},
+            lacks={r"input_norm\..*|fc_norm\..*|fc\.bias": "its heads do not support it"},
             has_t2d=False,
         ),
         "dspark": Form(

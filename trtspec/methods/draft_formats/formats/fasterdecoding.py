@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medusa heads as FasterDecoding trains them: FasterDecoding/Medusa:medusa/train/train_legacy.py@e2a5d20.
+"""FasterDecoding's Medusa heads: FasterDecoding/Medusa:medusa/train/train_legacy.py@e2a5d20.
 
-TGI reads this file by its name, and drafts with it only where config.json has no `architectures`
+TGI finds this file by its name, and drafts with it only if config.json lacks `architectures`
 (huggingface/text-generation-inference:server/text_generation_server/layers/{speculative,medusa}.py@db931fcf). Heads
-without matrices to the vocabulary share the target's LM head. vLLM reads them too, with biases where medusa_fc_bias is
-true. Without base_model_name_or_path FasterDecoding takes a Vicuna for the target.
+without vocabulary matrices share the target's LM head. vLLM also reads these heads, with biases if medusa_fc_bias is
+true. Without base_model_name_or_path FasterDecoding assumes a Vicuna target.
 """
 
 from __future__ import annotations

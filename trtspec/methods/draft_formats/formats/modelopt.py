@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's ModelOpt: NVIDIA/Model-Optimizer:modelopt/torch/export/plugins/hf_spec_export.py@0.47.0.
 
-Its EAGLE-3 heads have no tensor but those of LLAMA_EAGLE_SINGLE_LAYER there, so neither t2d nor an embedding. Block
-nets are z-lab's, with `causal`, and the Markov head's tensors at the top. Medusa heads lie in their target's files
-(modelopt/torch/speculative/plugins/hf_medusa.py there).
+Its EAGLE-3 heads have only the tensors of LLAMA_EAGLE_SINGLE_LAYER in that file, without t2d and the embedding. Block
+nets are z-lab's with `causal`, and with the Markov head's tensors at the top level. Medusa heads are stored in their
+target's files (modelopt/torch/speculative/plugins/hf_medusa.py in the same repository).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trtspec.methods.draft_formats.head_keys import SIZES
 from trtspec.methods.medusa.heads import IN_A_MODEL
 
 _INNER = "dflash_config"
-_ONLY = "its exporter writes no such tensor"
+_ONLY = "its exporter does not write this tensor"
 
 DIALECT = Dialect(
     "ModelOpt",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SpecForge, and SafeAILab/EAGLE, whose names it took over; SGLang reads its files.
+"""SpecForge, which uses SafeAILab/EAGLE's names; SGLang reads its files.
 
-sgl-project/SpecForge:specforge/modeling/draft/llama3_eagle.py@a6b6b02, peagle.py, dflash.py and dspark.py beside it,
-and its configs/. EAGLE-3 heads are trained with norm_output unless it is false, and served without unless it is true
-(sglang/srt/models/llama_eagle3.py@0.5.23), so it is always written. Its DFlash nets are z-lab's.
+sgl-project/SpecForge:specforge/modeling/draft/llama3_eagle.py@a6b6b02, peagle.py, dflash.py and dspark.py in the same
+folder, and configs/. If norm_output is missing, training assumes true and serving assumes false
+(sglang/srt/models/llama_eagle3.py@0.5.23), so it is always written. DFlash nets have z-lab's format.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trtspec.methods.draft_formats.block_keys import BLOCK, MARKOV
 from trtspec.methods.draft_formats.dialect import EMBEDDING, LM_HEAD, Dialect, Form, Key
 
 AUX = ("eagle_config", "eagle_aux_hidden_state_layer_ids")
-QK_NORM = {r".*\.self_attn\.[qk]_norm\.weight": "its attention has no norms of queries and keys"}
+QK_NORM = {r".*\.self_attn\.[qk]_norm\.weight": "its attention does not support q and k norms"}
 HEAD = (
     Key("aux_layers", AUX, shift=-1),
     Key("draft_vocab_size", ("draft_vocab_size",)),
@@ -34,7 +34,7 @@ DIALECT = Dialect(
             marks=("midlayer.", "eagle_config", "t2d"),
             renames={"layers.0.": "midlayer."},
             needs=(LM_HEAD, "d2t", "t2d"),
-            lacks={**QK_NORM, r"fc\.bias": "its fc has no bias"},
+            lacks={**QK_NORM, r"fc\.bias": "its fc does not support a bias"},
             maps_whole_vocabulary=True,
         ),
         "p_eagle": Form(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """speculators: vllm-project/speculators:src/speculators/models/{eagle3,peagle,dflash,dspark}/{config,core}.py@v0.9.0.
 
-Layers are counted by their inputs. norm_before_residual and sample_from_anchor are always written, because vLLM takes
-other values than the trainer where they are absent
+Layers are numbered by their inputs. norm_before_residual and sample_from_anchor are always written, because the
+defaults of vLLM and of the trainer differ
 (vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0).
 """
 
@@ -40,7 +40,7 @@ _COMMON: dict[str, Any] = {
     "marks": _TYPE,
     "says_verifier": True,
 }
-_NO_FC_BIAS = {r"fc\.bias": "its fc has no bias"}
+_NO_FC_BIAS = {r"fc\.bias": "its fc does not support a bias"}
 
 DIALECT = Dialect(
     "speculators",

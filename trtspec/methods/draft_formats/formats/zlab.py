@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""z-lab's DFlash nets: z-lab/dflash:dflash/model.py@44947fb. Embedding and LM head are the target's."""
+"""z-lab's DFlash nets: z-lab/dflash:dflash/model.py@44947fb. They use the target's embedding and LM head."""
 
 from __future__ import annotations
 
