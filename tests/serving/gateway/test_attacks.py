@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on a gateway in a process of its own: its memory stays bounded, and it goes on serving."""
+"""Attacks on a gateway in its own process: memory stays bounded, and other requests are still served."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLOOD_MB = 16
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway's process."""
+    """A gateway process."""
 
     port: int
     pid: int
@@ -55,7 +55,7 @@ class Gateway:
         return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
     def forget_peak(self) -> float:
-        """Set the peak of memory to what is used now, and return that."""
+        """Reset the peak of the resident memory and return the current value."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         return self.rss_mb()
 
@@ -81,7 +81,7 @@ def gateway(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         )
         write_config(config, root / "config.json")
         command = entry_command(root / "config.json")
-        if request.param == "h11":  # which uvicorn takes where there is no httptools
+        if request.param == "h11":  # uvicorn's fallback without httptools
             code = (
                 "import sys; sys.modules['httptools'] = None; from trtspec.serving.gateway.__main__ import main; main()"
             )
@@ -107,7 +107,7 @@ def _answers(gateway: Gateway) -> bool:
 
 
 def pour(client: socket.socket, part: bytes, megabytes: int = FLOOD_MB) -> int:
-    """Send a part again and again until the server ends the connection; returns how many bytes it took."""
+    """Send `part` repeatedly until the server closes the connection; return the number of bytes it accepted."""
     sent = 0
     with suppress(OSError):
         while sent < megabytes * MB:
@@ -195,7 +195,7 @@ def test_a_head_beyond_the_bounds_gets_431(lines: int, gateway: Gateway) -> None
         value = b"a" * (1000 if lines == 100 else 2)
         client.sendall(CLOSING + (b"X: " + value + b"\r\n") * lines + b"\r\n")
         words = last_words(client)
-        # h11 has a bound of its own, which uvicorn answers by 400
+        # h11 has its own limit, for which uvicorn responds with 400
         assert words[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400", b""), words[:100]
     with gateway.connect() as client:
         client.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n" + b"X: aaa\r\n" * 100 + b"\r\n")

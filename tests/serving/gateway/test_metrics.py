@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the entry exports of itself, by the rules of Prometheus' linter, which is asked where it is here."""
+"""The gateway's metrics, checked with Prometheus' linter if it is installed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error of what no client can change: it is told an id, under which the entry's log has what happened."""
+"""Internal errors: the client gets an id, and the gateway's log has the details under the same id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def internal_error(what: str, said: str, *, code: str = "internal_error") -> ApiError:
-    """Return the error, and log what was `said` of it."""
+    """Return the error for the client and log its details, `said`."""
     fault = new_fault()
     log.error("internal error %s: %s: %s", fault, what, said)
     told = fault_words(fault, "the entry's")
