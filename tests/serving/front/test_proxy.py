@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front as a process, before a server that a test plays at its Unix sockets."""
+"""The proxy as a process, with a fake server at its Unix sockets."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ BODY = b'{"text_input": "x"}'
 
 @dataclass
 class Server:
-    """What listens at the HTTP socket: it reads one request a connection and answers by `answer`."""
+    """A fake server at the HTTP socket; it reads one request per connection and responds with `answer`."""
 
     place: Path
     ports: dict[str, int]
     process: subprocess.Popen[bytes]
     requests: list[bytes] = field(default_factory=list)
-    left: threading.Event = field(default_factory=threading.Event)  # a connection was closed by the front
+    left: threading.Event = field(default_factory=threading.Event)  # set when the proxy closes a connection
     answer: Callable[[socket.socket], None] = lambda connection: connection.sendall(OK)
 
     def listen(self) -> socket.socket:
@@ -67,7 +67,7 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.ports["http"]), timeout=WAIT_S)
 
     def ask(self, data: bytes) -> bytes:
-        """Return all that comes until the front closes the connection, or has sent nothing for a moment."""
+        """Return everything received until the proxy closes the connection or is silent for a moment."""
         with closing(self.open()) as connection:
             with suppress(OSError):
                 connection.sendall(data)
@@ -103,7 +103,7 @@ def post(body: bytes = BODY, path: str = "/v2/models/ensemble/generate", headers
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    place = tmp_path / ("a directory whose name is long " * 4)  # longer than the address of a socket may be
+    place = tmp_path / ("a directory whose name is long " * 4)  # longer than the limit of a socket address
     (place / DEPARTURES).mkdir(parents=True)
     short = tmp_path / "s"
     short.symlink_to(place)
@@ -123,7 +123,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def test_requests_of_one_connection_are_answered_in_turn(server: Server) -> None:
     with closing(server.open()) as connection:
-        connection.sendall(post() + post(b'{"second": 1}'))  # the second before the first is answered
+        connection.sendall(post() + post(b'{"second": 1}'))  # the second request arrives before the first response
         assert wait_until(lambda: len(server.requests) == 2, WAIT_S)
         connection.settimeout(0.5)
         assert everything(connection) == OK + OK
@@ -244,7 +244,7 @@ def test_client_of_generate_that_leaves_is_noted_until_the_model_has_ended(serve
 
 
 def test_slow_heads_do_not_keep_others_out(server: Server) -> None:
-    """More connections than the front takes, none of which ends its head."""
+    """Open more connections than the proxy accepts, all with incomplete heads."""
     slow = []
     try:
         for _ in range(1100):
@@ -305,4 +305,4 @@ def test_port_that_is_taken_ends_the_front_with_its_own_status(tmp_path: Path) -
             front_command(tmp_path, "127.0.0.1", ports), capture_output=True, text=True, timeout=WAIT_S, check=False
         )
     assert done.returncode == PORT_IN_USE
-    assert f"http port {ports['http']} of 127.0.0.1 cannot be opened: Address already in use" in done.stderr
+    assert f"cannot listen on http port {ports['http']} of 127.0.0.1: Address already in use" in done.stderr

@@ -330,7 +330,7 @@ def test_prompts_are_bounded_before_they_are_read(fake: Fake, failing: Running) 
         answer = failing.post(prompt=prompt)
         assert (answer.status_code, error_of(answer)["param"]) == (400, "prompt"), prompt
     many = failing.post(prompt=["a", "b"], n=2)
-    assert "at most 2 are made" in error_of(many)["message"]
+    assert "the limit is 2" in error_of(many)["message"]
     assert fake.made == []
 
 

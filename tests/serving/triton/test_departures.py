@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that leave are seen, whatever goes wrong with other requests."""
+"""Disconnected clients are detected regardless of errors of other requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_request_that_cannot_be_asked_costs_no_other(
 
 
 class Asked:
-    """A request that holds its watch, which asks it and tells it."""
+    """A request with a reference to its watch, which refers to it."""
 
     def __init__(self, departures: Departures) -> None:
         self.watch = departures.watch(self.is_cancelled, self.drop)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`serving.defaults: nvidia` without a server: NVIDIA's tensors, what a request means that does not say, refusals.
+"""`serving.defaults: nvidia` without a server: NVIDIA's tensors, defaults of omitted fields, and rejections.
 
-`python -m tests.serving.triton.test_nvidia` writes golden/ anew: read what changed before you keep it.
+`python -m tests.serving.triton.test_nvidia` regenerates golden/; review the changes before you keep them.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def facts(tensor: Any) -> tuple[Any, ...]:
-    """Return what a client has to know of a tensor."""
+    """Return the properties of a tensor that are visible to clients."""
     return tensor.name, TYPES[tensor.data_type], tuple(tensor.dims), getattr(tensor, "optional", False)
 
 
 def lacking(ours: Any, theirs: list[upstream.Tensor]) -> set[Any]:
-    """Return NVIDIA's tensors that ours are not like."""
+    """Return NVIDIA's tensors that differ from ours."""
     wanted = {(each.name, each.data_type, each.dims, "O" in each.flags) for each in theirs}
     return wanted - {facts(tensor) for tensor in ours}
 
@@ -145,7 +145,7 @@ def test_the_given_end_id_alone_ends_a_text(repository: Path) -> None:
 
 
 def test_a_stop_word_that_is_a_special_token_is_an_end_id(repository: Path) -> None:
-    """It has no text that could be looked for; so further end ids reach a model that takes one."""
+    """It has no text that could be searched for; further end ids therefore reach a model that accepts a single one."""
     tokenizer = Tokenizer(repository.parent / "tokenizer")
     words = np.array([[[tokenizer.end_ids[0], *tokenizer.encode("ab")], [1, 3, -1]]], np.int32)
     found = TokenReader(tokenizer, is_nvidia=True).read(

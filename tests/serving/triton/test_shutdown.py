@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is open when the drain of a server ends is answered with an error, once, and nothing comes behind it."""
+"""When a server's drain ends, open requests get exactly one error and no further response."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Prompts:
 
     async def _chat_text(self, messages: Any) -> Rendered:
         if not self._template.is_there:
-            raise wrong("this model has no chat template; use /v1/completions", "messages", "no_chat_template")
+            raise wrong("this model has no chat template; use the completions API", "messages", "no_chat_template")
         try:
             return await self._template.render_async(messages)
         except ChatError as error:
