@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201  what a builder says is what is read of it
+# ruff: noqa: T201  the builder's output is parsed
 """A strict double of trtllm-build that detects our mistakes; its output is not a real engine.
 
 It accepts exactly the options of the requested version, rejects what upstream rejects with upstream's messages

@@ -58,7 +58,7 @@ def _layers_of(count: int, stages: int, stage: int) -> range:
 
 @dataclass
 class _Model:
-    """Collects parameters; size arguments are those of one of `tp` ranks unless stated otherwise."""
+    """Collects parameters; size arguments are for one of `tp` ranks unless stated otherwise."""
 
     config: dict[str, Any]
     tp: int
@@ -154,7 +154,7 @@ class _Model:
 
     @property
     def _is_qwen(self) -> bool:
-        """Return whether the layers are Qwen's, whose output projection has no bias."""
+        """Return whether the layers are Qwen's, whose output projection lacks a bias."""
         named = f"{self.config['architecture']} {self.config.get('model_type', '')}".lower()
         return "qwen" in named
 

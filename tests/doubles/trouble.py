@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201  what a builder says is what is read of it
+# ruff: noqa: T201  the builder's output is parsed
 """Failures of an engine build on demand, named in TRTLLM_DOUBLE_TROUBLE."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def make_trouble(out: Path) -> None:
 
 
 def _start_deaf() -> None:
-    """Ignore SIGTERM, with one child in this session and one in a session of its own."""
+    """Ignore SIGTERM, with one child in this session and one in another session."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for in_own_session in (False, True):
         child = subprocess.Popen([sys.executable, "-c", DEAF], start_new_session=in_own_session)

@@ -115,7 +115,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         assert wait_until(lambda: responds(f"{UNIX}{place / FRONT_SOCKET}", 1.0), WAIT_S)
         with served.listen():
             yield served
-        assert process.poll() is None, "whatever came, the front runs"
+        assert process.poll() is None, "the proxy must keep running"
     finally:
         process.kill()
         process.wait(WAIT_S)
@@ -160,7 +160,7 @@ def test_refused_request_gets_a_response_and_the_server_gets_nothing(server: Ser
     assert response.count(b"HTTP/1.1 ") == 1
     assert "error" in json.loads(response.partition(b"\r\n\r\n")[2])
     assert server.requests == []
-    assert server.ask(post()) == OK, "others are served"
+    assert server.ask(post()) == OK, "other clients must be served"
 
 
 def test_server_that_is_gone_is_answered_for_with_503_until_it_is_back(server: Server) -> None:
@@ -176,7 +176,7 @@ def test_server_that_dies_during_a_request_is_answered_for(server: Server) -> No
     server.answer = lambda connection: connection.close()
     assert server.ask(post()).startswith(b"HTTP/1.1 503 ")
     server.answer = lambda connection: (connection.sendall(OK[:-1]), connection.close())
-    assert server.ask(post()) == OK[:-1], "a part cannot be mended: the client notices the missing end"
+    assert server.ask(post()) == OK[:-1], "a partial response is not repaired; the client notices the missing end"
 
 
 def test_events_are_passed_on_as_they_come(server: Server) -> None:
@@ -212,7 +212,7 @@ def test_slow_reader_holds_back_the_server_and_not_the_memory(server: Server) ->
     with closing(server.open()) as connection:
         connection.sendall(post())
         time.sleep(1.0)
-        assert sum(sent) < 16 << 20, "what neither the client nor the sockets hold stays with the server"
+        assert sum(sent) < 16 << 20, "data beyond the socket buffers must stay in the server"
         status = Path(f"/proc/{server.process.pid}/status").read_text()
         assert int(re.search(r"VmRSS:\s+(\d+)", status)[1]) < 120_000  # type: ignore[index]
         got = 0

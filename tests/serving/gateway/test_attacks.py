@@ -184,7 +184,7 @@ def test_heads_and_trailers_are_bounded_before_a_key_is_asked_for(start: bytes, 
 
     with ThreadPoolExecutor(8) as pool:
         sent = [*pool.map(flood, range(8))]
-    assert max(sent) < FLOOD_MB * MB, "each is ended, after what the sockets hold"
+    assert max(sent) < FLOOD_MB * MB, "each must be closed after the socket buffers are full"
     assert gateway.peak_mb() - before < 24, (before, gateway.peak_mb())
     assert gateway.serves()
 
@@ -227,7 +227,7 @@ def test_many_unfinished_heads_take_a_bounded_memory_together(gateway: Gateway) 
             with suppress(OSError):
                 clients[-1].sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * 60_000)
         assert gateway.serves()
-        assert gateway.peak_mb() - before < 32 + 16, "it would be 54 MB, and the connections' own"
+        assert gateway.peak_mb() - before < 32 + 16, "unlimited it would be 54 MB plus the connections"
     finally:
         for client in clients:
             client.close()
@@ -246,7 +246,7 @@ def test_many_unfinished_bodies_take_a_bounded_memory_together(gateway: Gateway)
 
         with ThreadPoolExecutor(20) as pool:
             [*pool.map(begin, range(60))]
-        assert gateway.serves(), "a small request always has room"
+        assert gateway.serves(), "small requests must always be served"
         assert gateway.peak_mb() - before < 2 * 16 * 4 + 56, (
             "h11 keeps a second copy; without a bound it is 240 MB or twice that"
         )
@@ -295,7 +295,7 @@ def test_large_bodies_do_not_stop_the_others(kind: str, gateway: Gateway) -> Non
             done.set()
         looking.result()
     assert set(statuses) <= {400, 413}, statuses
-    assert max(waits) < float(os.environ.get("TRTSPEC_TEST_WAIT_S", "1.0")), "alone it is below 0.1 s"
+    assert max(waits) < float(os.environ.get("TRTSPEC_TEST_WAIT_S", "1.0")), "below 0.1 s on an idle machine"
     print(kind, f"longest wait {max(waits):.3f} s")  # noqa: T201
 
 

@@ -384,4 +384,4 @@ def test_open_streams_are_told_when_the_entry_ends(fake: Fake, failing: Running)
         entry.server.should_exit = True
         asking.join(MODEL_S)
     last = answers[0].text.split("\n\n")[-2]
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down", "and no [DONE]"
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down", "[DONE] must not follow"

@@ -42,7 +42,7 @@ def test_each_family_says_what_it_is_and_counters_are_totals(exposition: str) ->
     assert {*kinds} == {*re.findall(r"^# HELP (\w+) .*[^.]\.$", exposition, re.MULTILINE)}
     assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds.items())
     samples = [line for line in exposition.splitlines() if not line.startswith("#")]
-    assert len({line.rsplit(" ", 1)[0] for line in samples}) == len(samples), "a series is told once"
+    assert len({line.rsplit(" ", 1)[0] for line in samples}) == len(samples), "duplicate series"
     for line in samples:
         found = SAMPLE.fullmatch(line)
         assert found, line

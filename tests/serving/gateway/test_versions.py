@@ -53,7 +53,7 @@ class Pair:
         return read_sight(sight_of(Path(self.entry.config.routes_file))).shadow
 
     def share(self, new: int, takes: int = 0, **of_new: int) -> None:
-        """Set the share of the new revision, whose maximum sequence length is `takes` or that of the old one."""
+        """Set the share of the new revision; `takes` is its maximum sequence length, by default the old one's."""
         self.generation += 1
         config = self.entry.config
         newer = replace(config, max_seq_len=takes or config.max_seq_len)
@@ -144,7 +144,7 @@ def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair:
         assert ask(pair, stream=number % 2 > 0, temperature=number // 4).status_code == 200
         wait_until(lambda sent=(number + 1) // 2: pair.shadowed.sent == sent)
     seen = pair.shadowed
-    assert (seen.failed, seen.compared, seen.different, seen.dropped) == (0, 2, 0, 0), "two of them sampled"
+    assert (seen.failed, seen.compared, seen.different, seen.dropped) == (0, 2, 0, 0), "two are sampled"
     assert len(seen.old_s) == len(seen.new_s) == 4
     assert len(pair.new.made) == 4
     told = 'trtspec_openai_shadow_{}_total{{revision="2",outcome="{}"}}'
@@ -152,7 +152,7 @@ def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair:
         assert pair.entry.metric(told.format(what, outcome)) == count
     pair.share(50)
     assert pair.shadowed == Shadowed()
-    assert pair.entry.metric(told.format("requests", "ok")) == 4, "a counter stays when the trial goes on without"
+    assert pair.entry.metric(told.format("requests", "ok")) == 4, "the counters must survive the end of mirroring"
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ class Models(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802  its name
         self.streams += 1
-        assert "triton_grpc_error" not in dict(context.invocation_metadata()), "the server dies of it"
+        assert "triton_grpc_error" not in dict(context.invocation_metadata()), "this metadata crashes the server"
         for request in request_iterator:
             assert request.parameters["triton_enable_empty_final_response"].bool_param
             made = Request(request.model_name, arrays(request), [output.name for output in request.outputs])

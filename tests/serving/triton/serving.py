@@ -43,7 +43,7 @@ class Served:
 
 
 def start_server(server: Server, command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a server as leader of its own session, with its output in `log`; it dies with this process."""
+    """Start a server as leader of its own session, logging to `log`; it dies with this process."""
     with log.open("wb") as output:
         return subprocess.Popen(
             command,
@@ -73,7 +73,7 @@ def serving(
     server = replace(server, environment={**server.environment, **(environment or {})})
     if backend:
         if server.backends is None:
-            pytest.skip("a server whose backends lie elsewhere")
+            pytest.skip("this server's backends are elsewhere")
         shutil.copytree(server.backends, root / "backends")
         shutil.copytree(DOUBLES / backend, root / "backends" / backend, ignore=shutil.ignore_patterns("__pycache__"))
         server = replace(server, backends=root / "backends")

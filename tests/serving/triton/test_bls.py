@@ -281,7 +281,7 @@ def test_drafts_count_as_drafted_and_accepted() -> None:
     other = list(generate(asked, TableTarget(1), model_drafter(TableModel(5), asked.sampling), VOCAB))
     accepted, drafted = sum(step.accepted for step in other), sum(step.drafted for step in other)
     assert 0 <= accepted < drafted
-    assert accepted + len(other) == 40, "each step gives one token more than it accepts"
+    assert accepted + len(other) == 40, "each step yields one token more than it accepts"
 
 
 def test_without_drafts_the_target_is_asked_once_for_all_and_told_where_the_text_ends() -> None:
@@ -299,7 +299,7 @@ def test_without_drafts_the_target_is_asked_once_for_all_and_told_where_the_text
     [call] = target.calls
     assert (call.new_tokens, call.draft, call.wants_counts) == (99, Draft(), True)
     assert {name: getattr(call, name) for name in told} == told
-    assert call.sampling == asked.sampling, "the text is the one that the target itself gives by this seed"
+    assert call.sampling == asked.sampling, "the text must equal the target's own with this seed"
 
 
 def test_what_a_target_drafts_by_itself_is_counted() -> None:
@@ -392,7 +392,7 @@ def test_drafts_are_drawn_by_the_temperature_alone_and_say_so() -> None:
     )
     assert guess.logits.tolist() == [[2.0, 4.0, 6.0]]
     fast = ModelDrafter(draft, SamplingOptions(0.5), draws=False, fast_logits=True).propose([0], 0, 1)
-    assert fast.logits is logits, "what tells where logits are is not to be touched"
+    assert fast.logits is logits, "the location of the logits must be passed on unchanged"
     assert draft.calls[1].sampling.temperature == 1.0
 
 
@@ -529,4 +529,4 @@ def test_what_the_target_says_alone_is_no_measure_of_a_length_that_was_refused()
     drafter, _ = guarded(Failing(target, refusing={2}), lengths=Watched(3))
     assert said(LONG, target, drafter) == whole(LONG)
     assert len(noted) == 1
-    assert noted[0] <= 4, "the one step that was drafted"
+    assert noted[0] <= 4, "only one step was drafted"

@@ -219,7 +219,7 @@ def test_a_model_that_is_late_or_breaks_the_stream_leaves_the_line_to_others(mod
         list(ServerModel(line, "broken", 5.0)(CALL))
     assert [answer.ids for answer in ServerModel(line, "good", 5.0)(CALL)] == [[1]]
     assert (late.value.status, broken.value.status) == ("UNAVAILABLE", "INTERNAL")
-    assert models.made[0].left.wait(WAIT_S), "what was late is ended there"
+    assert models.made[0].left.wait(WAIT_S), "the late request must be cancelled"
     assert models.streams - before == 3
 
 
@@ -522,7 +522,7 @@ def test_a_request_may_look_less_far_ahead(root, pb_utils) -> None:
             "lookahead_window_size is not supported by this repository: its method is not lookahead",
         ),
         (ALONE | LOOKAHEAD, sizes(2), "lookahead_verification_set_size must be set together"),
-        (ALONE | LOOKAHEAD, sizes(5, 5, 3), "lookahead sizes (5, 5, 3) exceed those of the engine, (5, 4, 3)"),
+        (ALONE | LOOKAHEAD, sizes(5, 5, 3), "lookahead sizes (5, 5, 3) exceed the engine's, (5, 4, 3)"),
         (ALONE | {"greedy_only": "true"}, {"top_k": 9}, "takes the most probable token and cannot sample"),
         (ALONE | {"greedy_only": "true"}, {"min_tokens": 2}, "min_tokens is not supported by this engine, whose own"),
         (

@@ -2,7 +2,7 @@
 """tensorrt_llm_bls on a real tritonserver.
 
 Its two models are the torch engine with the quickstart pair, with the tensors of TensorRT-LLM's models. The text is
-compared with that of transformers.
+compared with transformers.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_a_target_alone_says_what_transformers_says(client: Client, expected) ->
     assert {answer[f"total_{DRAFTED}"] for answer in answers} == {0}
     events = streamed(client, PROMPTS[2], "alone_bls")
     assert text_of(events) == expected[PROMPTS[2]]
-    assert len(events) > TOKENS / 2, "tokens come one by one"
+    assert len(events) > TOKENS / 2, "tokens must be streamed one by one"
 
 
 def test_a_stream_of_half_characters_adds_up_to_whole_ones(client: Client, pair: Path) -> None:
@@ -161,7 +161,7 @@ def test_many_streams_at_once_add_up_to_it(client: Client, expected) -> None:
     for events in streams:
         whole = events[-1]
         assert sum(event["sequence_length"] for event in events) == whole["num_output_tokens"]
-        assert len(events) <= 1 + whole["num_output_tokens"] - whole[f"total_{ACCEPTED}"], "a response for each step"
+        assert len(events) <= 1 + whole["num_output_tokens"] - whole[f"total_{ACCEPTED}"], "one response per step"
 
 
 @pytest.mark.parametrize("number", range(DRAFT_LEN + 2))
@@ -173,7 +173,7 @@ def test_the_draft_length_is_the_clients_choice(number: int, client: Client, exp
     assert drafted <= min(number, DRAFT_LEN) * steps
     assert (drafted == 0) == (number == 0)
     if number == 0:
-        assert steps > TOKENS / 2, "tokens come one by one where the target goes on alone"
+        assert steps > TOKENS / 2, "tokens must be streamed one by one while the target continues alone"
 
 
 def test_acceptance_counts_tokens(client: Client, expected) -> None:
@@ -192,7 +192,7 @@ def test_a_stop_word_ends_the_text_with_itself(client: Client, expected) -> None
     for drafts in (0, DRAFT_LEN):
         text = client.generate({**request, "num_draft_tokens": drafts})["text_output"]
         assert text.startswith(want)
-        assert len(text) < len(want) + 8, "no more than the token that completes it"
+        assert len(text) < len(want) + 8, "at most the token that completes the stop word"
 
 
 def test_the_prompt_is_given_back_where_it_is_asked_for(client: Client, expected) -> None:

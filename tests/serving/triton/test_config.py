@@ -119,7 +119,7 @@ def test_an_unknown_field_names_line_and_column(tmp_path: Path) -> None:
 
 
 def test_a_leftover_placeholder_names_line_and_column() -> None:
-    with pytest.raises(TrtspecError, match=r"the placeholder \$\{engine_dir\} has no value") as caught:
+    with pytest.raises(TrtspecError, match=r"the placeholder \$\{engine_dir\} is not filled in") as caught:
         parse_config('name: "m"\nparameters { key: "p" value { string_value: "${engine_dir}" } }')
     assert caught.value.where == "config.pbtxt:2:46"
     with pytest.raises(TrtspecError, match="contains an unfilled placeholder"):

@@ -35,7 +35,7 @@ def test_a_request_that_cannot_be_asked_costs_no_other(
     assert wait_until(lambda: bool(asked), 10)
     departures.watch(lambda: True, lambda: left.append(1))
     assert wait_until(lambda: left == [1], 10)
-    assert asked == [1], "it is asked no more"
+    assert asked == [1], "a failed watch must not be polled again"
     assert "no such request" in capsys.readouterr().err
 
 
@@ -59,6 +59,6 @@ def test_a_request_that_is_over_is_let_go_without_a_collection(departures: Depar
         gone = weakref.ref(asked)
         asked.watch.close()
         del asked
-        assert wait_until(lambda: gone() is None, 10), "a look that is under way ends"
+        assert wait_until(lambda: gone() is None, 10), "a running check must finish"
     finally:
         gc.enable()

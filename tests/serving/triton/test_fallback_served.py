@@ -42,7 +42,7 @@ def pair(tmp_path_factory) -> Path:
 
 
 def on_a_server(pair: Path, case: Callable[[Served], None]) -> None:
-    """Run a case on a server of its own, and retry on another if a lock crashed the server."""
+    """Run a case on a dedicated server, and retry on another if a lock crashed the server."""
     for left in reversed(range(ATTEMPTS)):
         log = None
         try:
@@ -97,7 +97,7 @@ def goes_on(served: Served, pair: Path, expected: list[str], number: int) -> Non
     assert [ask(served.client, prompt) for prompt in PROMPTS] == expected
     assert wait_until(lambda: metric(served, "trtspec_breaker_open") == 1, HEALS_S)
     assert metric(served, "trtspec_fallbacks_total") > 0
-    assert not is_alive(process, started), "a stopped process holds locks that tritonserver waits for"
+    assert not is_alive(process, started), "a stopped process may hold locks that tritonserver waits for"
     reload(served)
 
     def heals() -> bool:

@@ -52,7 +52,7 @@ def test_an_older_name_is_read_as_a_parameter_and_as_a_tensor(older: str, name: 
     assert tensors({older: value}).scalar(name) == value
     assert tensors(**{older: np.array([[value]], OLDER[name][1])}).scalar(name) == value
     both = tensors({older: value}, **{name: np.array([[value]], OLDER[name][1])})
-    assert both.scalar(name) == value, "both names with one value"
+    assert both.scalar(name) == value, "both names with the same value"
     assert HeldTensors(tensors({older: value}), [name]).scalar(name) == value
     assert HeldTensors(tensors(**{older: np.array([[value]])}), [name, older]).scalar(name) == value
 

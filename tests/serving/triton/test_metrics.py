@@ -51,7 +51,7 @@ def test_counts_are_those_of_all_texts_and_each_is_told_once(args, pb_utils) -> 
     assert requests == dict.fromkeys(known.FINISH_REASONS, 0) | {"stop": 1, "length": 1}
     assert sorted(pb_utils.exported["trtspec_queue_seconds",]) == [0.25, 0.5]
     assert len(pb_utils.exported["trtspec_time_to_first_token_seconds",]) == 2
-    assert len(pb_utils.exported["trtspec_time_per_output_token_seconds",]) == 1, "one token has no time between tokens"
+    assert len(pb_utils.exported["trtspec_time_per_output_token_seconds",]) == 1, "one token gives no time per token"
     assert len(pb_utils.exported["trtspec_request_duration_seconds",]) == 2
     assert not pb_utils.logged
 

@@ -360,7 +360,7 @@ def test_the_engine_never_waits_for_an_answer_of_whether_a_client_left(artifact,
     model.engine.tell[0](Update((3,), "length", STATS))
     count = len(asked_by)
     time.sleep(3 * POLL_S)
-    assert asked_by == ["departures"] * count, "and nobody asks when all is said"
+    assert asked_by == ["departures"] * count, "the server must not be queried after the last response"
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`serving.defaults: nvidia` on a real tritonserver, with requests as NVIDIA's clients send them.
 
-The tensors and their shapes are those of triton-inference-server/tensorrtllm_backend:inflight_batcher_llm/client/
+The tensors and their shapes are from triton-inference-server/tensorrtllm_backend:inflight_batcher_llm/client/
 {end_to_end_grpc_client,inflight_batcher_llm_client}.py@c2e65b88.
 """
 
@@ -104,7 +104,7 @@ def test_a_text_has_its_prompt_and_a_stream_has_not(nvidia: Nvidia) -> None:
     new = text_of(nvidia.stream("ensemble", in_text(stream=one(True, bool)), ["text_output"]))
     assert text_of([whole]) == PROMPT + new
     without = nvidia.stream("ensemble", in_text(exclude_input_in_output=one(True, bool)), ["text_output"])
-    assert text_of(without) == new, "and a temperature alone is greedy"
+    assert text_of(without) == new, "a temperature alone is greedy"
 
 
 def test_all_outputs_that_the_client_names_may_be_asked_for(nvidia: Nvidia) -> None:

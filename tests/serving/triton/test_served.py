@@ -62,7 +62,7 @@ def record(artifact: Path, tmp_path_factory) -> Iterator[Any]:
         before = sorted(artifact.rglob("*"))
         yield deploy_local(artifact, DeployOptions(timeout_s=120)).record
         stop("tiny")
-        assert sorted(artifact.rglob("*")) == before, "serving an artifact changes nothing in it"
+        assert sorted(artifact.rglob("*")) == before, "serving must not change the artifact"
 
 
 @pytest.fixture(scope="module")

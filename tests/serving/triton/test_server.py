@@ -20,7 +20,7 @@ from trtspec.serving.triton.server import Ports, Server, find_server, probe_serv
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch) -> Path:
-    """A fake tritonserver directory of the wheel, and a cache of its own."""
+    """A fake tritonserver directory of the wheel, and a separate cache."""
     root = tmp_path / "site-packages" / "pytriton" / "tritonserver"
     for name in ("bin/tritonserver", "backends/python/libtriton_python.so", "backends/python/utils.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ def test_open_requests_get_an_error_and_ended_ones_nothing(repository: Path, shu
     assert wait_until(lambda: bool(waiting.sender.sent), SOON_S)
     [(response, flags)] = waiting.sender.sent
     assert (response.error.message, response.error.code, flags) == (SHUTTING_DOWN, "unavailable", FINAL)
-    assert open_one.is_cancelled(), "whoever makes the text ends"
+    assert open_one.is_cancelled(), "the generating thread must stop"
     open_one.send_cancelled()
     assert len(waiting.sender.sent) == len(answered.sender.sent) == 1
 

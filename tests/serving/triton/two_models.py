@@ -73,7 +73,7 @@ def draft_process(pair: Path) -> int:
         with suppress(OSError):
             if b"triton_python_backend_stub" in (said := (process / "cmdline").read_bytes()) and wanted in said:
                 return int(process.name)
-    raise AssertionError("the draft model has no process")
+    raise AssertionError("the draft model's process is missing")
 
 
 def metric(served: Served, name: str) -> float:

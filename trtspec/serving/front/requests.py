@@ -87,13 +87,13 @@ class Request:
 
     Attributes:
         head: the head to forward, without its end and without Content-Length.
-        length: bytes of the body; None for a chunked body.
+        length: bytes of the body, or None for a chunked one.
         has_length: whether to forward a Content-Length, including 0.
         keeps: whether the connection stays open after the response.
         expects: whether the client waits for "100 Continue".
-        is_form: whether the Content-Type is that of a form, which curl also sends with JSON.
+        is_form: whether the Content-Type denotes a form, which curl also sends with JSON.
         encoding: "gzip", "deflate" or "".
-        json_length: bytes of the JSON at the start of the body; None if all of it is JSON.
+        json_length: bytes of the JSON at the start of the body, or None if all of it is JSON.
         is_generate: whether the request is a `generate`, during which the server does not notice a disconnection.
     """
 
@@ -136,7 +136,7 @@ def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GE
     if len(target) > MAX_TARGET_BYTES:
         raise Refused(431, f"the request path exceeds {MAX_TARGET_BYTES:,} bytes")
     if target.startswith(b"//") or b"#" in target:
-        raise Refused(400, "the request path must begin with a single slash and have no fragment")
+        raise Refused(400, "the request path must begin with a single slash and not have a fragment")
     if len(lines) > MAX_HEADERS + 1:
         raise Refused(431, f"the request has more than {MAX_HEADERS} headers")
     headers: dict[bytes, list[bytes]] = {}

@@ -26,7 +26,7 @@ class Response:
         self.is_over = False
         self.closes = False  # the connection closes after the response
         self._head: bytearray | None = bytearray()
-        self._left: int | None = None  # bytes left of the body or chunk; None: until EOF
+        self._left: int | None = None  # bytes left of the body or chunk, or None until EOF
         self._is_chunked = self._is_last = False
         self._line = b""  # start of an incomplete chunk-size line
 

@@ -147,7 +147,7 @@ class HeadCheck:
 def make_app(config: EntryConfig, keys: list[str], rules: HostRules | None = None) -> Starlette:
     """Return the application; raises TrtspecError if the tokenizer is unreadable.
 
-    `rules` are the accepted hosts, by default those of a server at the configured host.
+    `rules` defaults to the hosts of a server at the configured address.
     """
     prompts = Prompts(config)
     entries: list[Entry] = []
@@ -232,8 +232,8 @@ def _counted(entry: Callable[[], Entry], path: str, get: Callable[[Entry, Reques
 
 
 async def _no_route(entry: Callable[[], Entry], request: Request, error: HTTPException) -> Response:
-    said = {404: "no such path", 405: "method not allowed for this path"}
-    response = entry().count("other", ApiError(error.status_code, said.get(error.status_code, error.detail)))
+    messages = {404: "no such path", 405: "method not allowed for this path"}
+    response = entry().count("other", ApiError(error.status_code, messages.get(error.status_code, error.detail)))
     response.headers.update(error.headers or {})
     return response
 

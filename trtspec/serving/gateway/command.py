@@ -75,8 +75,8 @@ def same_text(manifest: Manifest) -> str:
     files = sorted((record.path, record.sha256) for record in manifest.files if record.path.startswith(parts))
     if not manifest.target_key and not any(path.startswith((weights, runs[0])) for path, _ in files):
         return ""
-    said = (manifest.backend.name, manifest.recipe.target.dtype, manifest.target_key, files)
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+    identity = (manifest.backend.name, manifest.recipe.target.dtype, manifest.target_key, files)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()
 
 
 def write_config(config: EntryConfig, path: Path) -> None:

@@ -125,7 +125,7 @@ class Completions:
             fingerprint=self._config.fingerprint,
         )
         deltas = merged([making.deltas(self._triton, rescue) for making in job.makings])
-        await (self._stream if asked["stream"] else self._whole)(exchange, form, job.makings, asked, deltas)
+        await (self._stream if asked["stream"] else self._respond_whole)(exchange, form, job.makings, asked, deltas)
 
     async def make_unheard(self, job: Job) -> None:
         """Generate the completions of a job and discard them; raises ApiError if the model fails, also midway."""
@@ -187,7 +187,7 @@ class Completions:
             await exchange.write(form.usage_chunk([making.text for making in makings]))
         await exchange.end_stream()
 
-    async def _whole(
+    async def _respond_whole(
         self, exchange: Exchange, form: Answer, makings: Sequence[Making], asked: Asked, made: Merged
     ) -> None:
         found: list[list[Delta]] = [[] for _ in makings]

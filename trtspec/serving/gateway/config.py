@@ -96,8 +96,8 @@ def load_config(path: Path) -> EntryConfig:
 def config_of(document: dict[str, Any], where: str) -> EntryConfig:
     """Parse a configuration document; raises TrtspecError if it is invalid."""
     try:
-        limits = _made(Limits, document.get("limits", {}))
-        made: EntryConfig = _made(
+        limits = _build(Limits, document.get("limits", {}))
+        made: EntryConfig = _build(
             EntryConfig, {**document, "limits": limits, "stop_ids": tuple(document.get("stop_ids", ()))}
         )
         return made
@@ -105,8 +105,8 @@ def config_of(document: dict[str, Any], where: str) -> EntryConfig:
         raise TrtspecError(f"not a gateway configuration: {error}", where=where) from None
 
 
-def _made(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Return a dataclass from values whose types must match those of the defaults."""
+def _build(kind: type[Any], values: dict[str, Any]) -> Any:
+    """Return a dataclass after checking the types of its values against its defaults."""
     for each in fields(kind):
         if each.name in values and not _fits(values[each.name], each.default):
             raise TypeError(f"{each.name} is {values[each.name]!r}, expected a value like {each.default!r}")

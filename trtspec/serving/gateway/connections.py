@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connection limits that apply before authentication: their number, and the time and size of request heads.
 
-uvicorn limits neither the time for a request head, nor the size of heads and trailers, nor the number of connections
-below that of file descriptors.
+uvicorn does not limit the time for a request head, the size of heads and trailers, or the number of connections.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers in addition to those of the content."""
+        """Return the headers in addition to the content headers."""
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 

@@ -97,7 +97,7 @@ class GrowingText:
         """Return the delta of one response."""
         raise NotImplementedError
 
-    def _shown(self, text: str, *, ended: bool, last: bool, logprobs: list[TokenLogprob] | None = None) -> Delta:
+    def _delta(self, text: str, *, ended: bool, last: bool, logprobs: list[TokenLogprob] | None = None) -> Delta:
         over = ended or last
         shown = self._cutter.add(text, last=over)
         self._digest.update(shown.encode(errors="surrogatepass"))
@@ -109,11 +109,11 @@ class GrowingText:
 
     def _count(self, outputs: Mapping[str, bytes]) -> None:
         drafted, accepted, steps, by_position = self._before
-        if (told := outputs.get("total_draft_tokens")) is not None:
-            self.drafted = drafted + ints(told)[0]
+        if (count := outputs.get("total_draft_tokens")) is not None:
+            self.drafted = drafted + ints(count)[0]
             self.accepted = accepted + ints(outputs.get("total_accepted_draft_tokens"))[0]
-        if (told := outputs.get("num_draft_steps")) is not None:
-            self.draft_steps = steps + ints(told)[0]
+        if (count := outputs.get("num_draft_steps")) is not None:
+            self.draft_steps = steps + ints(count)[0]
             now = ints(outputs.get("accepted_by_position"))
             self.accepted_by_position = [sum(pair) for pair in zip_longest(by_position, now, fillvalue=0)]
 
@@ -138,10 +138,10 @@ class TokenText(GrowingText):
         self._count(outputs)
         logprobs = self._logprobs(ids, outputs) if self._wants_logprobs else None
         text, _ = self._stream.add(ids, last=last or ended)
-        return self._shown(text, ended=ended, last=last, logprobs=logprobs)
+        return self._delta(text, ended=ended, last=last, logprobs=logprobs)
 
     def _logprobs(self, ids: Sequence[int], outputs: Mapping[str, bytes]) -> list[TokenLogprob]:
-        """Return the log probabilities of the new tokens; the last response may have those of the whole completion."""
+        """Return the log probabilities of the new tokens; the last response may repeat those before."""
         own = floats(outputs.get(LOG_PROBS))[-len(ids) :] if ids else []
         tops, top_ids = floats(outputs.get(TOP_LOG_PROBS)), ints(outputs.get(TOP_IDS))
         width = len(tops) // len(own) if own else 0
@@ -166,7 +166,7 @@ class PlainText(GrowingText):
         if prompt := ints(outputs.get("num_input_tokens")):
             self.prompt_tokens = prompt[0]
         self._count(outputs)
-        return self._shown(text_of(outputs.get("text_output")), ended=False, last=last)
+        return self._delta(text_of(outputs.get("text_output")), ended=False, last=last)
 
 
 def speculation(text: GrowingText, draft_len: int) -> dict[str, Any] | None:

@@ -65,7 +65,7 @@ class OfRevision:
 
 
 class Metrics:
-    """All metrics of the gateway except those of Triton."""
+    """The gateway's counters, gauges and histograms."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # endpoint, status
@@ -92,18 +92,18 @@ class Metrics:
             *_family("shadow_requests_total", "counter", "Requests mirrored to a revision, by outcome.", shadowed),
             *_family("shadow_texts_total", "counter", "Mirrored greedy completions, by comparison result.", compared),
         ]
-        for name, histogram, said in (
+        for name, histogram, description in (
             ("request_duration_seconds", self.duration, "Seconds from a request to the end of its response."),
             ("time_to_first_token_seconds", self.first_token, "Seconds from a request to its first token."),
         ):
-            lines += [*_family(name, "histogram", said, []), *histogram.lines(f"trtspec_openai_{name}")]
+            lines += [*_family(name, "histogram", description, []), *histogram.lines(f"trtspec_openai_{name}")]
         return "\n".join(lines) + "\n"
 
 
-def _by_reason(name: str, said: str, counts: Counter[str]) -> list[str]:
-    return _family(name, "counter", said, [f'{{reason="{reason}"}} {n}' for reason, n in counts.items()])
+def _by_reason(name: str, description: str, counts: Counter[str]) -> list[str]:
+    return _family(name, "counter", description, [f'{{reason="{reason}"}} {n}' for reason, n in counts.items()])
 
 
-def _family(name: str, kind: str, said: str, samples: list[str]) -> list[str]:
+def _family(name: str, kind: str, description: str, samples: list[str]) -> list[str]:
     name = f"trtspec_openai_{name}"
-    return [f"# HELP {name} {said}", f"# TYPE {name} {kind}", *(f"{name}{sample}" for sample in samples)]
+    return [f"# HELP {name} {description}", f"# TYPE {name} {kind}", *(f"{name}{sample}" for sample in samples)]

@@ -58,7 +58,7 @@ class Shadow:
         old_s, new_s = zip(*self._pairs, strict=True) if self._pairs else ((), ())
         return replace(self._seen, old_s=old_s, new_s=new_s)
 
-    def offer(self, body: dict[str, Any], job: Job, told: Told) -> None:
+    def offer(self, body: dict[str, Any], job: Job, baseline: Told) -> None:
         """Mirror a finished request if its turn has come and there is capacity; does not block."""
         self._answered += 1
         if (self._answered * self.share) // 100 == ((self._answered - 1) * self.share) // 100:
@@ -66,7 +66,7 @@ class Shadow:
         if len(self._tasks) >= MOST or self._is_busy():
             self._seen = replace(self._seen, dropped=self._seen.dropped + 1)
             return
-        task = asyncio.ensure_future(self._send(body, job.chat, is_greedy(job.asked), told))
+        task = asyncio.ensure_future(self._send(body, job.chat, is_greedy(job.asked), baseline))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -75,7 +75,7 @@ class Shadow:
         for task in self._tasks:
             task.cancel()
 
-    async def _send(self, body: dict[str, Any], chat: bool, greedy: bool, told: Told) -> None:
+    async def _send(self, body: dict[str, Any], chat: bool, greedy: bool, baseline: Told) -> None:
         try:
             job = await self._completions.read(body, chat=chat)
             began = time.monotonic()
@@ -86,10 +86,10 @@ class Shadow:
             log.exception("a mirrored request failed")
             self._fail(type(error).__name__)
         else:
-            self._compare(told, Told.of(job, time.monotonic() - began), greedy)
+            self._compare(baseline, Told.of(job, time.monotonic() - began), greedy)
 
-    def _fail(self, said: str) -> None:
-        self._seen = replace(self._seen, sent=self._seen.sent + 1, failed=self._seen.failed + 1, said=said)
+    def _fail(self, message: str) -> None:
+        self._seen = replace(self._seen, sent=self._seen.sent + 1, failed=self._seen.failed + 1, said=message)
 
     def _compare(self, old: Told, new: Told, greedy: bool) -> None:
         seen = self._seen

@@ -43,9 +43,9 @@ class Parameter:
         if value is None:
             return self.default
         if not self._is_kind(value):
-            raise wrong(f"{name} is {_shown(value)}, expected {_article(self.kind)}", name, "invalid_type")
+            raise wrong(f"{name} is {_json_preview(value)}, expected {_article(self.kind)}", name, "invalid_type")
         if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
-            raise wrong(f"{name} is {_shown(value)}, expected {self.low} to {self.high}", name)
+            raise wrong(f"{name} is {_json_preview(value)}, expected {self.low} to {self.high}", name)
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> Asked:
     _check_names(body, table, "messages" if chat else "prompt")
     for name, accepted in NEUTRAL.items():
         if body.get(name) is not None and body[name] not in accepted:
-            raise unsupported(f"{name} {_shown(body[name])}", name)
+            raise unsupported(f"{name} {_json_preview(body[name])}", name)
     values = {name: parameter.read(name, body.get(name)) for name, parameter in table.items()}
     max_tokens = values["max_tokens"]
     if values.get("max_completion_tokens") is not None:
@@ -217,7 +217,9 @@ def _check_names(body: Mapping[str, Any], table: Mapping[str, Parameter], text: 
         if name not in known:
             near = ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name[:64], known, 1)), None)
             hint = f"; did you mean {near}?" if near in known else ""
-            raise wrong(f"Unrecognized request argument supplied: {_shown(name)}{hint}", name[:64], "unknown_parameter")
+            raise wrong(
+                f"Unrecognized request argument supplied: {_json_preview(name)}{hint}", name[:64], "unknown_parameter"
+            )
 
 
 def _top_logprobs(values: Mapping[str, Any], chat: bool) -> int | None:
@@ -246,7 +248,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
     number = Parameter(NUMBER, 0.0, -MAX_BIAS, MAX_BIAS)
     for key in value:
         if not TOKEN_ID.fullmatch(key):
-            raise wrong(f"logit_bias has {_shown(key)}, expected token ids as strings", "logit_bias")
+            raise wrong(f"logit_bias has {_json_preview(key)}, expected token ids as strings", "logit_bias")
     biases = {int(key): number.read("logit_bias", bias) for key, bias in value.items()}
     return {token: float(bias) for token, bias in biases.items() if bias}
 
@@ -277,10 +279,10 @@ def check_model(body: Mapping[str, Any], served: str) -> None:
 
 def no_model(model: str) -> ApiError:
     """Return the error for a model that is not served."""
-    return ApiError(404, f"The model {_shown(model)} does not exist", param="model", code="model_not_found")
+    return ApiError(404, f"The model {_json_preview(model)} does not exist", param="model", code="model_not_found")
 
 
-def _shown(value: Any) -> str:
+def _json_preview(value: Any) -> str:
     """Return a value as JSON, truncated; reads only the start of a large value."""
     text = ""
     for part in _ENCODER.iterencode(value[:MAX_SHOWN] if isinstance(value, str) else value):

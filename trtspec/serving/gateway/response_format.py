@@ -34,12 +34,12 @@ class Answer:
         return f'{self._event}"choices": [{choice}]{self._end}'.encode()
 
     def usage_chunk(self, texts: Sequence[GrowingText]) -> bytes:
-        """Return the usage event, which has no choices."""
+        """Return the event with the usage and an empty list of choices."""
         return f'{self._event}"choices": [], {json.dumps(self._counted(texts))[1:-1]}}}\n\n'.encode()
 
     def whole(self, texts: Sequence[GrowingText], deltas: Sequence[Delta]) -> bytes:
         """Return the body of a non-streamed response."""
-        choices = [self._whole_choice(index, delta) for index, delta in enumerate(deltas)]
+        choices = [self._document_choice(index, delta) for index, delta in enumerate(deltas)]
         return json.dumps({**self._document(self.object_name), "choices": choices, **self._counted(texts)}).encode()
 
     def _counted(self, texts: Sequence[GrowingText]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Answer:
             f'"logprobs": {json.dumps(logprobs)}, "finish_reason": {json.dumps(delta.finish_reason)}}}'
         )
 
-    def _whole_choice(self, index: int, delta: Delta) -> dict[str, Any]:
+    def _document_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         choice: dict[str, Any] = json.loads(self._choice(index, delta, False))
         return choice
 
@@ -81,7 +81,7 @@ class ChatAnswer(Answer):
             f'"logprobs": {logprobs}, "finish_reason": {json.dumps(delta.finish_reason)}}}'
         )
 
-    def _whole_choice(self, index: int, delta: Delta) -> dict[str, Any]:
+    def _document_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": delta.text, "refusal": None},

@@ -148,9 +148,9 @@ class Versions:
         """
         version = self._next()
         try:
-            job, told = await version.answer(exchange, body, partial(self._rescue, version), chat=chat)
+            job, outcome = await version.answer(exchange, body, partial(self._resume_on, version), chat=chat)
         except ApiError as error:
-            other = next(iter(self._others(version)), None)
+            other = next(iter(self._replacements(version)), None)
             refuses = error.status in REFUSED and other is not None and other.route.revision < version.route.revision
             if exchange.status or other is None or (error.status < 500 and not refuses):
                 raise
@@ -159,7 +159,7 @@ class Versions:
             )
             exchange.first_token_at = None
             try:
-                await other.answer(exchange, body, partial(self._rescue, other), chat=chat)
+                await other.answer(exchange, body, partial(self._resume_on, other), chat=chat)
             except ApiError as same:
                 if refuses and same.status in REFUSED:
                     raise error from None
@@ -168,7 +168,7 @@ class Versions:
                 version.note(f"it rejects a request that revision {other.route.revision} accepts: {error.message}")
         else:
             if self._shadow and self._shadow[0] is not version:
-                self._shadow[1].offer(body, job, told)
+                self._shadow[1].offer(body, job, outcome)
 
     async def look(self) -> None:
         """Load changed routes, retire unused revisions, and write the statistics."""
@@ -178,7 +178,7 @@ class Versions:
             stat = self._file.stat()
             if (stamp := (stat.st_mtime_ns, stat.st_ino)) != self._stamp:
                 self._stamp = stamp
-                await self._take_up()
+                await self._load_routes()
         await self._retire()
         if len(self.all) > 1 or self._changed:
             self._changed = False
@@ -205,7 +205,7 @@ class Versions:
         self._served[route.revision] = self._served.get(route.revision, 0) + 1
         return self.all[route.revision]
 
-    def _others(self, version: Version) -> list[Version]:
+    def _replacements(self, version: Version) -> list[Version]:
         """Return the revisions that can replace a revision, largest share first.
 
         The older revision qualifies even with a share of 0, because all requests may already go to the new one; a newer
@@ -216,16 +216,16 @@ class Versions:
         able = [each for each in listed if each.route.share or each.route.revision < number]
         return sorted(able, key=lambda each: -each.route.share)
 
-    async def _rescue(self, version: Version, error: ApiError) -> Triton | None:
+    async def _resume_on(self, version: Version, error: ApiError) -> Triton | None:
         """Return a server that can resume a broken completion: one with identical output, or the same once ready.
 
         A server that shuts down is not waited for. The break counts as a failure in any case.
         """
         version.note("a response broke off")
-        said = version.route.config.same_text
+        same_text = version.route.config.same_text
         deadline = time.monotonic() + version.route.config.limits.resume_s
         while time.monotonic() < deadline:
-            able = [each for each in self._others(version) if each.route.config.same_text == said != ""]
+            able = [each for each in self._replacements(version) if each.route.config.same_text == same_text != ""]
             if error.code != SHUTTING_DOWN:
                 able.append(version)
             if not able:
@@ -236,7 +236,7 @@ class Versions:
             await asyncio.sleep(RESUME_EVERY_S)
         return None
 
-    async def _take_up(self) -> None:
+    async def _load_routes(self) -> None:
         assert self._file is not None
         try:
             routes = await asyncio.to_thread(read_routes, self._file)
@@ -245,7 +245,7 @@ class Versions:
             log.error("keeping the current routes: %s", error)
             return
         self._adopt(routes, versions)
-        self._cast_shadow()
+        self._update_mirror()
 
     async def _version(self, route: Route) -> Version:
         """Return the existing version of a route, or a new one whose tokenizer is loaded in a thread."""
@@ -266,7 +266,7 @@ class Versions:
         self._listed = {route.revision for route in routes.routes}
         self._generation, self._served, self._changed = routes.generation, {}, True
 
-    def _cast_shadow(self) -> None:
+    def _update_mirror(self) -> None:
         """Start, stop or adjust mirroring; statistics are kept while the mirrored revision stays the same."""
         wanted = next((each for each in self.all.values() if each.route.shadow), None)
         if self._shadow and self._shadow[0] is not wanted:

@@ -62,10 +62,13 @@ class Observed:
 class Shadowed:
     """Statistics of the mirrored requests since mirroring began; the responses are discarded.
 
-    `sent` finished, of which `failed` without a response. Of `compared` greedy completions, `different` differ from
-    those that the client got. `dropped` were not mirrored because of load. `old_s` and `new_s` are seconds of the
-    latest requests, in pairs. `drafted` and `accepted` are tokens of the live revision, `new_drafted` and
-    `new_accepted` of the mirrored one.
+    Attributes:
+        sent, failed: finished requests, and the failures among them.
+        compared, different: compared greedy completions, and those that differ from the client's.
+        dropped: requests not mirrored because of load.
+        old_s, new_s: seconds of the latest requests, in pairs.
+        drafted, accepted: tokens of the live revision.
+        new_drafted, new_accepted: tokens of the mirrored revision.
     """
 
     sent: int = 0
@@ -118,7 +121,7 @@ def read_routes(path: Path) -> Routes:
 
 
 def write_sight(path: Path, sight: Sight) -> None:
-    """Replace the statistics file without fsync, because it has no use after a crash."""
+    """Replace the statistics file without fsync, because it is useless after a crash."""
     replace_file(path, json.dumps(asdict(sight)).encode(), durable=False)
 
 

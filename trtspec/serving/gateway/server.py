@@ -19,7 +19,7 @@ from trtspec.serving.gateway.config import EntryConfig
 from trtspec.serving.gateway.connections import HEAD_S, bounded, most_connections
 
 BACKLOG = 2048
-TOLD_S = 1.0  # streams still open are told this long before the drain ends, while the model still runs
+TOLD_S = 1.0  # open streams get their error this long before the drain ends, while the model still runs
 SEND_BUFFER_BYTES = 64 << 10  # small, so that a client that stops reading is noticed early
 
 

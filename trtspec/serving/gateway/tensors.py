@@ -91,13 +91,13 @@ class RequestBuilder:
             self.add(name, [value], kind)
 
     def add_asked(self, parameter: str, name: str, value: Any, kind: str) -> None:
-        """Add the tensor of a requested parameter; raises ApiError if the model has no such input."""
+        """Add the tensor of a requested parameter; raises ApiError if the model lacks such an input."""
         if name not in self._model.inputs:
             raise unsupported(parameter, parameter)
         self.add(name, [value], kind)
 
     def ask_for(self, names: Sequence[str]) -> None:
-        """Request those of the named outputs that the model has."""
+        """Request the named outputs, except for outputs that the model lacks."""
         for name in names:
             if name in self._model.outputs:
                 self.message.outputs.add(name=name)
@@ -184,7 +184,7 @@ def _texts(values: Iterable[str]) -> bytes:
 def _add_sampling(request: RequestBuilder, asked: Asked, seed: int, prefix: str, *, greedy_temperature: float) -> None:
     """Add all sampling parameters, because the engines' defaults differ from OpenAI's.
 
-    A model with defaults of its own gets only the parameters that the request contains.
+    A model with its own defaults gets only the parameters that the request contains.
     """
     greedy = asked["temperature"] == 0 or asked["top_p"] == 0
     leaves_out = request.takes_model_defaults and not greedy
@@ -198,7 +198,7 @@ def _add_sampling(request: RequestBuilder, asked: Asked, seed: int, prefix: str,
     request.add("seed", [seed], "UINT64")
     request.add_known("exclude_input_in_output", True, "BOOL")
     request.add_known("return_perf_metrics", True, "BOOL")
-    for name, value, kind in _wanted(asked, keeps_neutral=request.takes_model_defaults):
+    for name, value, kind in _extra_parameters(asked, keeps_neutral=request.takes_model_defaults):
         request.add_asked(name, name, value, kind)
     if asked["presence_penalty"] or asked["frequency_penalty"]:
         request.add_known("prompt_ignore_length", WHOLE_PROMPT, "INT32")
@@ -216,7 +216,7 @@ def _dense(biases: Mapping[int, float], length: int) -> npt.NDArray[np.float32]:
     return dense
 
 
-def _wanted(asked: Asked, *, keeps_neutral: bool) -> Iterator[tuple[str, Any, str]]:
+def _extra_parameters(asked: Asked, *, keeps_neutral: bool) -> Iterator[tuple[str, Any, str]]:
     """Yield the parameters that differ from their defaults or, with `keeps_neutral`, that the request contains."""
     for name in PENALTIES:
         neutral = 1.0 if name == "repetition_penalty" else 0

@@ -130,13 +130,13 @@ def _failed(code: grpc.StatusCode, details: str) -> ApiError:
     return _model_failed(details)
 
 
-def _unavailable(said: str) -> ApiError:
+def _unavailable(details: str) -> ApiError:
     """Return a retryable error; the details from gRPC and Triton go to the log only."""
-    if SHUTTING_DOWN in said:
+    if SHUTTING_DOWN in details:
         return shutting_down()
-    if any(words in said for words in FULL):
+    if any(words in details for words in FULL):
         return overloaded("the model's queue is full; retry in a moment")
-    log.warning("the model is unavailable: %s", said)
+    log.warning("the model is unavailable: %s", details)
     return overloaded("the model is unavailable; retry in a moment")
 
 
@@ -156,12 +156,12 @@ def _refused(message: str) -> ApiError:
     return wrong(message, code="refused_by_model")
 
 
-def _model_failed(said: str) -> ApiError:
+def _model_failed(details: str) -> ApiError:
     """Return an error with the model's error id, or with a new id under which this process logs the message."""
-    if fault := fault_of(said):
-        told = fault_words(fault, "the server's")
-        return ApiError(500, f"the model failed: {told}", code="model_failed")
-    return internal_error("the model failed", said, code="model_failed")
+    if fault := fault_of(details):
+        message = fault_words(fault, "the server's")
+        return ApiError(500, f"the model failed: {message}", code="model_failed")
+    return internal_error("the model failed", details, code="model_failed")
 
 
 def _broken() -> ApiError:

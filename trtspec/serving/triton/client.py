@@ -85,15 +85,15 @@ class Client:
 
     def load(self, model: str) -> None:
         """Load a model of the server's repository."""
-        self._whole("POST", f"/v2/repository/models/{model}/load", {})
+        self._read_all("POST", f"/v2/repository/models/{model}/load", {})
 
     def statistics(self) -> dict[str, Any]:
         """Return the statistics of the server's models."""
-        return _document(self._whole("GET", "/v2/models/stats"), self.where)
+        return _document(self._read_all("GET", "/v2/models/stats"), self.where)
 
     def generate(self, request: Mapping[str, Any], model: str = "ensemble") -> dict[str, Any]:
         """Return the response of a request; raises DeployError with the server's message if it fails."""
-        return _document(self._whole("POST", f"/v2/models/{model}/generate", asked_text(request)), self.where)
+        return _document(self._read_all("POST", f"/v2/models/{model}/generate", asked_text(request)), self.where)
 
     def generate_stream(self, request: Mapping[str, Any], model: str = "ensemble") -> Iterator[dict[str, Any]]:
         """Yield the responses of a streamed request as they arrive."""
@@ -117,7 +117,7 @@ class Client:
         """Return the server's address, such as http://127.0.0.1:8000."""
         return f"{UNIX}{self.path}" if self.path else f"http://{self.host}:{self.port}"
 
-    def _whole(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+    def _read_all(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         with self._request(method, path, body) as answer:
             content = b"".join(self._chunks(answer))
             if answer.status != 200:
@@ -158,10 +158,10 @@ class Client:
 
     def _refused(self, status: int, content: bytes) -> DeployError:
         try:
-            said = json.loads(content)["error"]
+            message = json.loads(content)["error"]
         except (ValueError, KeyError, TypeError):
-            said = content[:200].decode(errors="replace") or "nothing"
-        return DeployError(f"the server answered {status}: {said}", where=self.where)
+            message = content[:200].decode(errors="replace") or "nothing"
+        return DeployError(f"the server answered {status}: {message}", where=self.where)
 
 
 class UnixConnection(HTTPConnection):

@@ -169,7 +169,7 @@ def parse_config(text: str, *, where: str = "config.pbtxt") -> ModelConfig:
     for line, content in enumerate(text.splitlines(), 1):
         if found := re.search(r"\$\{[^}]*\}?", content):
             raise TrtspecError(
-                f"the placeholder {found.group()} has no value",
+                f"the placeholder {found.group()} is not filled in",
                 where=f"{where}:{line}:{found.start() + 1}",
                 hint="write a value or remove the field",
             )

@@ -12,7 +12,7 @@ _NAMES = re.compile(
     r"|^(AWS|AZURE)_",
     re.IGNORECASE,
 )
-_VALUES = re.compile(r"://[^/@\s]*:[^/@\s]+@")  # a URL with a password, such as that of a proxy or package index
+_VALUES = re.compile(r"://[^/@\s]*:[^/@\s]+@")  # a URL with a password, such as a proxy's or package index's
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

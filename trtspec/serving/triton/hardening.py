@@ -82,7 +82,7 @@ def closing_options(server: Server, token: str) -> tuple[str, ...]:
 def known_options(server: Server) -> frozenset[str]:
     """Return the options in a server's help, because builds may leave some out."""
     try:
-        said = subprocess.run(
+        completed = subprocess.run(
             [str(server.executable), "--help"],
             capture_output=True,
             text=True,
@@ -93,14 +93,14 @@ def known_options(server: Server) -> frozenset[str]:
         )
     except (OSError, UnicodeDecodeError, subprocess.SubprocessError) as error:
         raise DeployError(f"cannot list its options: {error}", where=str(server.executable)) from None
-    return frozenset(re.findall(r"^\s*--([a-z0-9-]+)", said.stdout + said.stderr, re.MULTILINE))
+    return frozenset(re.findall(r"^\s*--([a-z0-9-]+)", completed.stdout + completed.stderr, re.MULTILINE))
 
 
 def hide_token(process: subprocess.Popen[bytes], token: str) -> None:
     """Overwrite the token in a server's command line, which every user can read, once the server has parsed it.
 
-    tritonserver accepts it only there. A process that has written any output has parsed its arguments; its log is no
-    evidence, because others write there too. If the kernel denies the write, this is logged and the server keeps
+    tritonserver accepts it only there. A process that has written any output has parsed its arguments; its log does not
+    prove that, because others write there too. If the kernel denies the write, this is logged and the server keeps
     running.
     """
     secret, refused = token.encode(), dict[int, Exception]()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of models in a repository, equal to those of NVIDIA's inflight_batcher_llm repository.
+"""The names of models in a repository, as in NVIDIA's inflight_batcher_llm repository.
 
 The engine's model has the same name for every engine, because clients, ensembles and BLS models refer to it.
 """

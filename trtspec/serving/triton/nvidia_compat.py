@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`serving.defaults: nvidia`: declarations of the tensors that NVIDIA's models have in addition to ours.
+"""`serving.defaults: nvidia`: declarations of tensors that only NVIDIA's models have.
 
 Facts of NVIDIA/TensorRT-LLM:triton_backend/all_models/inflight_batcher_llm/{ensemble,tensorrt_llm,tensorrt_llm_bls,
 preprocessing}/config.pbtxt@2a9abd95. A line is a tensor: name, type, dims, and R for allow_ragged_batch. The models

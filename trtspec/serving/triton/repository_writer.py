@@ -53,8 +53,8 @@ def emit_model(
 ) -> None:
     """Write one model below `out` from the hand-written `source`, by default the shared model of that name.
 
-    `parameters` override parameters of the source; None removes one. With `samples`, the server warms up the model
-    before it is ready.
+    `parameters` override parameters of the source, or remove them if None. With `samples`, the server warms up the
+    model before it is ready.
     """
     from trtspec.serving.triton.config import load_config, set_parameter  # needs protobuf, which a plan does without
 

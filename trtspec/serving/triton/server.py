@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find a tritonserver and build its command line; it listens on loopback by default.
 
-Search order: `TRTSPEC_TRITONSERVER`, PATH, the nvidia-pytriton wheel. The wheel has no fixed place for the Python
-backend, so a small directory of links in the cache replaces an installation.
+Search order: `TRTSPEC_TRITONSERVER`, PATH, the nvidia-pytriton wheel. The wheel's Python backend does not have a fixed
+place, so a small directory of links in the cache replaces an installation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Server:
 
     executable: Path
     source: str
-    backends: Path | None = None  # None: the server's default
+    backends: Path | None = None  # the server's default if None
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -208,7 +208,7 @@ def _links(root: Path) -> dict[str, Path]:
     links = {path.name: path for path in (root / "backends" / "python").iterdir() if path.is_file()}
     links[STUB] = _stub(root)
     library = libpython()
-    if _numpy_2() and library:  # replaces the wheel's libpython with that of this interpreter
+    if _numpy_2() and library:  # use this interpreter's libpython instead of the wheel's
         links |= {path.name: library for path in _libraries(root).glob("libpython*")}
     return links
 

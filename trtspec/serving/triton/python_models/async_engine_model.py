@@ -61,7 +61,7 @@ class LoopModel:
         raise NotImplementedError
 
     def end_engine(self) -> None:
-        """Stop the engine; it has no open requests."""
+        """Stop the engine after all requests have ended."""
         raise NotImplementedError
 
     def generate(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:

@@ -18,7 +18,7 @@ layers/externalDraftTokensLayer.cpp@1d263f15, kernels/speculativeDecoding/extern
 * An end token is not returned, so a text that ends after an accepted token looks like one that continues.
 
 Therefore the draft of a sampled text always has logits: those that it was sampled from (with temperature only, because
-the tokens that another program keeps for a top_k or top_p cannot be reproduced exactly), or those of a point mass if it
+the tokens that another program keeps for a top_k or top_p cannot be reproduced exactly), or point-mass logits if it
 was chosen deterministically. Requests with drafts set no end token; `Endings` finds it in the output.
 
 Every request of a completion has its own seed, and its draft another one, because an engine draws all random numbers of
@@ -53,7 +53,7 @@ class DraftFailed(TrtspecError):
 
 @dataclass(frozen=True)
 class Draft:
-    """Drafted tokens, and the logits [tokens, vocab] that they were sampled from; None if they were chosen."""
+    """Drafted tokens, and the logits [tokens, vocab] that they were sampled from, or None if they were chosen."""
 
     ids: Sequence[int] = ()
     logits: Array | None = None
@@ -223,7 +223,7 @@ class GuardedDrafter(Drafter):
         Args:
             drafter: raises TrtspecError if it cannot draft for this text, DraftFailed if it fails.
             breaker: circuit breaker of the draft model, shared by all texts.
-            lengths: chooses the draft length; None: always the requested one.
+            lengths: chooses the draft length; without it, the requested length is used.
             on_fallback: called whenever the target continues alone although drafting was wanted, with the reason and
                 the error: "refused" by the draft model, "failed", or "open" (circuit breaker open, no error).
         """
@@ -271,7 +271,7 @@ def generate(job: Job, target: Model, drafter: Drafter | None, vocab_size: int =
     Args:
         job: the text to continue.
         target: the target model.
-        drafter: None if the job's `draft_len` is 0.
+        drafter: the drafter, or None if the job's `draft_len` is 0.
         vocab_size: size of the target's logits including padding, for the point mass of a chosen token; 0 for a target
             that verifies tokens without logits exactly.
     """

@@ -184,11 +184,10 @@ class TritonPythonModel:
         yield from generate(job, ServerModel(line, self.target), drafter, self.vocab_size)
 
     def lengths_of(self, job: Job, inputs: HeldTensors) -> Lengths | None:
-        """Return the policy that chooses the draft lengths of one completion.
+        """Return the policy for the draft lengths of one completion, or None if the request sets num_draft_tokens.
 
-        If the request sets num_draft_tokens, there is none. A sampled request with a seed follows the schedule only,
-        because random numbers depend on the steps and the completion must be reproducible. Otherwise lengths are chosen
-        by measured speed.
+        A sampled request with a seed follows the schedule only, because its random numbers depend on the steps and it
+        must be reproducible. Otherwise lengths are chosen by measured speed.
         """
         if inputs.scalar("num_draft_tokens") is not None:
             return None
@@ -315,7 +314,7 @@ class TritonPythonModel:
         if len(sizes) not in (0, len(LOOKAHEAD_SIZES)):
             raise TrtspecError(f"{', '.join(LOOKAHEAD_SIZES)} must be set together")
         if any(size > limit for size, limit in zip(sizes, self.lookahead, strict=False)):
-            raise TrtspecError(f"lookahead sizes {sizes} exceed those of the engine, {self.lookahead}")
+            raise TrtspecError(f"lookahead sizes {sizes} exceed the engine's, {self.lookahead}")
         return sizes
 
     def drafter(self, line: Line, sampling: SamplingOptions, use_draft_logits: bool | None) -> Drafter | None:

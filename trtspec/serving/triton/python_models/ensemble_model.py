@@ -172,6 +172,6 @@ class TritonPythonModel:
 
 def passed_on(inputs: HeldTensors) -> list[tuple[str, Array]]:
     """Return the tensors that are passed on unchanged."""
-    beams = (inputs.scalar("beam_width") or 1) > 1  # a length penalty has no effect with a single beam
+    beams = (inputs.scalar("beam_width") or 1) > 1  # a length penalty does not affect a single beam
     found = ((inner, inputs.array(name)) for name, inner in PASSED.items() if beams or name != "length_penalty")
     return [(inner, array[None]) for inner, array in found if array is not None]

@@ -49,7 +49,7 @@ def own_address(argv: Sequence[str]) -> str:
     if options.get("--allow-grpc", "true").lower() not in TRUE:
         raise TrtspecError("the server was started with --allow-grpc=false, but its models use gRPC")
     if options.get("--grpc-use-ssl", "false").lower() in TRUE:
-        raise TrtspecError("the server was started with --grpc-use-ssl, but its models have no certificate")
+        raise TrtspecError("the server was started with --grpc-use-ssl, but its models lack a certificate")
     host = options.get("--grpc-address", "0.0.0.0")
     return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('--grpc-port', '8001')}"
 

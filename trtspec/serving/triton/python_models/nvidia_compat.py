@@ -15,11 +15,11 @@ def refuse_unserved(inputs: RequestTensors, declared: Collection[str], engine: s
     names = UNSERVED.intersection(declared)
     refuse_other_than({name: NEUTRAL[name] for name in names & NEUTRAL.keys()}, inputs, engine)
     for name in sorted(names - NEUTRAL.keys()):
-        if _asks(inputs.whole(name)):
+        if _is_set(inputs.whole(name)):
             raise TrtspecError(f"{name} is not supported by {engine}", hint="leave it out")
 
 
-def _asks(array: Array | None) -> bool:
+def _is_set(array: Array | None) -> bool:
     if array is None or array.size == 0:
         return False
     return any(array.reshape(-1).tolist()) if array.dtype == object else True

@@ -105,7 +105,7 @@ def tensors(call: Call) -> list[tuple[str, Array]]:
 
 
 def _sampling(sampling: SamplingOptions) -> list[tuple[str, Array]]:
-    """Return all sampling tensors, because the executor's defaults differ from ours."""
+    """Return all sampling tensors, because the executor's defaults differ from trtspec's."""
     greedy = sampling.greedy
     return [
         ("temperature", np.array([[1.0 if greedy else sampling.temperature]], np.float32)),

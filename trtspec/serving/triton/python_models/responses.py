@@ -36,7 +36,7 @@ class Places:
     def hold(self, start: Callable[[], Future[Any]]) -> None:
         """Start a request once a slot is free; the slot is released when its future completes.
 
-        Call it from `execute`, so that the server's queue fills up meanwhile.
+        Call it from `execute`, so that further requests fill the server's queue.
         """
         self._free.acquire()
         start().add_done_callback(lambda _: self._free.release())

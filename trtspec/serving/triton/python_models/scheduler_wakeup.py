@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wake Triton's dynamic batcher after `execute`, so that it delivers requests that arrived meanwhile.
+"""Wake Triton's dynamic batcher after `execute`, so that it delivers requests that arrived during the call.
 
 With a bounded queue, Triton's batcher calls a model only while the model waits for work, and it is not notified when
 the model becomes idle: a request that arrives during `execute` waits for the next request or for half a second
@@ -70,9 +70,9 @@ class Nudge:
                 self._began.clear()
                 if self._closed.wait(behind_s) or self._executes or self._began.is_set():
                     break
-                self._nudge()
+                self._wake()
 
-    def _nudge(self) -> None:
+    def _wake(self) -> None:
         """Send requests until one of them, or any other, arrives."""
         while not (self._executes or self._closed.is_set()):
             self._asking.submit(self._ask)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that change logits and that return log probabilities: those of NVIDIA's tensorrt_llm, and extensions.
+"""Tensors that change logits or return log probabilities: NVIDIA's, and extensions.
 
-`prompt_ignore_length` is from TensorRT-LLM 1.2; `num_top_logprobs`, `top_logprobs` and `top_logprob_ids` are ours.
+`prompt_ignore_length` is from TensorRT-LLM 1.2; `num_top_logprobs`, `top_logprobs` and `top_logprob_ids` are extensions
+of trtspec.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> Logit
     """Return the changes of the target's logits that a request contains.
 
     Omitted tensors take the values of `defaults`. Bad words and biases of `defaults`, and its settings without a
-    tensor, apply in addition to those of the request.
+    tensor, apply in addition to the request's.
     """
     words, bias = inputs.array("bad_words_list"), inputs.array("embedding_bias")
     return LogitEdits(
@@ -49,7 +50,7 @@ def read_wanted_scores(inputs: RequestTensors) -> dict[str, Any]:
 
 
 def score_tensors(scores: Scores, cum_log_prob: float) -> list[tuple[str, Array]]:
-    """Return the output tensors of one beam's tokens; `cum_log_prob` is that of the completion so far."""
+    """Return the output tensors of one beam's tokens; `cum_log_prob` covers the completion so far."""
     found: list[tuple[str, Array]] = []
     if scores.logits is not None:
         found.append(("generation_logits", scores.logits[None, None]))

@@ -111,7 +111,7 @@ class Settings:
         return value
 
     def path(self, key: str) -> Path | None:
-        """Return a parameter as a path, relative to the model's directory; None if it is empty."""
+        """Return a parameter as a path, relative to the model's directory, or None if it is empty."""
         value = self.parameter(key)
         return (self._root / value).resolve() if value else None
 
@@ -136,7 +136,7 @@ class RequestTensors:
         self.parameters = parameters_of(request)
 
     def whole(self, name: str) -> Array | None:
-        """Return a tensor with its batch dimension, also under its older name; None if the client sent none.
+        """Return a tensor with its batch dimension, also under its older name, or None if the client sent none.
 
         Raises TrtspecError if a request has both names with different values.
         """
@@ -150,7 +150,7 @@ class RequestTensors:
         return other
 
     def sent(self, name: str) -> Array | None:
-        """Return the tensor with exactly this name; None if the client sent none."""
+        """Return the tensor with exactly this name, or None if the client sent none."""
         tensor = self._get(self._request, name)
         return None if tensor is None else tensor.as_numpy()
 
@@ -183,7 +183,7 @@ class RequestTensors:
             raise
 
     def array(self, name: str) -> Array | None:
-        """Return a tensor without its batch dimension; None if the client sent none."""
+        """Return a tensor without its batch dimension, or None if the client sent none."""
         array = self.whole(name)
         if array is None:
             return None
@@ -393,12 +393,12 @@ def respond_each(
 ) -> list[Any]:
     """Return a response for each request with the tensors that `make` returns for its inputs."""
     return [
-        respond(pb_utils, partial(_made, pb_utils, request, make), request.requested_output_names())
+        respond(pb_utils, partial(_make_tensors, pb_utils, request, make), request.requested_output_names())
         for request in requests
     ]
 
 
-def _made(
+def _make_tensors(
     pb_utils: Any, request: Any, make: Callable[[RequestTensors], list[tuple[str, Array]]]
 ) -> list[tuple[str, Array]]:
     return make(RequestTensors(pb_utils, request))
@@ -418,11 +418,11 @@ def shutting_down(pb_utils: Any) -> Any:
 def failure(pb_utils: Any, error: Exception) -> Any:
     """Return an error response; internal errors are logged under an id, and the client gets only the id."""
     status = getattr(error, "status", REFUSED) if isinstance(error, TrtspecError) else INTERNAL
-    message = _told(pb_utils, error) if status == INTERNAL else str(error)
+    message = _client_message(pb_utils, error) if status == INTERNAL else str(error)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, status)))
 
 
-def _told(pb_utils: Any, error: Exception) -> str:
+def _client_message(pb_utils: Any, error: Exception) -> str:
     """Return the client's message for an internal error; log it, unless it has the id of another model's log entry."""
     fault = fault_of(str(error))
     if fault is None:

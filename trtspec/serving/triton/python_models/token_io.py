@@ -44,7 +44,7 @@ class TokenReader:
         }
 
     def _stops(self, tensor: Array | None) -> tuple[list[int], list[list[int]]]:
-        """Return stop words as end ids and as words: a single special token has no text that could be searched for."""
+        """Return stop words as end ids and as words: a single special token lacks a text that could be searched for."""
         words = [] if tensor is None else words_of_tensor(tensor)
         ends = [word for word in words if len(word) == 1 and word[0] in self._tokenizer.silent]
         return [token for (token,) in ends], [word for word in words if word not in ends]

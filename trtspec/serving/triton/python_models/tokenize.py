@@ -73,11 +73,11 @@ class TextReader:
         return [self.pieces.encode(text) for text in texts]
 
     def bias(self, texts: Sequence[str], weights: Sequence[float]) -> npt.NDArray[np.float32] | None:
-        """Return the bias [vocab_size] of the tokens of words; None without words.
+        """Return the bias [vocab_size] of the tokens of words, or None without words.
 
         TensorRT-LLM rejects a bias of another length (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/batch_manager/
         createNewDecoderRequests.cpp@b35ac1b6). Raises TrtspecError if the numbers of words and weights differ, or if a
-        token of a word has no logit.
+        word's token lacks a logit.
         """
         if len(texts) != len(weights):
             raise TrtspecError(

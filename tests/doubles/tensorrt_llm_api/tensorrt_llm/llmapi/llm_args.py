@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classes of two generations: up to 1.2 (dispatch by `from_dict`, assertions), then pydantic's union by decoding_type.
 
-Accepted and rejected values are those of NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py @v1.0.0, @v1.2.1 and
+Accepted and rejected values follow NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py @v1.0.0, @v1.2.1 and
 @0004396.
 """
 
