@@ -39,7 +39,7 @@ def test_a_request_that_cannot_be_asked_costs_no_other(
     assert "no such request" in capsys.readouterr().err
 
 
-class Asked:
+class WatchedRequest:
     """A request with a reference to its watch, which refers to it."""
 
     def __init__(self, departures: Departures) -> None:
@@ -55,7 +55,7 @@ class Asked:
 def test_a_request_that_is_over_is_let_go_without_a_collection(departures: Departures) -> None:
     gc.disable()
     try:
-        asked = Asked(departures)
+        asked = WatchedRequest(departures)
         gone = weakref.ref(asked)
         asked.watch.close()
         del asked

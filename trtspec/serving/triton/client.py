@@ -63,7 +63,7 @@ class Client:
         except ValueError:
             host, port = None, None
         if parts.scheme != "http" or not host or not port:
-            raise DeployError(f"{url!r} is not a server address", hint="for example http://127.0.0.1:8000")
+            raise DeployError(f"{url!r} is not a server's address", hint="for example http://127.0.0.1:8000")
         return cls(port, host, timeout_s, token)
 
     def is_ready(self, model: str | None = None) -> bool:
