@@ -319,5 +319,5 @@ def test_a_server_that_read_what_hides_its_token_is_not_deployed(
     """As where it was hidden before the server had read it: anybody could then send it."""
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path))
     monkeypatch.setattr("secrets.token_hex", lambda count: "x" * 2 * count)
-    with pytest.raises(DeployError, match="open to a token that everybody can tell"):
+    with pytest.raises(DeployError, match="accept a token that anyone can guess"):
         deploy_local(make_echo_artifact(tmp_path / "open"), DeployOptions(name="open", timeout_s=60))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201  what a builder says is what is read of it
-"""A strict stand-in for trtllm-build, which catches our mistakes; what it writes is no engine.
+# ruff: noqa: T201  the builder's output is parsed
+"""A strict double of trtllm-build that detects our mistakes; its output is not a real engine.
 
-It takes exactly the options of the asked version's contract, refuses what upstream refuses in upstream's words
+It accepts exactly the options of the requested version, rejects what upstream rejects with upstream's messages
 (NVIDIA/TensorRT-LLM tensorrt_llm/commands/build.py and builder.py @008b2b8d and @65f1d153, plugin/plugin.py@c20322ff,
-cpp/tensorrt_llm/runtime/gptJsonConfig.cpp for what an engine's reader refuses), reads the checkpoint's headers, and
-writes a config.json of upstream's shape beside small files for the ranks.
+cpp/tensorrt_llm/runtime/gptJsonConfig.cpp for errors of an engine's reader), reads the checkpoint's headers, and writes
+a config.json in upstream's format and small files for the ranks.
 
-The environment tells the version (TRTLLM_DOUBLE_VERSION), the GPU's compute capability times ten (TRTLLM_DOUBLE_SM),
-and what is to go wrong (TRTLLM_DOUBLE_TROUBLE; trouble.py).
+The environment sets the version (TRTLLM_DOUBLE_VERSION), the GPU's compute capability times ten (TRTLLM_DOUBLE_SM), and
+simulated failures (TRTLLM_DOUBLE_TROUBLE; trouble.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARCHITECTURES = {
     "ReDrafterForLLaMALM", "ReDrafterForQWenLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM",
 }  # fmt: skip
 ALIASES = {"max_seq_len": "max_decoder_seq_len", "max_prompt_embedding_table_size": "max_multimodal_len"}
-SUPPRESSED = ("kv_cache_type", "paged_kv_cache")  # are known only where they are given
+SUPPRESSED = ("kv_cache_type", "paged_kv_cache")  # known only if given
 NOT_ON_BLACKWELL = (
     "gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin",
     "bert_context_fmha_fp32_acc",
@@ -45,7 +45,7 @@ def log(level: str, text: str) -> None:
 
 
 def parse(contract: VersionSpec, argv: list[str]) -> argparse.Namespace:
-    """Read the command line as the version's own parser does; without abbreviations, which nobody should rely on."""
+    """Parse the command line as this version does, but without abbreviations."""
     parser = argparse.ArgumentParser(prog="trtllm-build", allow_abbrev=False)
     for name, option in contract.options.items():
         names = [f"--{each}" for each in (name, ALIASES.get(name)) if each]
@@ -61,7 +61,7 @@ def parse(contract: VersionSpec, argv: list[str]) -> argparse.Namespace:
 
 
 class Build:
-    """One run: the settings that upstream calls build_config and plugin_config, and what it makes of them."""
+    """One run: the settings, upstream's build_config and plugin_config, and the resulting engine configuration."""
 
     def __init__(self, args: argparse.Namespace, version: str) -> None:
         contract = version_spec_of(version)
@@ -87,7 +87,7 @@ class Build:
         }
 
     def check_options(self) -> None:
-        """What build.py and the plugin configuration refuse before anything is read."""
+        """Raise the errors of build.py and the plugin configuration before anything is read."""
         if self.gathers["context"] and self.args.max_draft_len > 0:
             raise RuntimeError(
                 "Gather context logits is not support with draft len > 0. If want to get the accepted tokens' logits "
@@ -104,7 +104,7 @@ class Build:
             )
 
     def check_model(self) -> None:
-        """What the model's configuration refuses."""
+        """Raise the errors of the model's configuration."""
         architecture, mapping = self.config["architecture"], self.config["mapping"]
         if architecture not in ARCHITECTURES:
             raise KeyError(architecture)
@@ -125,7 +125,7 @@ class Build:
         )
 
     def settle(self) -> None:
-        """Change the settings as upstream does on its way, each time saying so."""
+        """Adjust the settings as upstream does, with its log messages."""
         self._settle_num_tokens()
         self._settle_drafts()
         self._settle_attention()
@@ -139,7 +139,7 @@ class Build:
 
     @property
     def cache_type(self) -> str:
-        """Return the KV cache's type as the version writes it: by the enumeration's name, from 1.2 on by its value."""
+        """Return the KV cache type as the version writes it: the enumeration's name, from 1.2 on its value."""
         kind: str = getattr(self.args, "kv_cache_type", "paged").lower()
         return kind if self.minor == "1.2" else kind.upper()
 
@@ -218,7 +218,7 @@ class Build:
             raise RuntimeError("GemmSwiGLU plugin requires --use_fused_mlp flag")
 
     def check_readable(self) -> None:
-        """What the C++ runtime refuses of an engine's config.json."""
+        """Raise the errors of the C++ runtime for an engine's config.json."""
         if self.mode == MEDUSA:
             both = "num_medusa_heads" in self.config and self.config.get("max_draft_len", 0) > 0
             assert both, "Both num_medusa_heads and max_draft_len have to be provided for Medusa model"
@@ -230,7 +230,7 @@ class Build:
                 assert self.config.get(key, 0) > 0, f"{key} has to be larger than 0 for eagle decoding"
 
     def load(self, rank: int) -> None:
-        """Hold a rank's file against what the model asks for."""
+        """Compare a rank's file with the tensors that the model requires."""
         path = Path(self.args.checkpoint_dir) / f"rank{rank}.safetensors"
         assert path.is_file()
         provided, required = _preprocessed(_read_header(path)), required_tensors(self.config, rank)
@@ -247,7 +247,7 @@ class Build:
                     f"Encounter error 'The value updated is not the same shape as the original. Updated: {found}, "
                     f"original: {shape}' for parameter '{name}'"
                 )
-            if found_dtype != dtype:  # upstream warns; a wrong dtype is never what we meant
+            if found_dtype != dtype:  # upstream only warns, but a wrong dtype is always our mistake
                 raise RuntimeError(f"Parameter {name} was initialized as {dtype} but set to {found_dtype}")
 
     def rendered(self) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def _preprocessed(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> None:
-    """Build what is no engine."""
+    """Build a fake engine."""
     version = os.environ.get("TRTLLM_DOUBLE_VERSION", NEWEST)
     print(f"[TensorRT-LLM] TensorRT LLM version: {version}", flush=True)
     build = Build(parse(version_spec_of(version), argv), version)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny checkpoints, converted for engines, and such that tests change."""
+"""Tiny converted checkpoints, and functions to modify them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINEAR = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
 
 
 def activations_of(layers: int) -> Activations:
-    """Return what calibration might have measured."""
+    """Return plausible calibration results."""
     modules = [f"transformer.layers.{layer}.{name}" for layer in range(layers) for name in LINEAR]
     caches = {f"transformer.layers.{layer}.attention": 3.0 for layer in range(layers)}
     return Activations(dict.fromkeys(modules, 2.0), caches, caches)
@@ -39,7 +39,7 @@ def change_config(checkpoint: Path, change: Callable[[dict[str, Any]], object]) 
 
 
 def change_tensors(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """Change the first rank's tensors; only those of a float16 model can be read so."""
+    """Change the first rank's tensors, which must be float16."""
     path = checkpoint / "rank0.safetensors"
     tensors = load_file(path)
     change(tensors)

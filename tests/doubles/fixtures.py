@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-ins as they would be installed: on PATH, with the metadata of packages, and GPUs."""
+"""Fixtures that install the doubles: programs on PATH, package metadata and GPUs."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ H200 = "NVIDIA H200, 9.0, 590.44.01, 143771"
 
 @dataclass(frozen=True)
 class Installation:
-    """A directory of programs on PATH, and packages beside it; the programs are started with `variables`."""
+    """A directory of programs on PATH and a directory of packages; the programs run with `variables`."""
 
     root: Path
 
     def install(self, version: str = "1.2.1", tensorrt: str | None = None, **variables: str) -> None:
-        """Put TensorRT-LLM of a version there, in place of what was there before."""
+        """Install TensorRT-LLM in a version, replacing another."""
         self.add_package("tensorrt_llm", version)
         self.add_package("tensorrt", tensorrt or version_spec_of(version).release(version).tensorrt)
         self.add_program(BUILDER, TRTLLM_DOUBLE_VERSION=version, **variables)
 
     def show_gpus(self, *lines: str) -> None:
-        """Put GPUs into the machine, each as nvidia-smi tells of it."""
+        """Add GPUs, each as a line of nvidia-smi's output."""
         self.add_program("nvidia-smi", NVIDIA_SMI_DOUBLE="\n".join(lines))
 
     def trouble(self, what: str, version: str = "1.2.1", **variables: str) -> None:
-        """Let builds go wrong (trouble.py)."""
+        """Make builds fail (trouble.py)."""
         self.install(version, TRTLLM_DOUBLE_TROUBLE=what, **variables)
 
     def add_program(self, name: str, **variables: str) -> None:
-        """Add a stand-in; tools get few variables of ours, so it brings its own. One without trouble runs in a fork."""
+        """Add a double with its own environment, because tools get few variables; without trouble it runs in a fork."""
         lines = (
             "import os, runpy",
             f"os.environ.update({variables!r})",
@@ -54,7 +54,7 @@ class Installation:
             program.chmod(0o755)
 
     def add_package(self, name: str, version: str) -> None:
-        """Add a package's metadata, in place of another version's."""
+        """Add a package's metadata, replacing another version."""
         info = self.root / "packages" / f"{name}.dist-info"
         info.mkdir(parents=True, exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -62,7 +62,7 @@ class Installation:
 
 @pytest.fixture
 def trtllm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Installation:
-    """TensorRT-LLM's stand-in of the newest version with trtllm-build, on a machine with two H200."""
+    """The newest version of TensorRT-LLM's double with trtllm-build, on a machine with two H200."""
     installation = Installation(tmp_path_factory.mktemp("trtllm"))
     installation.install()
     installation.show_gpus(H200, H200)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that TensorRT-LLM's models ask of a checkpoint, rank by rank: name, dtype and shape.
+"""The tensors that TensorRT-LLM's models require in a checkpoint, rank by rank: name, dtype and shape.
 
-Written from the models themselves and from nothing of ours, so that it can tell where the converter is wrong:
+Derived from the models themselves and not from our code, so that errors of the converter are detected:
 NVIDIA/TensorRT-LLM:tensorrt_llm/models/{llama,qwen}/model.py, models/medusa/model.py@02499765,
 models/eagle/model.py@06255cb7, models/redrafter/{model.py@1d263f15,drafter.py@8fcf9fc2},
 models/gemma/model.py@5dedf53b, models/phi3/model.py@1479eaf5, layers/linear.py@03961722, layers/mlp.py,
@@ -16,7 +16,7 @@ from typing import Any
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16"}
 FP8, FP8_ROWWISE = "FP8", "FP8_PER_CHANNEL_PER_TOKEN"
-# quantize_layers() leaves these out where the checkpoint names none
+# quantize_layers() skips these if the checkpoint names none
 DEFAULT_EXCLUDED = (
     "*lm_head", "*router", "*vocab_embedding", "*position_embedding", "*block_embedding", "*shared_expert_gate",
 )  # fmt: skip
@@ -26,12 +26,12 @@ Needed = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def required_tensors(config: dict[str, Any], rank: int) -> Needed:
-    """Return what the model of a checkpoint's config.json has to find in a rank's file."""
+    """Return the tensors that the model of a checkpoint's config.json requires in a rank's file."""
     mapping = config["mapping"]
     tp, pp = mapping["tp_size"], mapping["pp_size"]
     stage = rank // tp
     model = _Model(config, tp, config["use_parallel_embedding"])
-    is_whole = config["architecture"] == "Phi3ForCausalLM"  # it knows no stages: each has both ends
+    is_whole = config["architecture"] == "Phi3ForCausalLM"  # Phi3 does not support stages: each has both ends
     if stage == 0 or is_whole:
         model.embedding("transformer.vocab_embedding", config)
     for number, _ in enumerate(_layers_of(config["num_hidden_layers"], pp, stage)):
@@ -40,7 +40,8 @@ def required_tensors(config: dict[str, Any], rank: int) -> Needed:
         model.norm("transformer.ln_f", config["hidden_size"])
         model.head("lm_head", config["hidden_size"], config["vocab_size"])
     architecture = config["architecture"]
-    if architecture == "MedusaForCausalLM":  # on every stage: the model makes its heads without asking for the rank
+    # on every stage, because the model creates its heads regardless of the rank
+    if architecture == "MedusaForCausalLM":
         _medusa(model, config)
     if architecture.startswith("ReDrafter"):
         _redrafter(model, config)
@@ -50,14 +51,14 @@ def required_tensors(config: dict[str, Any], rank: int) -> Needed:
 
 
 def _layers_of(count: int, stages: int, stage: int) -> range:
-    """Return a stage's layers as torch.tensor_split divides them."""
+    """Return a stage's layers, divided as by torch.tensor_split."""
     sizes = [count // stages + (number < count % stages) for number in range(stages)]
     return range(sum(sizes[:stage]), sum(sizes[: stage + 1]))
 
 
 @dataclass
 class _Model:
-    """Collects parameters; sizes that are handed in are those of one of `tp` ranks unless they say otherwise."""
+    """Collects parameters; size arguments are for one of `tp` ranks unless stated otherwise."""
 
     config: dict[str, Any]
     tp: int
@@ -76,7 +77,7 @@ class _Model:
         self.needed[name] = (dtype or self.dtype, shape)
 
     def linear(self, name: str, rows: int, columns: int, *, bias: int | None = None, parent: str = "") -> None:
-        """A linear layer; `bias` is that vector's size. Rowwise FP8 replaces whole attentions and MLPs: `parent`."""
+        """Add a linear layer; `bias` is its bias size. Row-wise FP8 replaces whole attentions and MLPs: `parent`."""
         if self.algo == FP8 and not self._excludes(name):
             self.add(f"{name}.weight", (rows, columns), "F8_E4M3")
             self.add(f"{name}.weights_scaling_factor", (1,), "F32")
@@ -131,7 +132,7 @@ class _Model:
     def _mlp(self, name: str, config: dict[str, Any]) -> None:
         hidden, inter, biased = config["hidden_size"], config["intermediate_size"] // self.tp, config["mlp_bias"]
         branches = {"fc": inter, "gate": inter}
-        if config["hidden_act"] == "swiglu":  # MLP, where the others have GatedMLP: one layer holds the rows of both
+        if config["hidden_act"] == "swiglu":  # MLP instead of GatedMLP: one layer holds the rows of both
             branches = {"fc": 2 * inter}
         for branch, rows in branches.items():
             self.linear(f"{name}.{branch}", rows, hidden, bias=rows if biased else None, parent=name)
@@ -153,7 +154,7 @@ class _Model:
 
     @property
     def _is_qwen(self) -> bool:
-        """Return whether the layers are Qwen's, whose output projection has no bias."""
+        """Return whether the layers are Qwen's, whose output projection lacks a bias."""
         named = f"{self.config['architecture']} {self.config.get('model_type', '')}".lower()
         return "qwen" in named
 
@@ -185,7 +186,7 @@ def _redrafter(model: _Model, config: dict[str, Any]) -> None:
 
 
 def _eagle(model: _Model, config: dict[str, Any]) -> None:
-    """The nets, each divided over all ranks; their first layer has no norm before it, and none comes behind."""
+    """Add the EAGLE nets, each divided over all ranks, without norms before the first layer and after the last."""
     net = config["eagle_net_config"]
     rows = net["hidden_size"] // config["mapping"]["world_size"]
     for number in range(config["num_eagle_layers"]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in for trtllm-build: what we convert goes through it, and it refuses what upstream refuses."""
+"""The double of trtllm-build accepts our conversions and rejects what upstream rejects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trtspec.checkpoints.sharding import ParallelMapping
 MAPPINGS = {
     "one": ParallelMapping(),
     "tp2": ParallelMapping(2),
-    "tp4": ParallelMapping(4),  # more than the two key heads
+    "tp4": ParallelMapping(4),  # more ranks than the two key heads
     "pp2": ParallelMapping(1, 2),
     "tp2-pp2": ParallelMapping(2, 2),
     "whole-embedding": ParallelMapping(2, embedding=False),
@@ -38,7 +38,7 @@ WITH_BUILDER = [minor for minor, contract in version_specs().items() if contract
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the tiny model of a family; three layers do not divide evenly by two stages."""
+    """Return the tiny model of a family; three layers do not divide evenly into two stages."""
     root = tmp_path_factory.mktemp("sources")
 
     def source(family: str) -> Path:
@@ -62,7 +62,7 @@ def llama(llama_master: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Run the stand-in in this process; return the config.json that it wrote."""
+    """Run the double in this process; return the config.json that it wrote."""
     monkeypatch.chdir(tmp_path)
 
     def build(checkpoint: Path, *arguments: str) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def test_takes_what_drafts_from_inside(
         assert (engine["speculative_decoding_mode"], engine["max_draft_len"]) == (16, 15)
     checkpoint = eagle_heads.convert_with(sources("llama"), net, tmp_path / "eagle", {}, mapping=mapping)
     engine = build(checkpoint, "--speculative_decoding_mode", "eagle", "--max_seq_len", "100")["build_config"]
-    assert (engine["max_draft_len"], engine["max_seq_len"]) == (25, 100 + 25 + 5)  # mc_sim_7b_63 as EAGLE has it
+    assert (engine["max_draft_len"], engine["max_seq_len"]) == (25, 100 + 25 + 5)  # mc_sim_7b_63 as in EAGLE
     assert "not required tensors" not in capfd.readouterr().out
 
 
@@ -185,7 +185,7 @@ REFUSED_BUILDS = {
         ["--speculative_decoding_mode", "eagle", "--max_draft_len", "4"],
         90,
         "^$",
-    ),  # upstream asserts without a word
+    ),  # upstream asserts without a message
 }
 
 
@@ -221,7 +221,7 @@ def test_refuses_what_eagle_cannot(sources: Callable[[str], Path], build: Run, t
 
 
 CONTEXT_FMHA = {
-    # (weights, KV cache, SM, asked: paged and FP8) -> what the engine has
+    # (weights, KV cache, SM, requested: paged and FP8) -> features of the engine
     "plain": (("none", "none", 90, "enable", "enable"), (True, False)),
     "fp8": (("fp8", "fp8", 90, "enable", "disable"), (True, True)),
     "fp8 weights alone": (("fp8", "none", 90, "enable", "enable"), (True, False)),
@@ -311,7 +311,7 @@ def test_refuses_a_rank_without_a_file(llama: Path, build: Run) -> None:
 def test_heads_are_asked_for_on_every_stage(
     kind: str, sources: Callable[[str], Path], build: Run, tmp_path: Path
 ) -> None:
-    """Upstream makes them without looking at the stage, so pipelines are not for these methods."""
+    """Upstream creates the heads regardless of the stage, so these methods do not support pipelines."""
     if kind == "medusa":
         part = heads.save_heads(tmp_path / "part", heads.random_heads())
         checkpoint = heads.convert_with(sources("llama"), part, tmp_path / "checkpoint", mapping=ParallelMapping(1, 2))

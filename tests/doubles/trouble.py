@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201  what a builder says is what is read of it
-"""What can go wrong while an engine is built, on demand: TRTLLM_DOUBLE_TROUBLE names it."""
+# ruff: noqa: T201  the builder's output is parsed
+"""Failures of an engine build on demand, named in TRTLLM_DOUBLE_TROUBLE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time
 
 
 def make_trouble(out: Path) -> None:
-    """Do what the environment names; `out` is where the engine goes."""
+    """Simulate the failure named in the environment; `out` is the engine's directory."""
     kind, _, argument = os.environ.get("TRTLLM_DOUBLE_TROUBLE", "").partition(" ")
     if kind == "sleep":
         time.sleep(float(argument))
@@ -44,7 +44,7 @@ def make_trouble(out: Path) -> None:
 
 
 def _start_deaf() -> None:
-    """Be deaf to SIGTERM, with one child in our session and one in a session of its own."""
+    """Ignore SIGTERM, with one child in this session and one in another session."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for in_own_session in (False, True):
         child = subprocess.Popen([sys.executable, "-c", DEAF], start_new_session=in_own_session)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The served side: Triton models and client, the OpenAI gateway, and the HTTP front of tritonserver."""
+"""Serving: Triton models and client, the OpenAI gateway, and the HTTP proxy in front of tritonserver."""

@@ -110,7 +110,7 @@ def test_a_request_reaches_llm_in_its_own_words(request_, expected, client: Clie
         ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
         ({"max_tokens": 1000}, "prompt and max_tokens are 1005 tokens together, at most 256 fit"),
         ({"text_input": "x" * 33}, "the prompt has 33 tokens, expected at most 32"),
-        ({"text_input": "unknown"}, "internal error [0-9a-f]{12}: the server's log has what happened"),
+        ({"text_input": "unknown"}, "internal error [0-9a-f]{12}: see the server's log under this id"),
     ],
 )
 def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, client: Client) -> None:
@@ -137,7 +137,7 @@ def test_an_older_version_without_streams_refuses_sampling_and_shuts_down(tmp_pa
         assert [answer["text_output"] for answer in answers] == [ANSWERS[each["text_input"]] for each in ask]
         with pytest.raises(DeployError, match="does not sample from the target's distribution"):
             server.client.generate({**ask[0], "temperature": 0.7, "top_p": 1.0})
-        with pytest.raises(DeployError, match="stream is not served by this repository"):
+        with pytest.raises(DeployError, match="stream is not supported by this repository"):
             server.client.generate({**ask[0], "stream": True})
         assert server.client.generate({**ask[0], "top_k": 1})["text_output"] == ANSWERS["prompt 0"]
     assert asked(root)[-1] == {"event": "shutdown"}

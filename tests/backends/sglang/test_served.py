@@ -104,7 +104,7 @@ def test_a_request_reaches_the_engine_in_its_own_words(request_, expected, clien
         ({"return_generation_logits": True}, "return_generation_logits is not supported by SGLang"),
         ({"num_draft_tokens": 0}, "num_draft_tokens is not supported by SGLang: engine.json decides"),
         ({"max_tokens": 1000}, "prompt and max_tokens are 1005 tokens together, at most 256 fit"),
-        ({"text_input": "unknown"}, "internal error [0-9a-f]{12}: the server's log has what happened"),
+        ({"text_input": "unknown"}, "internal error [0-9a-f]{12}: see the server's log under this id"),
     ],
 )
 def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, client: Client) -> None:
@@ -121,7 +121,7 @@ def test_without_streams_one_response_is_sent_and_the_engine_is_shut_down(tmp_pa
     with serving(tmp_path, root / "model_repository", ends_itself=True) as server:
         answer = server.client.generate({"text_input": "prompt 1", "max_tokens": 64})
         assert (answer["text_output"], answer["total_draft_tokens"]) == (ANSWERS["prompt 1"], 0)
-        with pytest.raises(DeployError, match="stream is not served by this repository"):
+        with pytest.raises(DeployError, match="stream is not supported by this repository"):
             server.client.generate({"text_input": "prompt 1", "max_tokens": 64, "stream": True})
     assert asked(root)[-1] == {"event": "shutdown"}
 

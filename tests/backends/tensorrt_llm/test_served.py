@@ -176,7 +176,7 @@ def test_a_stream_says_it_in_whole_characters(served: Served, method: str) -> No
 
 
 def test_a_repository_without_streaming_refuses_a_stream(served: Served) -> None:
-    with pytest.raises(DeployError, match="stream is not served by this repository"):
+    with pytest.raises(DeployError, match="stream is not supported by this repository"):
         served.ask("eagle", stream=True)
 
 

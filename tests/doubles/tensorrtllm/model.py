@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A double of Triton's backend `tensorrtllm`: reads a model's configuration as that one does, and plays a script.
+"""A double of Triton's backend `tensorrtllm`: reads a model's configuration like it, and replays a script.
 
-What it refuses is what the real one refuses (NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/
-{model_state.cc@5cdd6921,model_instance_state.cc@c8c6df08,utils.cc@19290813}, of a bias cpp/tensorrt_llm/batch_manager/
-createNewDecoderRequests.cpp@b35ac1b6), and more: what the real one takes for unset with a warning is an error here,
-because nothing is emitted by accident. It has no engine: in an engine's place lies script.json, a list of token ids,
-and the token at place n of any text is the n-th of the list, which begins anew when it is over; config.json beside it
-says how many logits there would be. For each token it counts two drafted ones and one accepted; one that looks ahead
-has drafted as many as its window. Proves nothing about TensorRT-LLM.
+It rejects what the real backend rejects (NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/
+{model_state.cc@5cdd6921,model_instance_state.cc@c8c6df08,utils.cc@19290813}, for a bias cpp/tensorrt_llm/batch_manager/
+createNewDecoderRequests.cpp@b35ac1b6), and more: values that the real one treats as unset with a warning are errors
+here, because our output must be deliberate. Instead of an engine there is script.json, a list of token ids: the token
+at position n of any text is the n-th of the list, which repeats from its start; config.json next to it has the number
+of logits. For each token it counts two drafted tokens and one accepted; a lookahead model has drafted as many as its
+window. Proves nothing about TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PATTERNS = {
 
 
 class TritonPythonModel:
-    """Triton calls these by name."""
+    """Triton calls initialize, execute and finalize by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -69,7 +69,7 @@ class TritonPythonModel:
         self.vocab_size = json.loads((engine / "config.json").read_text())["pretrained_config"]["vocab_size"]
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        sys.stdout.write(f"{self.name}: {len(requests)} together\n")  # for tests, in the server's log
+        sys.stdout.write(f"{self.name}: {len(requests)} together\n")  # tests read this in the server's log
         sys.stdout.flush()
         answers = [self.responses(Inputs(request)) for request in requests]
         if not self.decoupled:
@@ -84,7 +84,7 @@ class TritonPythonModel:
         return None
 
     def responses(self, inputs: Inputs) -> Any:
-        """Yield one response a token to a stream, else one of all."""
+        """Yield one response per token for a stream, else a single response."""
         prompt, streaming = inputs.ids("input_ids"), inputs.scalar("streaming", False)
         if streaming and not self.decoupled:
             raise pb_utils.TritonModelException(
@@ -100,7 +100,7 @@ class TritonPythonModel:
             yield pb_utils.InferenceResponse(self.tensors(inputs, piece, len(prompt), generated))
 
     def check_sizes(self, inputs: Inputs) -> None:
-        """Raise for sizes of lookahead that come alone, or to a model that does not look ahead."""
+        """Raise for incomplete lookahead sizes, or for a model without lookahead."""
         given = [name for name in LOOKAHEAD if inputs.array(name) is not None]
         if given and given != [*LOOKAHEAD]:
             raise pb_utils.TritonModelException(f"Failed to extract one of {LOOKAHEAD}")
@@ -108,7 +108,7 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException("Cannot set the request lookahead decoding configuration")
 
     def check_bias(self, bias: np.ndarray | None) -> None:
-        """Raise for a bias of another length than the engine's vocabulary; one of no words is not looked at."""
+        """Raise for a bias whose length is not the engine's vocabulary size; an empty one is ignored."""
         if bias is not None and bias.size not in (0, self.vocab_size):
             raise pb_utils.TritonModelException(
                 "The embedding bias shape is not as expected. "
@@ -116,9 +116,9 @@ class TritonPythonModel:
             )
 
     def generate(self, prompt: list[int], inputs: Inputs) -> list[int]:
-        """Return the script from the end of the prompt on, up to an end id or through a stop word.
+        """Return the script from the end of the prompt, up to an end id or through a stop word.
 
-        Drafts change nothing: the real one ends behind the first token that is not the draft's, and so does this.
+        Drafts do not change it: like the real backend, it ends after the first token that differs from the draft.
         """
         length, end_id = inputs.scalar("request_output_len"), inputs.scalar("end_id", -1)
         stop_words, draft = inputs.words("stop_words_list"), inputs.ids("draft_input_ids")
@@ -135,9 +135,9 @@ class TritonPythonModel:
         return tokens
 
     def tensors(self, inputs: Inputs, ids: list[int], prompt_len: int, generated: int) -> list[Any]:
-        """Return the outputs that the request asks for, in the shapes of one beam.
+        """Return the requested outputs in the shapes of one beam.
 
-        Every response counts what was drafted since the request began, for the tokens `generated` so far.
+        Every response counts the drafted tokens since the request began, for the tokens `generated` so far.
         """
         outputs = {"output_ids": np.array([[ids]], np.int32), "sequence_length": np.array([[len(ids)]], np.int32)}
         if inputs.scalar("return_num_input_tokens", False):
@@ -152,7 +152,7 @@ class TritonPythonModel:
 
 
 class Inputs:
-    """The tensors of one request, in the shapes that `reshape` gives them."""
+    """The tensors of one request, in the shapes that result from `reshape`."""
 
     def __init__(self, request: Any) -> None:
         self.request = request
@@ -182,7 +182,7 @@ class Inputs:
 
 
 def check(parameters: dict[str, str]) -> None:
-    """Raise for what the real backend refuses, and for what it would take for unset."""
+    """Raise for values that the real backend rejects or treats as unset."""
     for key in NEEDED:
         if key not in parameters:
             raise pb_utils.TritonModelException(f"Cannot find parameter with name: {key}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for Triton's backend `vllm`: reads tensors and model.json as that one does, answers from a table.
+"""A double of Triton's backend `vllm`: reads tensors and model.json like it; responses come from a table.
 
-What it refuses is what the real one refuses, and more (triton-inference-server/vllm_backend:src/{model.py,utils/
+It rejects what the real one rejects, and more (triton-inference-server/vllm_backend:src/{model.py,utils/
 request.py,utils/vllm_backend_utils.py}@00ea75bc; vllm-project/vllm:vllm/{engine/arg_utils.py,config/speculative.py,
 v1/spec_decode/draft_model.py,v1/worker/gpu/sample/states.py} of the version named in VLLM_VERSION, by default 0.27.1).
-The table is answers.json beside the model: by text, the tokens' texts. Proves nothing about vLLM.
+The table is answers.json next to the model: the tokens' texts by prompt. Proves nothing about vLLM.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPECULATION = {
     *("prompt_lookup_min", "prompt_lookup_max", "parallel_drafting", "suffix_decoding_max_tree_depth"),
     *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
 }
-# fields, methods, rules and behaviours by the first version that has them
+# fields, methods, rules and behaviours by the first version with them
 SINCE = {
     "num_speculative_tokens_per_batch_size": (0, 24),
     "use_heterogeneous_vocab": (0, 25),
@@ -55,7 +55,7 @@ SAMPLING = {
 
 
 class TritonPythonModel:
-    """Triton calls these by name."""
+    """Triton calls initialize, execute and finalize by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -119,7 +119,7 @@ class TritonPythonModel:
 
 
 def check_arguments(document: dict[str, Any], version: tuple[int, ...] | None = None) -> None:
-    """Raise for what AsyncEngineArgs, SpeculativeConfig or the model runner of a version would not take."""
+    """Raise for values that AsyncEngineArgs, SpeculativeConfig or the model runner of a version would reject."""
     version = version or tuple(map(int, os.environ.get("VLLM_VERSION", "0.27.1").split(".")))
     if unknown := document.keys() - ARGUMENTS:
         raise TypeError(f"AsyncEngineArgs got unexpected keywords {sorted(unknown)}")
@@ -179,7 +179,7 @@ def tensor(request: Any, name: str) -> np.ndarray | None:
 
 
 def read(request: Any) -> tuple[str, bool, bool, dict[str, Any], bool]:
-    """Return prompt, stream, whether the prompt comes back, how to sample, and whether tokens are counted."""
+    """Return prompt, stream, whether to include the prompt, sampling options, and whether to count tokens."""
     stream_tensor, exclude = tensor(request, "stream"), tensor(request, "exclude_input_in_output")
     stream = bool(stream_tensor[0]) if stream_tensor is not None else False
     prepend = not exclude[0] if exclude is not None else not stream
@@ -197,7 +197,7 @@ def read(request: Any) -> tuple[str, bool, bool, dict[str, Any], bool]:
 
 def answer(text: str, prompt: str, count: int, counts: bool) -> Any:
     tensors = [pb_utils.Tensor("text_output", np.asarray([text.encode()], object))]
-    if counts:  # the first one is a scalar without dimensions, as the backend makes it
+    if counts:  # the first one is a scalar without dimensions, as in the backend
         tensors.append(pb_utils.Tensor("num_input_tokens", np.asarray(len(prompt), np.uint32)))
         tensors.append(pb_utils.Tensor("num_output_tokens", np.asarray([count], np.uint32)))
     return pb_utils.InferenceResponse(output_tensors=tensors)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front as a process, before a server that a test plays at its Unix sockets."""
+"""The proxy as a process, with a fake server at its Unix sockets."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ BODY = b'{"text_input": "x"}'
 
 @dataclass
 class Server:
-    """What listens at the HTTP socket: it reads one request a connection and answers by `answer`."""
+    """A fake server at the HTTP socket; it reads one request per connection and responds with `answer`."""
 
     place: Path
     ports: dict[str, int]
     process: subprocess.Popen[bytes]
     requests: list[bytes] = field(default_factory=list)
-    left: threading.Event = field(default_factory=threading.Event)  # a connection was closed by the front
+    left: threading.Event = field(default_factory=threading.Event)  # set when the proxy closes a connection
     answer: Callable[[socket.socket], None] = lambda connection: connection.sendall(OK)
 
     def listen(self) -> socket.socket:
@@ -67,7 +67,7 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.ports["http"]), timeout=WAIT_S)
 
     def ask(self, data: bytes) -> bytes:
-        """Return all that comes until the front closes the connection, or has sent nothing for a moment."""
+        """Return everything received until the proxy closes the connection or is silent for a moment."""
         with closing(self.open()) as connection:
             with suppress(OSError):
                 connection.sendall(data)
@@ -103,7 +103,7 @@ def post(body: bytes = BODY, path: str = "/v2/models/ensemble/generate", headers
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    place = tmp_path / ("a directory whose name is long " * 4)  # longer than the address of a socket may be
+    place = tmp_path / ("a directory whose name is long " * 4)  # longer than the limit of a socket address
     (place / DEPARTURES).mkdir(parents=True)
     short = tmp_path / "s"
     short.symlink_to(place)
@@ -115,7 +115,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         assert wait_until(lambda: responds(f"{UNIX}{place / FRONT_SOCKET}", 1.0), WAIT_S)
         with served.listen():
             yield served
-        assert process.poll() is None, "whatever came, the front runs"
+        assert process.poll() is None, "the proxy must keep running"
     finally:
         process.kill()
         process.wait(WAIT_S)
@@ -123,7 +123,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def test_requests_of_one_connection_are_answered_in_turn(server: Server) -> None:
     with closing(server.open()) as connection:
-        connection.sendall(post() + post(b'{"second": 1}'))  # the second before the first is answered
+        connection.sendall(post() + post(b'{"second": 1}'))  # the second request arrives before the first response
         assert wait_until(lambda: len(server.requests) == 2, WAIT_S)
         connection.settimeout(0.5)
         assert everything(connection) == OK + OK
@@ -160,7 +160,7 @@ def test_refused_request_gets_a_response_and_the_server_gets_nothing(server: Ser
     assert response.count(b"HTTP/1.1 ") == 1
     assert "error" in json.loads(response.partition(b"\r\n\r\n")[2])
     assert server.requests == []
-    assert server.ask(post()) == OK, "others are served"
+    assert server.ask(post()) == OK, "other clients must be served"
 
 
 def test_server_that_is_gone_is_answered_for_with_503_until_it_is_back(server: Server) -> None:
@@ -176,7 +176,7 @@ def test_server_that_dies_during_a_request_is_answered_for(server: Server) -> No
     server.answer = lambda connection: connection.close()
     assert server.ask(post()).startswith(b"HTTP/1.1 503 ")
     server.answer = lambda connection: (connection.sendall(OK[:-1]), connection.close())
-    assert server.ask(post()) == OK[:-1], "a part cannot be mended: the client notices the missing end"
+    assert server.ask(post()) == OK[:-1], "a partial response is not repaired; the client notices the missing end"
 
 
 def test_events_are_passed_on_as_they_come(server: Server) -> None:
@@ -212,7 +212,7 @@ def test_slow_reader_holds_back_the_server_and_not_the_memory(server: Server) ->
     with closing(server.open()) as connection:
         connection.sendall(post())
         time.sleep(1.0)
-        assert sum(sent) < 16 << 20, "what neither the client nor the sockets hold stays with the server"
+        assert sum(sent) < 16 << 20, "data beyond the socket buffers must stay in the server"
         status = Path(f"/proc/{server.process.pid}/status").read_text()
         assert int(re.search(r"VmRSS:\s+(\d+)", status)[1]) < 120_000  # type: ignore[index]
         got = 0
@@ -244,7 +244,7 @@ def test_client_of_generate_that_leaves_is_noted_until_the_model_has_ended(serve
 
 
 def test_slow_heads_do_not_keep_others_out(server: Server) -> None:
-    """More connections than the front takes, none of which ends its head."""
+    """Open more connections than the proxy accepts, all with incomplete heads."""
     slow = []
     try:
         for _ in range(1100):
@@ -305,4 +305,4 @@ def test_port_that_is_taken_ends_the_front_with_its_own_status(tmp_path: Path) -
             front_command(tmp_path, "127.0.0.1", ports), capture_output=True, text=True, timeout=WAIT_S, check=False
         )
     assert done.returncode == PORT_IN_USE
-    assert f"http port {ports['http']} of 127.0.0.1 cannot be opened: Address already in use" in done.stderr
+    assert f"cannot listen on http port {ports['http']} of 127.0.0.1: Address already in use" in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One real tritonserver with the quickstart for all tests of the entry, and the entry that asks it."""
+"""A tritonserver with the quickstart and a gateway in front of it, shared by the gateway's tests."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A tritonserver with it."""
+    """A tritonserver that serves the quickstart."""
     with serving(tmp_path_factory.mktemp("server"), quickstart / "model_repository") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def entry(quickstart: Path, served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """The entry that asks it, with a chat template that the quickstart's model has not."""
+    """A gateway in front of the server, with a chat template added to the quickstart's tokenizer."""
     from tests.serving.gateway.running import running, with_template
     from trtspec.serving.gateway.command import entry_config
 

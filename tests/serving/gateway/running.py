@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An entry that runs in a thread of the tests, and a Triton of functions for what a real one cannot be brought to."""
+"""A gateway in a thread, and a fake Triton for states that a real server cannot be forced into."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INPUTS = (
 
 @dataclass(frozen=True)
 class Running:
-    """An entry; `url` is its address."""
+    """A running gateway; `url` is its address."""
 
     url: str
     config: EntryConfig
@@ -52,14 +52,14 @@ class Running:
         return requests.get(self.url + path, timeout=WAIT_S)
 
     def metric(self, line: str) -> float:
-        """Return the value of a metric, by its name and labels; 0 where it is not there."""
+        """Return the value of a metric by its name and labels, or 0 if it is absent."""
         found = [each for each in self.get("/metrics").text.splitlines() if each.startswith(f"{line} ")]
         return float(found[0].split()[-1]) if found else 0.0
 
 
 @contextmanager
 def running(config: EntryConfig, keys: list[str] | None = None) -> Iterator[Running]:
-    """Serve an entry in a thread."""
+    """Serve a gateway in a thread."""
     server = uvicorn.Server(uvicorn.Config(make_app(config, keys or []), log_config=None, timeout_graceful_shutdown=1))
     listener = _listen(config.host, config.port)
     config = replace(config, port=listener.getsockname()[1])
@@ -74,7 +74,7 @@ def running(config: EntryConfig, keys: list[str] | None = None) -> Iterator[Runn
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> float:
-    """Return how long it took until something held; it has to."""
+    """Wait until a condition holds and return the seconds it took; fail after `timeout_s`."""
     began = time.monotonic()
     while not holds():
         assert time.monotonic() - began < timeout_s
@@ -83,14 +83,14 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> float:
 
 
 def with_template(tokenizer: Path, out: Path) -> Path:
-    """Copy a tokenizer and give it a chat template."""
+    """Copy a tokenizer and add a chat template."""
     shutil.copytree(tokenizer, out)
     (out / "chat_template.jinja").write_text(TEMPLATE)
     return out
 
 
 class Fake(Models):
-    """Triton with one model whose answers are a function; `status` ends a stream, `ready` is what it says."""
+    """A Triton server whose model responds with a function; `status` ends a stream, `ready` is its readiness."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Fake(Models):
 
     @contextmanager
     def taking(self, name: str) -> Iterator[None]:
-        """Have a further input meanwhile."""
+        """Add a model input temporarily."""
         self.inputs.append(name)
         yield
         self.inputs.remove(name)
@@ -126,7 +126,7 @@ class Fake(Models):
 
 @contextmanager
 def fake_triton() -> Iterator[Fake]:
-    """Serve a fake on loopback."""
+    """Serve a fake Triton on loopback."""
     fake = Fake()
     server = grpc.server(ThreadPoolExecutor(16))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)

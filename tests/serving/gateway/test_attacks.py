@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on a gateway in a process of its own: its memory stays bounded, and it goes on serving."""
+"""Attacks on a gateway in its own process: memory stays bounded, and other requests are still served."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLOOD_MB = 16
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway's process."""
+    """A gateway process."""
 
     port: int
     pid: int
@@ -55,7 +55,7 @@ class Gateway:
         return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
     def forget_peak(self) -> float:
-        """Set the peak of memory to what is used now, and return that."""
+        """Reset the peak of the resident memory and return the current value."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         return self.rss_mb()
 
@@ -81,7 +81,7 @@ def gateway(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         )
         write_config(config, root / "config.json")
         command = entry_command(root / "config.json")
-        if request.param == "h11":  # which uvicorn takes where there is no httptools
+        if request.param == "h11":  # uvicorn's fallback without httptools
             code = (
                 "import sys; sys.modules['httptools'] = None; from trtspec.serving.gateway.__main__ import main; main()"
             )
@@ -107,7 +107,7 @@ def _answers(gateway: Gateway) -> bool:
 
 
 def pour(client: socket.socket, part: bytes, megabytes: int = FLOOD_MB) -> int:
-    """Send a part again and again until the server ends the connection; returns how many bytes it took."""
+    """Send `part` repeatedly until the server closes the connection; return the number of bytes it accepted."""
     sent = 0
     with suppress(OSError):
         while sent < megabytes * MB:
@@ -184,7 +184,7 @@ def test_heads_and_trailers_are_bounded_before_a_key_is_asked_for(start: bytes, 
 
     with ThreadPoolExecutor(8) as pool:
         sent = [*pool.map(flood, range(8))]
-    assert max(sent) < FLOOD_MB * MB, "each is ended, after what the sockets hold"
+    assert max(sent) < FLOOD_MB * MB, "each must be closed after the socket buffers are full"
     assert gateway.peak_mb() - before < 24, (before, gateway.peak_mb())
     assert gateway.serves()
 
@@ -195,7 +195,7 @@ def test_a_head_beyond_the_bounds_gets_431(lines: int, gateway: Gateway) -> None
         value = b"a" * (1000 if lines == 100 else 2)
         client.sendall(CLOSING + (b"X: " + value + b"\r\n") * lines + b"\r\n")
         words = last_words(client)
-        # h11 has a bound of its own, which uvicorn answers by 400
+        # h11 has its own limit, for which uvicorn responds with 400
         assert words[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400", b""), words[:100]
     with gateway.connect() as client:
         client.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n" + b"X: aaa\r\n" * 100 + b"\r\n")
@@ -227,7 +227,7 @@ def test_many_unfinished_heads_take_a_bounded_memory_together(gateway: Gateway) 
             with suppress(OSError):
                 clients[-1].sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * 60_000)
         assert gateway.serves()
-        assert gateway.peak_mb() - before < 32 + 16, "it would be 54 MB, and the connections' own"
+        assert gateway.peak_mb() - before < 32 + 16, "unlimited it would be 54 MB plus the connections"
     finally:
         for client in clients:
             client.close()
@@ -246,7 +246,7 @@ def test_many_unfinished_bodies_take_a_bounded_memory_together(gateway: Gateway)
 
         with ThreadPoolExecutor(20) as pool:
             [*pool.map(begin, range(60))]
-        assert gateway.serves(), "a small request always has room"
+        assert gateway.serves(), "small requests must always be served"
         assert gateway.peak_mb() - before < 2 * 16 * 4 + 56, (
             "h11 keeps a second copy; without a bound it is 240 MB or twice that"
         )
@@ -295,7 +295,7 @@ def test_large_bodies_do_not_stop_the_others(kind: str, gateway: Gateway) -> Non
             done.set()
         looking.result()
     assert set(statuses) <= {400, 413}, statuses
-    assert max(waits) < float(os.environ.get("TRTSPEC_TEST_WAIT_S", "1.0")), "alone it is below 0.1 s"
+    assert max(waits) < float(os.environ.get("TRTSPEC_TEST_WAIT_S", "1.0")), "below 0.1 s on an idle machine"
     print(kind, f"longest wait {max(waits):.3f} s")  # noqa: T201
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bench` under load of a real tritonserver with the quickstart, by Triton's entry and by OpenAI's."""
+"""`bench` of a real tritonserver with the quickstart, by Triton's HTTP API and through the OpenAI gateway."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bench(trtspec: Run, url: str, *more: Any) -> dict[str, Any]:
 
 
 def test_both_entries_say_the_same_of_the_same_texts(entry: Running, served: Served, trtspec: Run) -> None:
-    """Tokens, drafts and texts are the engine's, whoever hands them on."""
+    """Tokens, draft counts and texts come from the engine and must not depend on the API."""
     by_triton = bench(trtspec, served.client.where, "--concurrency", "1,3")
     by_openai = bench(trtspec, entry.url, "--concurrency", "1,3")
     assert by_triton["arms"]["served"]["api"] == "triton"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the entry is told of the artifact that it serves."""
+"""The gateway's configuration for an artifact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS = {
 
 
 def write(root: Path, **serving: object) -> Path:
-    """Write the manifest of an artifact without a file."""
+    """Write the manifest of an artifact without files."""
     recipe = resolved(serving=serving, engine={"max_batch_size": 2})
     backend = BackendRecord(name="embedded", why="a test")
     manifest = Manifest(recipe=recipe, steps=(), files=(), tools={}, gpu={}, backend=backend)

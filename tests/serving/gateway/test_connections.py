@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that ask nothing, or too slowly, are ended, and those beyond a number are not taken."""
+"""Connection limits: idle and slow connections are closed, and their number is limited."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trtspec.serving.gateway.connections import bounded, most_connections
 from trtspec.serving.gateway.server import _listen, server_config
 
 HEAD_S = 0.4
-WAIT_S = 20.0  # more than any test takes, and less than uvicorn keeps what asks nothing
+WAIT_S = 20.0  # longer than any test, shorter than uvicorn's keep-alive timeout
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CONFIG = EntryConfig("127.0.0.1:1", 0, "m", "tensorrt_llm", "", 100, 100)
 
@@ -30,7 +30,7 @@ BOTH = pytest.mark.parametrize("kind", [H11Protocol, HttpToolsProtocol])
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answer once all of a request's body has come."""
+    """Respond after the whole request body has arrived."""
     while (await receive()).get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -39,7 +39,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 @contextmanager
 def served(config: uvicorn.Config) -> Iterator[Callable[[], socket.socket]]:
-    """Yield what connects to a server in a thread, and what it connected is closed."""
+    """Run a server in a thread and yield a function that connects to it; the connections are closed at the end."""
     server, listener = uvicorn.Server(config), _listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     address, clients = listener.getsockname(), []
@@ -67,7 +67,7 @@ def config_of(kind: Any, most: int = 100, head_s: float = HEAD_S, keep_s: int = 
 
 
 def is_ended(client: socket.socket) -> bool:
-    """Return whether the server ended a connection, before a socket's own time is over."""
+    """Return whether the server closed a connection before the socket timeout."""
     try:
         return client.recv(1000) == b""
     except ConnectionResetError:
@@ -79,7 +79,7 @@ def answer(client: socket.socket) -> bytes:
     found = b""
     while not found.endswith(b"ok"):
         more = client.recv(1000)
-        assert more, "the server ended it"
+        assert more, "the server closed the connection"
         found += more
     return found
 
@@ -105,7 +105,7 @@ def test_a_head_that_drips_is_ended_though_each_byte_is_in_time(kind: Any) -> No
                 assert client.recv(1000) == b""
                 break
             except TimeoutError:
-                assert sent < 100, "it is still open"
+                assert sent < 100, "the connection is still open"
             except ConnectionError:
                 break
 
@@ -125,7 +125,7 @@ def test_a_connection_is_kept_between_requests_and_while_a_body_comes(kind: Any)
         client, other = connect(), connect()
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na")
         answer(other)
-        assert is_ended(connect()), "the time for a head is over"
+        assert is_ended(connect()), "the head timeout has passed"
         answer(other)
         client.sendall(b"bc")
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
@@ -139,7 +139,7 @@ def test_only_so_many_are_open_and_one_that_goes_makes_room(kind: Any, caplog: p
         for client in kept:
             answer(client)
         assert all(is_ended(connect()) for _ in range(5))
-        assert caplog.messages == ["3 connections are open, and no more are taken"]
+        assert caplog.messages == ["more than 3 connections are open; closing new ones"]
         kept[0].close()
         wait_until(lambda: _is_taken(connect()))
         answer(kept[1])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client is told when the server behind the entry, or the client itself, does not do its part.
+"""Errors returned to a client when the Triton server or the client itself misbehaves.
 
-A real server cannot be brought to most of this when a test wants it; a strict double of its gRPC service can.
+A strict double of Triton's gRPC service produces states that a real server cannot be forced into.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def calm(fake: Fake) -> None:
 
 
 def says(*texts: str) -> Any:
-    """Answer with these texts, a response each, whose ids are those of the tokenizer of single bytes."""
-    ids = [[byte - 32 for byte in text.encode()] for text in texts]  # tokens begin at '!', which is 1
+    """Respond with these texts, one per response, encoded by a tokenizer of single bytes."""
+    ids = [[byte - 32 for byte in text.encode()] for text in texts]  # the first token is '!', id 1
 
     def serve(model: str, inputs: dict[str, Any]) -> list[Any]:
         return [response(output_ids=[[row]], sequence_length=[[len(row)]]) for row in ids]
@@ -176,7 +176,7 @@ def test_a_bug_of_the_entry_is_an_id_of_its_log(
 
 @pytest.mark.slow
 def test_a_stream_that_is_answered_is_not_cancelled(fake: Fake, failing: Running) -> None:
-    """The server might keep it, and the model behind it would never be unloaded."""
+    """The server might keep a cancelled stream, and the model behind it would never be unloaded."""
     fake.lingers = True
     assert failing.post().status_code == 200
     assert fake.ended == [True]
@@ -235,7 +235,7 @@ def test_a_client_that_reads_nothing_ends_its_request(fake: Fake, failing: Runni
     fake.serve, fake.waits = says(*["x" * 500] * 1500), True
     body = json.dumps({"model": "m", "prompt": "x", "stream": True, "max_tokens": 100_000}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\n{HEAD}Content-Length: {len(body)}"
-    # on a busy machine the other limits might end the request before the client's buffer is full
+    # On a busy machine, the other limits could end the request before the client's buffer is full.
     limits = replace(LIMITS, stall_s=WAIT_S, timeout_s=WAIT_S)
     with running(replace(failing.config, port=0, limits=limits)) as entry, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -252,7 +252,7 @@ def test_no_more_texts_are_made_than_together_may_be(fake: Fake, failing: Runnin
     open_ones = [requests.post(f"{failing.url}/v1/completions", json=asked, stream=True, timeout=20) for _ in range(3)]
     refused = failing.post()
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    assert "at most 3 are together" in error_of(refused)["message"]
+    assert "the limit is 3" in error_of(refused)["message"]
     for each in open_ones:
         each.close()
 
@@ -282,7 +282,7 @@ def test_without_a_server_health_and_requests_say_so_in_time(failing: Running, t
                 timeout=10,
             )
             assert (answer.status_code, error_of(answer)["code"]) == (503, "overloaded")
-            told = "the model does not answer now; send the request again in a moment"
+            told = "the model is unavailable; retry in a moment"
             assert (error_of(answer)["message"], answer.headers["retry-after"]) == (told, "1")
             assert time.monotonic() - began < 5
             assert entry.get("/v1/models").status_code == 401
@@ -321,7 +321,7 @@ def test_a_body_that_grows_or_drips_is_not_waited_for(failing: Running) -> None:
 
 
 def test_prompts_are_bounded_before_they_are_read(fake: Fake, failing: Running) -> None:
-    over = failing.post(prompt="x" * 20_100)  # five bytes a token, at most
+    over = failing.post(prompt="x" * 20_100)  # at most five bytes per token
     assert (over.status_code, error_of(over)["code"]) == (400, "context_length_exceeded")
     assert "20,100 bytes" in error_of(over)["message"]
     long = failing.post(prompt="x" * 4001)
@@ -330,7 +330,7 @@ def test_prompts_are_bounded_before_they_are_read(fake: Fake, failing: Running) 
         answer = failing.post(prompt=prompt)
         assert (answer.status_code, error_of(answer)["param"]) == (400, "prompt"), prompt
     many = failing.post(prompt=["a", "b"], n=2)
-    assert "at most 2 are made" in error_of(many)["message"]
+    assert "the limit is 2" in error_of(many)["message"]
     assert fake.made == []
 
 
@@ -351,7 +351,7 @@ def test_what_is_asked_is_what_was_meant(fake: Fake, failing: Running) -> None:
     assert (sampled["runtime_top_k"], sampled["seed"], sampled["streaming"]) == ([7], [2**63 - 1], [False])
     assert (greedy["temperature"], greedy["runtime_top_k"], greedy["runtime_top_p"]) == ([1.0], [1], [1.0])
     assert (free["runtime_top_k"], free["end_id"], free["num_draft_tokens"]) == ([1], [-1], [0])
-    assert greedy["seed"] != free["seed"]  # of those that name none each has its own
+    assert greedy["seed"] != free["seed"]  # requests without a seed get different ones
     assert "stop_words_list" in sampled
     assert "stop_words_list" not in greedy
 
@@ -384,4 +384,4 @@ def test_open_streams_are_told_when_the_entry_ends(fake: Fake, failing: Running)
         entry.server.should_exit = True
         asking.join(MODEL_S)
     last = answers[0].text.split("\n\n")[-2]
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down", "and no [DONE]"
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down", "[DONE] must not follow"

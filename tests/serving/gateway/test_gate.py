@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys, rates, and how many texts are made together."""
+"""Admission control: API keys, rate limits and the limit of concurrent completions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trtspec.serving.gateway.errors import ApiError
 def test_keys_come_from_the_environment_and_a_private_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("three\n\nfour\n")
-    with pytest.raises(TrtspecError, match="others can read the API keys"):
+    with pytest.raises(TrtspecError, match="the API keys are readable by other users"):
         load_keys(str(file), {})
     file.chmod(0o600)
     assert load_keys(str(file), {"TRTSPEC_OPENAI_KEYS": "one, two,"}) == ["one", "two", "three", "four"]
     assert load_keys("", {}) == []
     file.write_text("\n")
-    with pytest.raises(TrtspecError, match="no API key in it"):
+    with pytest.raises(TrtspecError, match="the file contains no API key"):
         load_keys(str(file), {})
     with pytest.raises(TrtspecError, match="cannot be read"):
         load_keys(str(tmp_path / "none"), {})
@@ -44,7 +44,7 @@ def test_each_key_has_a_rate_of_its_own_that_comes_back() -> None:
     gate = Gate(Limits(requests_per_minute=2), ["a", "b"], lambda: now[0])
     gate.check("Bearer a")
     gate.check("Bearer a")
-    with pytest.raises(ApiError, match="more than 2 requests a minute") as caught:
+    with pytest.raises(ApiError, match="more than 2 requests per minute") as caught:
         gate.check("Bearer a")
     assert (caught.value.status, caught.value.headers) == (429, {"retry-after": "30"})
     gate.check("Bearer b")
@@ -55,7 +55,7 @@ def test_each_key_has_a_rate_of_its_own_that_comes_back() -> None:
 def test_more_texts_than_fit_are_for_later() -> None:
     gate = Gate(Limits(max_texts=3), [])
     with gate.making(2):
-        with pytest.raises(ApiError, match="at most 3 are together") as caught, gate.making(2):
+        with pytest.raises(ApiError, match="the limit is 3") as caught, gate.making(2):
             pass
         assert (caught.value.status, caught.value.headers) == (503, {"retry-after": "1"})
         with gate.making(1):

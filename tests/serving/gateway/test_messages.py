@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that are no prompt, as a client is told of them."""
+"""Errors for chat messages that cannot be rendered as a prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def refused(tokenizer: Path, messages: Any) -> dict[str, Any]:
 
 def test_a_model_without_a_template_says_where_to_ask(pair_master: Path) -> None:
     error = refused(pair_master / "target", [{"role": "user", "content": "x"}])
-    assert error["message"] == "this model has no chat template: ask for a completion"
+    assert error["message"] == "this model has no chat template; use the completions API"
     assert (error["param"], error["code"]) == ("messages", "no_chat_template")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the entry exports of itself, by the rules of Prometheus' linter, which is asked where it is here."""
+"""The gateway's metrics, checked with Prometheus' linter if it is installed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_each_family_says_what_it_is_and_counters_are_totals(exposition: str) ->
     assert {*kinds} == {*re.findall(r"^# HELP (\w+) .*[^.]\.$", exposition, re.MULTILINE)}
     assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds.items())
     samples = [line for line in exposition.splitlines() if not line.startswith("#")]
-    assert len({line.rsplit(" ", 1)[0] for line in samples}) == len(samples), "a series is told once"
+    assert len({line.rsplit(" ", 1)[0] for line in samples}) == len(samples), "duplicate series"
     for line in samples:
         found = SAMPLE.fullmatch(line)
         assert found, line

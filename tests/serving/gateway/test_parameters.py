@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask for, and what is said of the rest."""
+"""Validation of request parameters."""
 
 from __future__ import annotations
 

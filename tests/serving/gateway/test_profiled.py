@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`profile --server` of a real tritonserver with the quickstart, against `profile` on the torch engine."""
+"""`profile --server` of a real tritonserver with the quickstart, compared with `profile` on the torch engine."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ SCREEN = Screen(build_bars, counter)
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time few requests: what they take is not looked at here."""
+    """Time few requests, because these tests ignore the times."""
     monkeypatch.setattr("trtspec.bench.profile.server_client.LEAST", 4)
     monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 1)
 
 
 @pytest.fixture
 def on_engine(workplace: Path) -> Profile:
-    """The torch engine's own profile of the same prompts."""
+    """The torch engine's profile of the same prompts."""
     return run.run(ASKED, SCREEN)
 
 
 def test_acceptance_is_that_of_the_torch_engine(on_engine: Profile, entry: Running, served: Served) -> None:
-    """Text by text: steps, drafted and accepted tokens, at every draft length that the server was asked for."""
+    """Steps, drafted and accepted tokens are equal per text and draft length."""
     by_openai, by_triton = (
         profiling_served.run(ASKED, Servers(Server(url), None, None), SCREEN)
         for url in (entry.url, served.client.where)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's own client, unchanged, against the quickstart on a real tritonserver."""
+"""OpenAI's unmodified client against the quickstart on a real tritonserver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtspec.core.ports import free_ports
 from trtspec.serving.gateway.command import entry_command, entry_config, ready_url, write_config
 
 if TYPE_CHECKING:
-    import openai  # takes a second of every worker that collects this
+    import openai  # importing takes a second in every worker
 
 pytestmark = pytest.mark.triton
 
@@ -43,7 +43,7 @@ def client(entry: Running) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def expected(quickstart: Path) -> dict[str, Any]:
-    """What the engine makes of each prompt in this process: its text, and its counts."""
+    """The text and counts that the engine produces for each prompt in this process."""
     with open_artifact(quickstart) as opened:
         made = [opened.engine.generate([opened.request(prompt, TOKENS)])[0] for prompt in PROMPTS]
         texts = [(opened.tokenizer.decode(result.ids), result.stats) for result in made]
@@ -124,7 +124,7 @@ def test_samples_differ_and_a_seed_repeats_them(client: openai.OpenAI) -> None:
     assert len(set(texts(seed=5))) == 3
     assert texts(seed=5)[0] == complete(client, temperature=1.5, max_tokens=12, seed=5).choices[0].text
     answer = complete(client, temperature=1.5, n=3, max_tokens=12)
-    assert "metrics" not in answer.model_extra  # they are one text's
+    assert "metrics" not in answer.model_extra  # metrics are reported for single completions only
     assert answer.usage.prompt_tokens == complete(client).usage.prompt_tokens
 
 
@@ -192,7 +192,7 @@ def test_models_are_listed(client: openai.OpenAI, entry: Running) -> None:
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("a/b")
-    assert entry.get("/nowhere").json()["error"]["message"] == "there is no such path"
+    assert entry.get("/nowhere").json()["error"]["message"] == "no such path"
     wrong = requests.delete(f"{entry.url}/v1/completions", timeout=10)
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     assert "access-control-allow-origin" not in requests.options(f"{entry.url}/v1/completions", timeout=10).headers
@@ -225,7 +225,7 @@ def test_text_is_asked_for_where_there_are_no_token_ids(entry: Running, expected
 
 @pytest.fixture(scope="module")
 def process(quickstart: Path, served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The entry as deployments start it."""
+    """A gateway process, started as by a deployment."""
     root = tmp_path_factory.mktemp("process")
     keys = root / "keys"
     keys.write_text("secret\n")
@@ -270,4 +270,4 @@ def test_a_configuration_that_is_none_is_told_without_a_traceback(tmp_path: Path
     path.write_text('{"port": "x"}')
     ended = subprocess.run(entry_command(path), capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith(f"error: {path}: not the configuration of an entry")
+    assert ended.stderr.startswith(f"error: {path}: not a gateway configuration")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stop texts cut where they begin, however a text is divided; and drafts counted as vLLM says them."""
+"""Stop strings at any division of the text, and draft counts in vLLM's format."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def test_log_probabilities_are_those_of_the_new_tokens(tokenizer: Tokenizer) -> 
     ids = tokenizer.encode("ab")
     text = TokenText(asked(max_tokens=9, logprobs=1), (1,), tokenizer, Pieces(tokenizer))
     told = {
-        "output_log_probs": np.array([-9.0, -0.5, -1.5], np.float32).tobytes(),  # with one of the response before
+        # includes one from the previous response
+        "output_log_probs": np.array([-9.0, -0.5, -1.5], np.float32).tobytes(),
         "top_logprobs": np.array([-0.5, -0.25], np.float32).tobytes(),
         "top_logprob_ids": np.array([ids[0], ids[0]], np.int32).tobytes(),
     }
@@ -132,7 +133,7 @@ def test_drafts_are_told_as_vllm_tells_them(tokenizer: Tokenizer) -> None:
     assert speculation(text, 3) == {
         "mean_acceptance_length": 2.5,
         "draft_acceptance_rate": 0.5,
-        "acceptance_histogram": [1, 1, 1, 1],  # steps that accepted 0, 1, 2 and 3
+        "acceptance_histogram": [1, 1, 1, 1],  # number of steps that accepted 0, 1, 2 and 3 tokens
         "num_spec_steps": 4,
         "num_accepted_draft_tokens": 6,
         "num_draft_tokens": 12,

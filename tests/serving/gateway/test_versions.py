@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two revisions behind one entry, whose servers are strict doubles of Triton's gRPC: who answers for whom."""
+"""Two revisions behind a gateway, each a strict double of Triton's gRPC service: routing, failover and mirroring."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ GONE = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
 def says(text: str, counted: tuple[int, int] = (0, 0)) -> Any:
-    """Answer with the rest of a text after what a prompt of two tokens has of it, a token a response."""
-    ids = [byte - 32 for byte in text.encode()]  # tokens begin at '!', which is 1
+    """Respond with a text, one token per response; a prompt of more than two tokens resumes it."""
+    ids = [byte - 32 for byte in text.encode()]  # the first token is '!', id 1
 
     def serve(model: str, inputs: dict[str, Any]) -> list[Any]:
         done = inputs["input_ids"].size - 2
@@ -41,7 +41,7 @@ def says(text: str, counted: tuple[int, int] = (0, 0)) -> Any:
 
 @dataclass
 class Pair:
-    """An entry before two fakes; `share` says how many requests the new one gets."""
+    """A gateway in front of two fakes; `share` sets the share of the new revision."""
 
     entry: Running
     old: Fake
@@ -53,7 +53,7 @@ class Pair:
         return read_sight(sight_of(Path(self.entry.config.routes_file))).shadow
 
     def share(self, new: int, takes: int = 0, **of_new: int) -> None:
-        """Give the new one a share of the requests; it takes texts of as many tokens as the old one, or `takes`."""
+        """Set the share of the new revision; `takes` is its maximum sequence length, by default the old one's."""
         self.generation += 1
         config = self.entry.config
         newer = replace(config, max_seq_len=takes or config.max_seq_len)
@@ -86,7 +86,7 @@ def pair(served: Pair) -> Pair:
 
 
 def breaks_off(fake: Fake, after: str = "") -> None:
-    """Let a server go in the midst of each text."""
+    """Let a server break off in the middle of each completion."""
     fake.serve, fake.status, fake.closes_early, fake.ready = says(after), GONE, True, False
 
 
@@ -103,7 +103,7 @@ def streamed(answer: Any) -> str:
 
 @pytest.mark.parametrize(("keys", "same"), [("aa", True), ("ab", False), (("", ""), False)])
 def test_texts_are_known_to_be_the_same_by_the_target_alone(keys: str, same: bool) -> None:
-    """Its draft head lies in its checkpoint."""
+    """The draft head is part of the target's checkpoint and must not affect the key."""
     found = set()
     for number, key in enumerate(keys):
         files = [FileRecord(path="checkpoints/target/rank0.safetensors", size=1, sha256=str(number) * 64)]
@@ -144,7 +144,7 @@ def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair:
         assert ask(pair, stream=number % 2 > 0, temperature=number // 4).status_code == 200
         wait_until(lambda sent=(number + 1) // 2: pair.shadowed.sent == sent)
     seen = pair.shadowed
-    assert (seen.failed, seen.compared, seen.different, seen.dropped) == (0, 2, 0, 0), "two of them sampled"
+    assert (seen.failed, seen.compared, seen.different, seen.dropped) == (0, 2, 0, 0), "two are sampled"
     assert len(seen.old_s) == len(seen.new_s) == 4
     assert len(pair.new.made) == 4
     told = 'trtspec_openai_shadow_{}_total{{revision="2",outcome="{}"}}'
@@ -152,7 +152,7 @@ def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair:
         assert pair.entry.metric(told.format(what, outcome)) == count
     pair.share(50)
     assert pair.shadowed == Shadowed()
-    assert pair.entry.metric(told.format("requests", "ok")) == 4, "a counter stays when the trial goes on without"
+    assert pair.entry.metric(told.format("requests", "ok")) == 4, "the counters must survive the end of mirroring"
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_another_text_is_seen_and_no_client_gets_it(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_a_shadow_that_fails_or_hangs_costs_the_client_nothing_and_is_counted(pair: Pair) -> None:
-    """Those that hang are four at most; the others are not sent, and all end with the trial."""
+    """At most four mirrored requests hang; further ones are dropped, and all end with the trial."""
     pair.share(0, shadow=100)
     breaks_off(pair.new)
     assert ask(pair).json()["system_fingerprint"] == "old"
@@ -197,12 +197,12 @@ def test_nothing_of_a_shadowed_text_is_written(pair: Pair) -> None:
 
 
 def test_what_only_the_new_one_refuses_is_answered_and_counted_as_its_failure(pair: Pair) -> None:
-    """As where it lost its chat template, or takes shorter texts."""
+    """For example, because it lost its chat template or accepts only shorter prompts."""
     pair.share(100, takes=3)
     answer = ask(pair, max_tokens=2)
     assert (answer.status_code, answer.json()["system_fingerprint"]) == (200, "old")
     wait_until(lambda: seen_of(pair, NEW).failed == 1)
-    assert "it refuses what revision 1 takes" in seen_of(pair, NEW).said
+    assert "it rejects a request that revision 1 accepts" in seen_of(pair, NEW).said
 
 
 def test_what_both_refuse_is_the_clients_mistake(pair: Pair) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gRPC server in this process whose models are functions, for what asks Triton's models by gRPC."""
+"""A gRPC server in this process whose models are functions, for clients of Triton's models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 20.0
 
 @dataclass(frozen=True)
 class Response:
-    """What a model answers: tensors, or why it does not."""
+    """A model's response: tensors or an error."""
 
     outputs: dict[str, np.ndarray]
     error: str = ""
@@ -46,7 +46,7 @@ def response(error: str = "", **outputs: Any) -> Response:
 
 @dataclass
 class Request:
-    """What came, and whether its client left before all was said."""
+    """A received request, and whether its client cancelled it before the last response."""
 
     model: str
     inputs: dict[str, np.ndarray]
@@ -58,10 +58,11 @@ Serve = Callable[[str, dict[str, np.ndarray]], list[Response]]
 
 
 class Models(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Models that `serve` answers for; `made` are the requests that came.
+    """Models whose responses come from `serve`; `made` are the received requests.
 
-    With `waits` a client has to leave: behind the last response comes nothing, and no end either. With `closes_early`
-    the stream ends there. With `lingers` a stream ends a moment late; `ended` has whether its client waited for that.
+    With `waits`, the stream stays open after the last response until the client cancels. With `closes_early`, the
+    stream ends without the last response. With `lingers`, a stream ends a moment late; `ended` has whether its client
+    waited.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class Models(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802  its name
         self.streams += 1
-        assert "triton_grpc_error" not in dict(context.invocation_metadata()), "the server dies of it"
+        assert "triton_grpc_error" not in dict(context.invocation_metadata()), "this metadata crashes the server"
         for request in request_iterator:
             assert request.parameters["triton_enable_empty_final_response"].bool_param
             made = Request(request.model_name, arrays(request), [output.name for output in request.outputs])
@@ -97,7 +98,7 @@ class Models(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 def last_message() -> Any:
-    """Return what says that a request is answered, as Triton sends it to those who ask for it."""
+    """Return the final response without tensors, which Triton sends if a request asks for it."""
     message = service_pb2.ModelStreamInferResponse()
     message.infer_response.parameters["triton_final_response"].bool_param = True
     return message

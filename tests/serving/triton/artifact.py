@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts to serve: one with tiny random models, and one whose ensemble only echoes and starts in half a second."""
+"""Artifacts to serve: one with tiny random models, and one with an echo ensemble that loads in half a second."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ def records(root: Path) -> tuple[FileRecord, ...]:
 
 
 def allow_code(*files: Path) -> None:
-    """Let this process and those that it starts run files that are not ours."""
+    """Allow this process and its children to run modified repository code."""
     allowed = {*os.environ.get(ALLOW, "").split(","), *(file_sha256(path) for path in files)}
     os.environ[ALLOW] = ",".join(sorted(allowed - {""}))
 
 
 def vouch(root: Path) -> None:
-    """Record an artifact as a test has changed it, and let all of its repository run."""
+    """Rewrite the manifest of an artifact that a test has changed, and allow its whole repository to run."""
     manifest = load_manifest(root).model_copy(update={"files": records(root)})
     (root / "manifest.json").write_bytes(manifest.render())
     allow_code(*(path for path in (root / "model_repository").rglob("*") if path.is_file()))
 
 
 def make_echo_artifact(root: Path, name: str = "echo", before: str = "pass", first: str = "pass") -> Path:
-    """`before` runs while the model loads, `first` in front of every answer."""
+    """Write an artifact with an echo model; `before` runs while it loads, `first` before each response."""
     version = root / "model_repository" / "ensemble" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(ECHO_CONFIG)
@@ -89,7 +89,7 @@ def make_echo_artifact(root: Path, name: str = "echo", before: str = "pass", fir
 
 
 def make_tokenizer(root: Path) -> Path:
-    """Save a tokenizer whose tokens are single bytes, so that half characters are everywhere."""
+    """Save a tokenizer of single-byte tokens, so that most tokens are parts of characters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -112,7 +112,7 @@ def emit_repository(
 
 
 def make_artifact(root: Path, name: str = "tiny") -> Path:
-    """Lay out an artifact with a random target and draft."""
+    """Write an artifact with a random target and draft."""
     make_tokenizer(root / "tokenizer")
     for seed, part in enumerate(("target", "draft")):
         source = make_llama(root.with_name(f"{root.name}-hf-{part}"), seed=seed, vocab_size=VOCAB)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server's /metrics says that trtspec's models export, and what one request adds to it."""
+"""The metrics of trtspec's models at a server's /metrics, and how a request changes them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NEWS_S = 10.0
 
 
 def exposition(served: Served) -> str:
-    """Return all of /metrics."""
+    """Return the text of /metrics."""
     with urlopen(f"http://127.0.0.1:{served.metrics}/metrics", timeout=10) as answer:
         return str(answer.read().decode())
 
 
 def exported(served: Served, model: str) -> Counter[str]:
-    """Return a model's metrics by name, summed over their other labels; histograms have several names."""
+    """Return a model's metrics by name, summed over their other labels; a histogram has several names."""
     sums: Counter[str] = Counter()
     for name, of, value in SAMPLE.findall(exposition(served)):
         if of == model:
@@ -32,7 +32,7 @@ def exported(served: Served, model: str) -> Counter[str]:
 
 
 def added(served: Served, model: str, ask: Callable[[], object]) -> dict[str, float]:
-    """Return what a request adds to the metrics of a model, once it is told."""
+    """Return the change of a model's metrics by one request, once it is reported."""
     before = exported(served, model)
     ask()
     deadline = time.monotonic() + NEWS_S

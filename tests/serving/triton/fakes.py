@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton's Python stub gives a model, enough of it to run one without a server."""
+"""A fake of Triton's Python stub, sufficient to run a model without a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from google.protobuf import json_format
 import trtspec
 from trtspec.serving.triton.config import load_config
 
-# Where each model's code is, below trtspec.
+# The path of each model's code below trtspec.
 CODE = {
     "preprocessing": "serving.triton.python_models.preprocessing",
     "postprocessing": "serving.triton.python_models.postprocessing",
@@ -67,7 +67,7 @@ class Sender:
 
 
 class AllOutputs(set[str]):
-    """What a request asks for that names no outputs."""
+    """The requested outputs of a request that names none."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -76,7 +76,7 @@ class AllOutputs(set[str]):
 class Request:
     def __init__(self, wanted: Collection[str] = (), *, sent: dict[str, Any] | None = None, **inputs: Any) -> None:
         self.inputs = inputs
-        self.sent = sent or {}  # what is no input: Triton makes parameters of that
+        self.sent = sent or {}  # fields that are not inputs become parameters
         self.wanted = wanted
         self.sender = Sender()
         self.cancelled = False
@@ -105,7 +105,7 @@ def get_input_tensor_by_name(request: Request, name: str) -> Tensor | None:
 
 
 def make_metric_family(exported: dict[tuple[str, ...], list[float]]) -> type:
-    """Return a stand-in for pb_utils.MetricFamily whose metrics note what they are given, by name and last label."""
+    """Return a fake pb_utils.MetricFamily whose metrics record their values by name and last label."""
 
     class Metric:
         def __init__(self, name: str, labels: dict[str, str]) -> None:
@@ -146,7 +146,7 @@ def make_pb_utils() -> Any:
 
 
 def load_model(name: str, pb_utils: Any) -> ModuleType:
-    """Import the code of a model, as the server does by its model.py, anew."""
+    """Import the code of a model afresh through its model.py, as the server does."""
     return load_file(Path(trtspec.__file__).parent.joinpath(*CODE[name].split(".")).with_suffix(".py"), pb_utils)
 
 
@@ -160,7 +160,7 @@ def load_file(path: Path, pb_utils: Any) -> ModuleType:
 
 
 def model_args(folder: Path, **changes: str) -> dict[str, str]:
-    """Return what the server hands to `initialize` for the model configured in `folder`."""
+    """Return the argument of `initialize` for the model configured in `folder`."""
     config = json_format.MessageToDict(load_config(folder / "config.pbtxt"), preserving_proto_field_name=True)
     for key, value in changes.items():
         config["parameters"][key] = {"string_value": value}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real tritonserver for the tests of one module, with doubles in the places of what no CI machine has."""
+"""A real tritonserver for the tests of one module, with test doubles of backends that CI machines lack."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOADING_S = 120.0
 
 @dataclass(frozen=True)
 class Served:
-    """A running server; `log` is all it said."""
+    """A running server; `log` is its output."""
 
     client: Client
     grpc: int
@@ -43,7 +43,7 @@ class Served:
 
 
 def start_server(server: Server, command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a server as leader of its own session, all it says going to `log`; it dies with us."""
+    """Start a server as leader of its own session, logging to `log`; it dies with this process."""
     with log.open("wb") as output:
         return subprocess.Popen(
             command,
@@ -60,9 +60,9 @@ def start_server(server: Server, command: list[str], log: Path) -> subprocess.Po
 def serving(
     root: Path, models: Path, *, backend: str = "", environment: dict[str, str] | None = None, ends_itself: bool = False
 ) -> Iterator[Served]:
-    """Serve every model below `models`, with the double of a `backend`; a server that is not there skips the test.
+    """Serve every model below `models` with the double of a `backend`; skip the test if no server is installed.
 
-    One that `ends_itself` is told to end and waited for; the others are killed, which takes seconds less.
+    With `ends_itself` the server is stopped gracefully; otherwise it is killed, which saves seconds.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
@@ -73,7 +73,7 @@ def serving(
     server = replace(server, environment={**server.environment, **(environment or {})})
     if backend:
         if server.backends is None:
-            pytest.skip("a server whose backends lie elsewhere")
+            pytest.skip("this server's backends are elsewhere")
         shutil.copytree(server.backends, root / "backends")
         shutil.copytree(DOUBLES / backend, root / "backends" / backend, ignore=shutil.ignore_patterns("__pycache__"))
         server = replace(server, backends=root / "backends")
@@ -81,7 +81,7 @@ def serving(
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     log = root / f"server-{ports.http}.log"  # a module may have several servers
     process = start_server(server, command, log)
-    started = start_time(process.pid)  # of one that dies, what it started is still found
+    started = start_time(process.pid)  # so that the children of a dead server are still found
     client = Client(ports.http, timeout_s=60)
     try:
         deadline = time.monotonic() + LOADING_S

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python models share: words as tensors, pieces of text, and the inputs of a request."""
+"""Shared code of the Python models: word tensors, text pieces, and request inputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def inputs(**tensors) -> RequestTensors:
 
 
 def metaspace_tokenizer(root: Path) -> Path:
-    """Save a tokenizer of the SentencePiece kind: a text's first word gains a space, and decoding drops it."""
+    """Save a SentencePiece-like tokenizer: encoding adds a space before the first word, and decoding drops it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     symbols = ["▁", *"abcdeHWlorn!.", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -71,8 +71,8 @@ def test_words_come_back(words: list[list[int]]) -> None:
     ("tensor", "message"),
     [
         ([[1, 2]], r"the shape \[1, 2\], expected \[2, n\]"),
-        ([[1, 2], [3, -1]], r"the ends \[3\], expected rising numbers up to 2"),
-        ([[1, 2], [2, 1]], r"the ends \[2, 1\], expected rising"),
+        ([[1, 2], [3, -1]], r"the ends \[3\], expected increasing numbers up to 2"),
+        ([[1, 2], [2, 1]], r"the ends \[2, 1\], expected increasing"),
     ],
 )
 def test_a_bad_word_list_is_refused(tensor, message: str) -> None:
@@ -154,7 +154,7 @@ def test_bad_words_and_biases_are_refused_and_their_absence_is_not() -> None:
 
 
 def test_a_request_carries_one_prompt() -> None:
-    with pytest.raises(TrtspecError, match="x has 2 rows: send one prompt a request"):
+    with pytest.raises(TrtspecError, match="x has 2 rows: send one prompt per request"):
         inputs(x=np.zeros((2, 1))).array("x")
     with pytest.raises(TrtspecError, match="x has 3 values, expected one"):
         inputs(x=np.zeros((1, 3))).scalar("x")
@@ -187,7 +187,7 @@ def test_a_bug_is_logged_with_its_traceback_and_an_id_is_all_that_its_client_get
     response = failure(pb_utils, ZeroDivisionError("oops"))
     assert response.error.code == "internal"
     fault = fault_of(response.error.message)
-    assert response.error.message == f"internal error {fault}: the server's log has what happened, under this id"
+    assert response.error.message == f"internal error {fault}: see the server's log under this id"
     assert pb_utils.logged[0].startswith(f"internal error {fault}: ")
     assert "ZeroDivisionError: oops" in pb_utils.logged[0]
     passed_on = failure(pb_utils, ModelRefusal(response.error.message, "INTERNAL", where="tensorrt_llm"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that no client of ours sends: each is refused in words, and none ends in an internal error."""
+"""Malformed requests: each is rejected with a message, and none causes an internal error."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def answered(model: Any, **tensors: Any) -> Any:
 @pytest.mark.parametrize(
     ("tokens", "lengths", "said"),
     [
-        ([[[5, 6]]], [[3]], "SEQUENCE_LENGTH is 3, expected 0 to 2, which is as many as there are tokens"),
-        ([[[5, 6]]], [[-1]], "SEQUENCE_LENGTH is -1, expected 0 to 2, which is as many as there are tokens"),
+        ([[[5, 6]]], [[3]], "SEQUENCE_LENGTH is 3, expected 0 to 2, the number of tokens"),
+        ([[[5, 6]]], [[-1]], "SEQUENCE_LENGTH is -1, expected 0 to 2, the number of tokens"),
         ([[[5, -6]]], [[2]], "TOKENS_BATCH has the token id -6, expected 0 or more"),
-        ([[[5], [6]]], [[1]], "TOKENS_BATCH has 2 texts, SEQUENCE_LENGTH 1 lengths"),
+        ([[[5], [6]]], [[1]], "TOKENS_BATCH has 2 rows, but SEQUENCE_LENGTH has 1"),
     ],
 )
 def test_what_cannot_be_text_is_said(models: dict[str, Any], tokens: Any, lengths: Any, said: str) -> None:
@@ -83,8 +83,8 @@ def test_postprocessing_has_no_internal_error(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"input_lengths": -1}, "input_lengths is -1, expected 0 to 2, which is as many as there are tokens"),
-        ({"input_lengths": 99}, "input_lengths is 99, expected 0 to 2, which is as many as there are tokens"),
+        ({"input_lengths": -1}, "input_lengths is -1, expected 0 to 2, the number of tokens"),
+        ({"input_lengths": 99}, "input_lengths is 99, expected 0 to 2, the number of tokens"),
         ({"end_id": -(2**31)}, "end_id is -2147483648, expected a token id, or -1 for none"),
         (
             {"stop_words_list": np.array([[[-5], [1]]], np.int32)},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tensorrt_llm_bls and the models it asks, without a server: its tensors, and what goes wrong."""
+"""tensorrt_llm_bls and its models without a server: tensors and failures."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_whoever_closes_the_line_ends_the_request(models: Models, line: Line) ->
 
 @pytest.mark.slow
 def test_a_stream_that_is_answered_is_not_cancelled(models: Models, line: Line) -> None:
-    """The server might keep it, and the model behind it would never be unloaded."""
+    """The server might keep a cancelled stream, and the model behind it would never be unloaded."""
     models.serve, models.lingers = lambda *_: [tokens(1)], True
     assert len(list(ServerModel(line, "m")(CALL))) == 1
     line.close()
@@ -180,7 +180,7 @@ def test_a_stream_that_is_answered_is_not_cancelled(models: Models, line: Line) 
 
 @pytest.mark.slow
 def test_a_stream_that_is_given_up_as_its_answer_comes_is_asked_no_more(models: Models) -> None:
-    """The cancellation may come in the midst of what is asked next, which is another model's."""
+    """The cancellation may arrive during the next call, which may be of another model."""
     late = SimpleNamespace(has_left=True, close=lambda: None)
     models.serve, before = lambda *_: [tokens(1)], models.streams
     with closing(OwnServer(models.address)) as server, closing(Line(server, lambda *_: late)) as line:
@@ -213,13 +213,13 @@ def test_a_model_that_is_late_or_breaks_the_stream_leaves_the_line_to_others(mod
         yield tokens(1) if model != "broken" else response(error="no: internal error")
 
     models.serve, before = serve, models.streams
-    with pytest.raises(ModelRefusal, match=r"late: no answer in 0\.3 s") as late:
+    with pytest.raises(ModelRefusal, match=r"late: no response within 0\.3 s") as late:
         list(ServerModel(line, "late", 0.3)(CALL))
     with pytest.raises(ModelRefusal, match="broken: no") as broken:
         list(ServerModel(line, "broken", 5.0)(CALL))
     assert [answer.ids for answer in ServerModel(line, "good", 5.0)(CALL)] == [[1]]
     assert (late.value.status, broken.value.status) == ("UNAVAILABLE", "INTERNAL")
-    assert models.made[0].left.wait(WAIT_S), "what was late is ended there"
+    assert models.made[0].left.wait(WAIT_S), "the late request must be cancelled"
     assert models.streams - before == 3
 
 
@@ -231,7 +231,7 @@ def test_nothing_is_asked_by_a_line_that_is_closed(line: Line) -> None:
 
 def test_a_stream_that_ends_too_early_is_no_answer(asked: Ask, models: Models) -> None:
     models.closes_early = True
-    with pytest.raises(TrtspecError, match="the server closed the stream before it had answered"):
+    with pytest.raises(TrtspecError, match="the server closed the stream before the last response"):
         asked(CALL, tokens(1))
 
 
@@ -263,14 +263,14 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def pb_utils(models: Models) -> Any:
-    """Return what the stub gives a model, and beside it the models that this one asks."""
+    """Return a fake stub, and with it the models that the BLS model calls."""
     utils = make_pb_utils()
     utils.models = models
     return utils
 
 
 def scripted(tokenizer: Tokenizer, prompt: str) -> Serve:
-    """Return a server whose target follows the script, and whose draft does so but for every third token."""
+    """Return a server whose target follows the script, and whose draft deviates at every third token."""
     script, start = tokenizer.encode(SCRIPT), len(tokenizer.encode(prompt))
 
     def serve(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
@@ -286,7 +286,7 @@ def scripted(tokenizer: Tokenizer, prompt: str) -> Serve:
 
 
 def start(root: Path, pb_utils: Any, serve: Serve | None = None, **changes: str) -> Any:
-    """Return the model, told to run in an artifact at `root`; `serve` answers for the models that it asks."""
+    """Return the model of an artifact at `root`; `serve` responds for the models that it calls."""
     module = load_model("tensorrt_llm_bls", pb_utils)
     module.own_server = lambda: OwnServer(pb_utils.models.address)
     pb_utils.models.serve = serve or scripted(Tokenizer(root / "tokenizer"), "Hé")
@@ -336,7 +336,7 @@ def test_without_stream_there_is_one_response(root, pb_utils) -> None:
 
 
 def failing(serve: Serve, models: Models, how: str) -> Serve:
-    """Return a server whose draft model, from its third call on, is late, dead or refuses."""
+    """Return a server whose draft model is late, dead or refuses from its third call on."""
     calls = 0
 
     def serve_failing(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
@@ -385,12 +385,12 @@ def test_a_draft_that_keeps_failing_is_left_out_and_asked_again_later(root, pb_u
     assert wait_until(lambda: answer_of(model, ask()) == SCRIPT[:19] and not model.breaker.is_open, WAIT_S)
     model.finalize()
     assert pb_utils.exported["trtspec_breaker_open",][-1] == 0
-    said = [line for line in pb_utils.logged if "left out" in line or "answers again" in line]
+    said = [line for line in pb_utils.logged if "disabled" in line or "works again" in line]
     assert len(said) == 2
 
 
 def answer_of(model: Any, request: Request) -> str:
-    """Return the text of one request while the model lives on."""
+    """Return the text of one request without finalizing the model."""
     assert model.execute([request]) is None
     assert wait_until(lambda: any(flags == FINAL for _, flags in request.sender.sent), WAIT_S)
     return "".join(answer.outputs["text_output"].item().decode() for answer, _ in request.sender.sent)
@@ -418,7 +418,7 @@ def test_a_client_that_left_gets_no_more_steps(root, pb_utils) -> None:
     def serve(model: str, inputs: dict[str, np.ndarray]) -> Iterator[Response]:
         yield tokens(7)
         request.sender.cancelled = True
-        pb_utils.models.waits = True  # behind this nothing comes, until whoever asked leaves
+        pb_utils.models.waits = True  # nothing follows until the client cancels
 
     [sent] = run(start(root, pb_utils, serve, **ALONE), request)
     assert [answer.outputs["num_output_tokens"].item() for answer, _ in sent[:-1]] == [1]
@@ -474,7 +474,7 @@ def test_the_end_ids_that_an_engine_is_not_told_as_such_are_stop_words(tmp_path:
 
 @pytest.mark.slow
 def test_what_changes_logits_is_left_to_the_target_alone(root, pb_utils) -> None:
-    """The executor does not count drafted tokens where it verifies those after them."""
+    """The executor does not count drafted tokens when it verifies the tokens after them."""
     asked: list[tuple[str, dict[str, np.ndarray]]] = []
 
     def serve(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
@@ -515,23 +515,27 @@ def test_a_request_may_look_less_far_ahead(root, pb_utils) -> None:
 @pytest.mark.parametrize(
     ("settings", "inputs", "message"),
     [
-        (ALONE, {"num_draft_tokens": 0}, "num_draft_tokens is not served by this repository: the engine decides"),
-        (ALONE, sizes(1, 1, 0), "lookahead_window_size is not served by this repository: its method is not lookahead"),
-        (ALONE | LOOKAHEAD, sizes(2), "lookahead_verification_set_size come together or not at all"),
-        (ALONE | LOOKAHEAD, sizes(5, 5, 3), "lookahead sizes (5, 5, 3) are above those of the engine, (5, 4, 3)"),
+        (ALONE, {"num_draft_tokens": 0}, "num_draft_tokens is not supported by this repository: the engine decides"),
+        (
+            ALONE,
+            sizes(1, 1, 0),
+            "lookahead_window_size is not supported by this repository: its method is not lookahead",
+        ),
+        (ALONE | LOOKAHEAD, sizes(2), "lookahead_verification_set_size must be set together"),
+        (ALONE | LOOKAHEAD, sizes(5, 5, 3), "lookahead sizes (5, 5, 3) exceed the engine's, (5, 4, 3)"),
         (ALONE | {"greedy_only": "true"}, {"top_k": 9}, "takes the most probable token and cannot sample"),
-        (ALONE | {"greedy_only": "true"}, {"min_tokens": 2}, "min_tokens is not served by this engine, which drafts"),
+        (ALONE | {"greedy_only": "true"}, {"min_tokens": 2}, "min_tokens is not supported by this engine, whose own"),
         (
             ALONE | {"greedy_only": "true"},
             {"sent": {"min_length": 2}},
-            "min_length is not served by this engine, which",
+            "min_length is not supported by this engine, whose",
         ),
         (ALONE, {"sent": {"tempreature": 1.0}}, "did you mean temperature?"),
         (ALONE, {"seed": np.uint64(1), "sent": {"random_seed": 2}}, "seed is 1 and random_seed is 2"),
-        (ALONE | LOOKAHEAD, {"repetition_penalty": 1.5}, "repetition_penalty is not served by this engine, which"),
+        (ALONE | LOOKAHEAD, {"repetition_penalty": 1.5}, "repetition_penalty is not supported by this engine, whose"),
         (ALONE, {"return_log_probs": True}, "return_log_probs 1 is not supported by tensorrt_llm_bls"),
         (ALONE | {"greedy_only": "true"}, {"top_p": 0.9}, "takes the most probable token and cannot sample"),
-        (ALONE | {"max_top_k": "1024"}, {"top_k": 1025}, "top_k is 1025, and this engine samples from 1024"),
+        (ALONE | {"max_top_k": "1024"}, {"top_k": 1025}, "top_k is 1025, but this engine supports at most 1024"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused(root, pb_utils, settings, inputs, message: str) -> None:
@@ -566,7 +570,7 @@ def test_as_many_tokens_as_an_engine_samples_from_are_taken(root, pb_utils, top_
 
 
 def test_a_stop_text_ends_the_engines_request(root, pb_utils) -> None:
-    """The engine looks for the words' own tokens, and the text may have been written in others."""
+    """The engine searches for the stop word's own tokens, but the text may be tokenized differently."""
     script = Tokenizer(root / "tokenizer").encode(SCRIPT)
     pb_utils.models.waits = True
     model = start(root, pb_utils, lambda *_: [tokens(token) for token in script], **ALONE)
@@ -609,7 +613,7 @@ def test_it_has_the_tensors_of_the_ensemble() -> None:
     (inputs, outputs), (bls_inputs, bls_outputs) = tensors("ensemble"), tensors("tensorrt_llm_bls")
     added = {name: kind for name, kind in bls_inputs.items() if name not in inputs}
     assert list(added) == ["use_draft_logits", *LOOKAHEAD_SIZES]
-    missing = {"prompt_ignore_length", "num_top_logprobs"}  # which an executor of engines does not have
+    missing = {"prompt_ignore_length", "num_top_logprobs"}  # inputs that an executor of engines lacks
     assert bls_inputs == {name: kind for name, kind in inputs.items() if name not in missing} | added
     scores = {"generation_logits", "output_log_probs", "cum_log_probs", "top_logprobs", "top_logprob_ids"}
     assert bls_outputs == {name: kind for name, kind in outputs.items() if name not in scores}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """tensorrt_llm_bls on a real tritonserver.
 
-Its two models are the torch engine with the quickstart pair, behind the tensors that TensorRT-LLM's models have. The
-text is held against transformers.
+Its two models are the torch engine with the quickstart pair, with the tensors of TensorRT-LLM's models. The text is
+compared with transformers.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ pytestmark = pytest.mark.triton
 
 TOKENS = 40
 DRAFTED, ACCEPTED = "draft_tokens", "accepted_draft_tokens"
-SHORT = 60  # tokens of the longest text that the model short_draft takes
+SHORT = 60  # tokens of the longest text accepted by the model short_draft
 ALONE: Parameters = {"draft_method": "none", "draft_len": 0, "tensorrt_llm_draft_model_name": ""}
 BYTES_TOKENIZER = "../../byte-tokenizer"
 PROMPTS = lines(16)
 
 
 def emit_pair(out: Path, serving: ServingSettings = SERVING) -> None:
-    """Write a repository of two engines, and of models that make texts with them in different ways."""
+    """Write a repository with two engines, and with models that combine them in different ways."""
     draft, random = "../../checkpoints/draft", "../../checkpoints/bytes"
     for name, parameters in {
         "tensorrt_llm": engine("../../checkpoints/target"),
@@ -92,7 +92,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def expected(tokenizer: Tokenizer) -> dict[str, str]:
-    """Return the text of each prompt by transformers."""
+    """Return the text of each prompt according to transformers."""
     model = reference_model(TARGET)
     return {prompt: tokenizer.decode(greedy(model, tokenizer.encode(prompt), TOKENS)) for prompt in PROMPTS}
 
@@ -109,7 +109,7 @@ def text_of(events: Sequence[dict[str, Any]]) -> str:
 def ask_all(
     client: Client, model: str = "ensemble", prompts: Sequence[str] = PROMPTS, **request: Any
 ) -> list[dict[str, Any]]:
-    """Return the answers to all prompts, asked at once."""
+    """Return the responses to all prompts, sent concurrently."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         asked = [{"text_input": prompt, "max_tokens": TOKENS, **request} for prompt in prompts]
         return list(pool.map(lambda one: client.generate(one, model), asked))
@@ -121,11 +121,11 @@ def test_a_target_alone_says_what_transformers_says(client: Client, expected) ->
     assert {answer[f"total_{DRAFTED}"] for answer in answers} == {0}
     events = streamed(client, PROMPTS[2], "alone_bls")
     assert text_of(events) == expected[PROMPTS[2]]
-    assert len(events) > TOKENS / 2, "tokens come one by one"
+    assert len(events) > TOKENS / 2, "tokens must be streamed one by one"
 
 
 def test_a_stream_of_half_characters_adds_up_to_whole_ones(client: Client, pair: Path) -> None:
-    """The target is random and its tokens are bytes, of which few are characters."""
+    """The target is random and its tokens are bytes, few of which are whole characters."""
     tokenizer, prompt = Tokenizer(pair / "byte-tokenizer"), "né ✓"
     ids = greedy(reference_model(pair / "bytes"), tokenizer.encode(prompt), TOKENS)
     request = {"text_input": prompt, "max_tokens": TOKENS, "end_id": -1, "exclude_input_in_output": False}
@@ -147,7 +147,7 @@ def test_a_target_alone_samples_what_it_samples_without_this_model(client: Clien
 @pytest.mark.every_python
 @pytest.mark.parametrize(("model", "least"), [("ensemble", 0.7), ("lookup_bls", 0.2)])
 def test_many_requests_at_once_say_what_transformers_says(model: str, least: float, client: Client, expected) -> None:
-    """Of a draft length that is asked for, and not chosen by what was fast, the counts are the same on any machine."""
+    """With a requested draft length, unlike with one chosen by speed, the counts are the same on any machine."""
     answers = ask_all(client, model, num_draft_tokens=DRAFT_LEN)
     assert [answer["text_output"] for answer in answers] == list(expected.values())
     drafted, accepted = (sum(answer[f"total_{kind}"] for answer in answers) for kind in (DRAFTED, ACCEPTED))
@@ -161,7 +161,7 @@ def test_many_streams_at_once_add_up_to_it(client: Client, expected) -> None:
     for events in streams:
         whole = events[-1]
         assert sum(event["sequence_length"] for event in events) == whole["num_output_tokens"]
-        assert len(events) <= 1 + whole["num_output_tokens"] - whole[f"total_{ACCEPTED}"], "a response for each step"
+        assert len(events) <= 1 + whole["num_output_tokens"] - whole[f"total_{ACCEPTED}"], "one response per step"
 
 
 @pytest.mark.parametrize("number", range(DRAFT_LEN + 2))
@@ -173,7 +173,7 @@ def test_the_draft_length_is_the_clients_choice(number: int, client: Client, exp
     assert drafted <= min(number, DRAFT_LEN) * steps
     assert (drafted == 0) == (number == 0)
     if number == 0:
-        assert steps > TOKENS / 2, "tokens come one by one where the target goes on alone"
+        assert steps > TOKENS / 2, "tokens must be streamed one by one while the target continues alone"
 
 
 def test_acceptance_counts_tokens(client: Client, expected) -> None:
@@ -192,7 +192,7 @@ def test_a_stop_word_ends_the_text_with_itself(client: Client, expected) -> None
     for drafts in (0, DRAFT_LEN):
         text = client.generate({**request, "num_draft_tokens": drafts})["text_output"]
         assert text.startswith(want)
-        assert len(text) < len(want) + 8, "no more than the token that completes it"
+        assert len(text) < len(want) + 8, "at most the token that completes the stop word"
 
 
 def test_the_prompt_is_given_back_where_it_is_asked_for(client: Client, expected) -> None:
@@ -221,7 +221,7 @@ def test_a_seed_repeats_a_sampled_text(model: str, use_draft_logits: bool, clien
 
 @pytest.mark.every_python
 def test_a_text_that_the_draft_refuses_is_the_targets_alone(client: Client, expected) -> None:
-    """The draft model of `short_bls` refuses longer texts, those that grow so long too, while others are served."""
+    """The draft model of `short_bls` refuses longer texts, also those that grow too long, while others are served."""
     long = PROMPTS[0] * 4
 
     def ask(prompt: str) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def test_a_bad_request_is_told_so(change: dict[str, Any], message: str, client: 
 
 @pytest.mark.every_python
 def test_clients_that_hang_up_free_their_places(client: Client) -> None:
-    """More leave at once than there are places, and each had asked for a minute of work."""
+    """More clients disconnect than there are slots, each from a request that would take a minute."""
     for _ in range(3 * PLACES):
         connection = HTTPConnection(client.host, client.port, timeout=30)
         asked = {"text_input": "a", "max_tokens": 500, "stream": True, "end_id": -1}
@@ -283,12 +283,12 @@ def test_a_repository_without_streaming_gives_whole_answers(pair: Path, expected
     asked = {"ensemble", "tensorrt_llm_bls", "tensorrt_llm", "tensorrt_llm_draft"}
     for model in (pair / "whole").iterdir():
         if model.name not in asked:
-            shutil.rmtree(model)  # each would load, with torch
+            shutil.rmtree(model)  # each would load, including torch
     with serving(pair, pair / "whole") as served:
         client = replace(served.client, timeout_s=120)
         some = PROMPTS[: PLACES // 2]
         texts = [answer["text_output"] for answer in ask_all(client, prompts=some)]
         assert texts == [expected[prompt] for prompt in some]
-        with pytest.raises(DeployError, match="stream is not served by this repository"):
+        with pytest.raises(DeployError, match="stream is not supported by this repository"):
             client.generate({"text_input": "a", "max_tokens": 2, "stream": True})
         assert "internal error" not in served.log.read_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client against servers that answer well, badly, late or without end."""
+"""The client against servers with valid, invalid, late or endless responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVENT_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-
 
 @contextmanager
 def serving(answer: Callable[[socket.socket], None], timeout_s: float = 5.0) -> Iterator[tuple[Client, list[bytes]]]:
-    """Answer every connection with `answer`; yields a client and the requests as they came."""
+    """Respond to every connection with `answer`; yield a client and the received requests."""
     received: list[bytes] = []
     listener = socket.create_server((LOOPBACK, 0))
 
@@ -34,7 +34,7 @@ def serving(answer: Callable[[socket.socket], None], timeout_s: float = 5.0) -> 
                 return
             with connection:
                 received.append(read_request(connection))
-                with suppress(OSError):  # the client may go before the end
+                with suppress(OSError):  # the client may disconnect early
                     answer(connection)
 
     threading.Thread(target=serve, daemon=True).start()
@@ -87,7 +87,7 @@ def test_an_error_of_the_server_comes_in_its_words() -> None:
 
 @pytest.mark.parametrize("body", [b"not json", b"[1]", b"[" * 100_000])
 def test_an_answer_that_is_no_object_is_an_error(body: bytes) -> None:
-    with serving(whole("200 OK", body)) as (client, _), pytest.raises(DeployError, match="is no JSON object"):
+    with serving(whole("200 OK", body)) as (client, _), pytest.raises(DeployError, match="is not a JSON object"):
         client.generate({})
 
 
@@ -120,7 +120,7 @@ def test_an_error_within_a_stream_is_raised() -> None:
 def test_a_server_that_is_silent_or_drips_runs_into_the_deadline() -> None:
     def drip(connection: socket.socket) -> None:
         connection.sendall(EVENT_STREAM)
-        for _ in range(500):  # ten seconds, behind which the error would be another
+        for _ in range(500):  # ten seconds, after which the error would be another
             connection.sendall(chunk(b"."))
             time.sleep(0.02)
 
@@ -141,9 +141,9 @@ def test_an_answer_without_end_is_cut_off(monkeypatch) -> None:
     monkeypatch.setattr(client_module, "MAX_ANSWER_BYTES", 1 << 20)
     monkeypatch.setattr(client_module, "MAX_EVENT_BYTES", 1 << 18)
     with serving(flood) as (client, _):
-        with pytest.raises(DeployError, match="an event of more than 262,144 bytes"):
+        with pytest.raises(DeployError, match="an event exceeds 262,144 bytes"):
             list(client.generate_stream({}))
-        with pytest.raises(DeployError, match="an answer of more than 1,048,576 bytes"):
+        with pytest.raises(DeployError, match="the response exceeds 1,048,576 bytes"):
             client.generate({})
 
 

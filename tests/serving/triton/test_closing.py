@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server is started with so that it is closed, by the options that it lists; and which variables are secrets."""
+"""Hardening: the options with which a server is started, by those that it supports, and the secret variables."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_a_server_gets_the_options_that_it_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", RESTRICTED)
 def test_a_server_that_cannot_be_closed_is_not_started(missing: str, tmp_path: Path) -> None:
-    with pytest.raises(DeployError, match=f"it has no --{missing}, so that whoever reaches its port could") as caught:
+    with pytest.raises(DeployError, match=f"it does not support --{missing}, so any client could run") as caught:
         closing_options(server(tmp_path, *(option for option in RESTRICTED if option != missing)), "abc")
     assert caught.value.where == str(tmp_path / "tritonserver")
-    assert "use a newer one" in str(caught.value.hint)
+    assert "use tritonserver 2." in str(caught.value.hint)
     (tmp_path / "tritonserver").chmod(0o644)
-    with pytest.raises(DeployError, match="its options cannot be asked"):
+    with pytest.raises(DeployError, match="cannot list its options"):
         closing_options(Server(tmp_path / "tritonserver", "PATH"), "abc")
 
 
@@ -73,12 +73,12 @@ def test_what_is_no_secret_stays() -> None:
 
 
 def launched(script: str, token: str) -> subprocess.Popen[bytes]:
-    """Start what reads a line before it says a word, with the token among its arguments."""
+    """Start a process with the token in its arguments that reads a line before it writes one."""
     return subprocess.Popen(["sh", "-c", script, token], stdin=PIPE, stdout=PIPE, start_new_session=True)
 
 
 def test_the_token_stays_until_its_own_process_has_said_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others write into the same log: what they say tells nothing of who has read its arguments."""
+    """Other processes write to the same log, so its content does not show that the server has parsed its arguments."""
     monkeypatch.setattr(hardening, "PARSED_TIMEOUT_S", 0.3)
     token = "0123456789abcdef" * 4
     process = launched("read line; echo read; read line", token)

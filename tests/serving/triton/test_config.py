@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The message table against NVIDIA's own generated module, then what is read and written with it."""
+"""The message table compared with NVIDIA's generated module, and reading and writing with it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def oracle():
 
 
 def find(descriptor, name):
-    """Return a message or enum of the oracle by its dotted name without the package."""
+    """Return a message or enum of NVIDIA's module by its dotted name without the package."""
     first, *rest = name.split(".")
     found = descriptor.message_types_by_name.get(first) or descriptor.enum_types_by_name[first]
     for part in rest:
@@ -119,10 +119,10 @@ def test_an_unknown_field_names_line_and_column(tmp_path: Path) -> None:
 
 
 def test_a_leftover_placeholder_names_line_and_column() -> None:
-    with pytest.raises(TrtspecError, match=r"the placeholder \$\{engine_dir\} was never filled in") as caught:
+    with pytest.raises(TrtspecError, match=r"the placeholder \$\{engine_dir\} is not filled in") as caught:
         parse_config('name: "m"\nparameters { key: "p" value { string_value: "${engine_dir}" } }')
     assert caught.value.where == "config.pbtxt:2:46"
-    with pytest.raises(TrtspecError, match="holds an unfilled placeholder"):
+    with pytest.raises(TrtspecError, match="contains an unfilled placeholder"):
         set_parameter(parse_config(""), "p", "${x}")
 
 

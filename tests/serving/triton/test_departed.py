@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The token that the proxy puts into a request of `generate`, and what it notes about departed clients."""
+"""The token that the proxy adds to `generate` requests, and its records of disconnected clients."""
 
 from __future__ import annotations
 

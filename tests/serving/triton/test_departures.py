@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that leave are seen, whatever goes wrong with other requests."""
+"""Disconnected clients are detected regardless of errors of other requests."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_a_request_that_cannot_be_asked_costs_no_other(
     assert wait_until(lambda: bool(asked), 10)
     departures.watch(lambda: True, lambda: left.append(1))
     assert wait_until(lambda: left == [1], 10)
-    assert asked == [1], "it is asked no more"
+    assert asked == [1], "a failed watch must not be polled again"
     assert "no such request" in capsys.readouterr().err
 
 
-class Asked:
-    """A request that holds its watch, which asks it and tells it."""
+class WatchedRequest:
+    """A request with a reference to its watch, which refers to it."""
 
     def __init__(self, departures: Departures) -> None:
         self.watch = departures.watch(self.is_cancelled, self.drop)
@@ -55,10 +55,10 @@ class Asked:
 def test_a_request_that_is_over_is_let_go_without_a_collection(departures: Departures) -> None:
     gc.disable()
     try:
-        asked = Asked(departures)
+        asked = WatchedRequest(departures)
         gone = weakref.ref(asked)
         asked.watch.close()
         del asked
-        assert wait_until(lambda: gone() is None, 10), "a look that is under way ends"
+        assert wait_until(lambda: gone() is None, 10), "a running check must finish"
     finally:
         gc.enable()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft lengths chosen by measurement, in worlds whose step times and acceptance are known."""
+"""Draft lengths chosen by measurement, in simulations with known step times and acceptance."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 
 from trtspec.serving.triton.python_models.adaptive_draft_len import AGAIN_S, DraftLengths
 
-ALONE = 32  # tokens of a step without drafts
+ALONE = 32  # tokens of a step without drafting
 
 
 class World:
-    """A clock, and steps whose time and tokens depend on the draft length and the number of texts."""
+    """A simulation: a clock, and steps whose time and tokens depend on the draft length and the number of texts."""
 
     def __init__(self, acceptance: float, draft_s: float, verify_s: Callable[[int], float]) -> None:
         self.now, self.acceptance, self.draft_s, self.verify_s = 0.0, acceptance, draft_s, verify_s
         self.random = random.Random(0)
 
     def step(self, draft_len: int, texts: int) -> int:
-        """Let a step's time pass and return its tokens."""
+        """Advance the clock by a step and return its tokens."""
         if draft_len == 0:
             self.now += ALONE * self.verify_s(texts) * self.random.uniform(0.9, 1.1)
             return ALONE
@@ -34,7 +34,7 @@ class World:
 
 
 def run(world: World, lengths: DraftLengths, texts: int, steps: int) -> tuple[float, list[int]]:
-    """Return tokens a second of steps, and the lengths that were chosen."""
+    """Return the tokens per second of a number of steps, and the chosen lengths."""
     chosen, tokens, begun = [], 0, world.now
     with ExitStack() as stack:
         for _ in range(texts):
@@ -68,7 +68,7 @@ def test_a_good_draft_is_used_and_a_useless_one_is_not() -> None:
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("texts", [1, 4, 16, 64])
 def test_it_is_never_slower_than_the_target_alone(acceptance: float, texts: int) -> None:
-    """Where a step costs more the more tokens it verifies, drafts pay for few texts and not for many."""
+    """If the cost of a step grows with its verified tokens, drafting pays for few texts but not for many."""
     world = World(acceptance, 0.001, rising)
     lengths = DraftLengths(6, now=lambda: world.now)
     speed, _ = run(world, lengths, texts, 2000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ensemble and the model that it asks, without a server: what it hands on, what it says, and who leaves."""
+"""The ensemble model and its token-level model without a server: passed tensors, responses and disconnections."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ids_of(text: str, *, continues: bool, **outputs: Any) -> Response:
 
 
 def byte_id(byte: int) -> int:
-    """Return the token of the tests' tokenizer that is one byte."""
+    """Return the token of the tests' tokenizer for one byte."""
     from tokenizers import pre_tokenizers
 
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -87,7 +87,7 @@ def run(model: Any, *requests: Request) -> list[list[tuple[Any, bool]]]:
 
 
 def test_edits_in_text_are_edits_in_ids(root: Path, models: Models) -> None:
-    """Words with a weight become a bias of their tokens; NVIDIA's clients send empty ones always."""
+    """Words with a weight become a bias of their tokens; NVIDIA's clients always send empty words."""
     model, _ = start(root, models)
     words = {
         "bad_words": np.array([[b"ab"]], dtype=object),
@@ -108,7 +108,7 @@ def test_edits_in_text_are_edits_in_ids(root: Path, models: Models) -> None:
     [bias] = edited["embedding_bias"]
     assert {int(token): float(bias[token]) for token in np.flatnonzero(bias)} == {a: 3.5, b: 2.0}
     assert "embedding_bias" not in plain
-    assert "embedding_bias_words are 0, and embedding_bias_weights 1" in refused.error.message
+    assert "embedding_bias_words has 0 entries, but embedding_bias_weights has 1" in refused.error.message
 
 
 def test_a_request_in_text_is_one_in_ids(root: Path, models: Models) -> None:
@@ -143,7 +143,7 @@ def test_a_request_in_text_is_one_in_ids(root: Path, models: Models) -> None:
     [
         ("the engine says no", "invalid"),
         ("[request id: <id_unknown>] Exceeds maximum queue size", "unavailable"),
-        ("internal error 0123456789ab: the server's log has what happened, under this id", "internal"),
+        ("internal error 0123456789ab: see the server's log under this id", "internal"),
         ("Request for unknown model: 'tensorrt_llm' is not found", "not found"),
         ("the request was cancelled", "cancelled"),
     ],
@@ -169,13 +169,13 @@ def test_an_internal_error_of_the_model_is_an_id_whose_words_are_in_the_log(root
 def test_a_stream_that_ends_too_early_is_an_error(root: Path, models: Models) -> None:
     models.closes_early = True
     [sent] = run(start(root, models)[0], ask())
-    assert sent[-1][0].error.message == "the server closed the stream before it had answered"
+    assert sent[-1][0].error.message == "the server closed the stream before the last response"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_a_client_that_leaves_ends_the_engines_request(root: Path, models: Models, decoupled: bool) -> None:
-    """Although the model says nothing: it may be long in computing the first token."""
+    """The model need not respond first; its first token may take long."""
     model, _ = start(root, models, decoupled=decoupled)
     models.serve, models.waits = lambda *_: [], True
     request = ask()
@@ -200,7 +200,7 @@ def test_a_whole_answer_is_returned(root: Path, models: Models) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x" * 1000, "text_input has 1,000 characters, and 50 tokens, which are the most that are taken, are at most"),
+        ("x" * 1000, "text_input has 1,000 characters; the limit of 50 tokens is at most"),
         ("", "text_input is empty"),
     ],
 )

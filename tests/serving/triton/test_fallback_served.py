@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft model whose process is killed, stopped or slowed on a real tritonserver: every text is whole all the same.
+"""A draft process is killed, stopped or slowed on a real tritonserver, and every text is still complete.
 
 A process that exits or is stopped while it holds a lock in the memory shared with its server crashes the server
-(tests/deployment/test_supervisor.py does so deliberately). No moment without a lock can be chosen, so the test retries.
+(tests/deployment/test_supervisor.py does so deliberately). The test cannot choose a moment without a lock, so it
+retries.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from trtspec.serving.triton.client import Client
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 TOKENS, STREAMS = 80, 6
-SHORT = 8  # tokens of a text that only asks whether there are drafts again
-DEADLINE_S = 60.0  # of a whole text; of it a draft that does not answer takes one second a few times
+SHORT = 8  # tokens of a text that only checks whether drafting works again
+DEADLINE_S = 60.0  # limit for a whole text, including a few one-second timeouts of the draft
 HEALS_S = 120.0
 LOCK_OF_A_DEAD_PROCESS, ATTEMPTS = "boost::interprocess::lock_exception", 4
 PROMPTS = lines(STREAMS)
@@ -41,7 +42,7 @@ def pair(tmp_path_factory) -> Path:
 
 
 def on_a_server(pair: Path, case: Callable[[Served], None]) -> None:
-    """Run a case on a server of its own, and again on another where a lock took the server along."""
+    """Run a case on a dedicated server, and retry on another if a lock crashed the server."""
     for left in reversed(range(ATTEMPTS)):
         log = None
         try:
@@ -61,7 +62,7 @@ def expected() -> list[str]:
 
 
 def ask(client: Client, prompt: str, tokens: int = TOKENS, begun: Semaphore | None = None) -> str:
-    """Return a text; `begun` is told of its first part."""
+    """Return a text; call `begun` with its first part."""
     asked = {"text_input": prompt, "max_tokens": tokens, "end_id": -1, "num_draft_tokens": DRAFT_LEN, "stream": True}
     parts = []
     for event in client.generate_stream(asked):
@@ -72,7 +73,7 @@ def ask(client: Client, prompt: str, tokens: int = TOKENS, begun: Semaphore | No
 
 
 def texts_while(client: Client, act: Sequence[tuple[int, int]]) -> list[str]:
-    """Return the texts of streams that run at once; processes get signals in their midst."""
+    """Return the texts of concurrent streams, during which processes get signals."""
     with ThreadPoolExecutor(STREAMS) as pool:
         begun = Semaphore(0)
         running = [pool.submit(ask, client, prompt, begun=begun) for prompt in PROMPTS]
@@ -96,7 +97,7 @@ def goes_on(served: Served, pair: Path, expected: list[str], number: int) -> Non
     assert [ask(served.client, prompt) for prompt in PROMPTS] == expected
     assert wait_until(lambda: metric(served, "trtspec_breaker_open") == 1, HEALS_S)
     assert metric(served, "trtspec_fallbacks_total") > 0
-    assert not is_alive(process, started), "a stopped process holds locks that tritonserver waits for"
+    assert not is_alive(process, started), "a stopped process may hold locks that tritonserver waits for"
     reload(served)
 
     def heals() -> bool:
@@ -110,7 +111,7 @@ def goes_on(served: Served, pair: Path, expected: list[str], number: int) -> Non
 
 
 def test_streams_go_on_when_the_draft_is_slow(pair: Path, expected: list[str]) -> None:
-    """Stopped for less than its deadline again and again, it is late or just in time."""
+    """The draft is stopped repeatedly for less than its deadline, so it is late or just in time."""
     on_a_server(pair, lambda served: slowed(served, pair, expected))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of a request's fields: older ones are mapped, ones that nothing reads are refused with the nearest name."""
+"""Names of request fields: older names are mapped, unknown ones are rejected with the closest name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_older_name_is_read_as_a_parameter_and_as_a_tensor(older: str, name: 
     assert tensors({older: value}).scalar(name) == value
     assert tensors(**{older: np.array([[value]], OLDER[name][1])}).scalar(name) == value
     both = tensors({older: value}, **{name: np.array([[value]], OLDER[name][1])})
-    assert both.scalar(name) == value, "both names with one value"
+    assert both.scalar(name) == value, "both names with the same value"
     assert HeldTensors(tensors({older: value}), [name]).scalar(name) == value
     assert HeldTensors(tensors(**{older: np.array([[value]])}), [name, older]).scalar(name) == value
 
@@ -94,7 +94,7 @@ def test_an_error_names_the_field_as_the_request_does() -> None:
         ("streaming", "did you mean stream?"),
         ("stop", "did you mean stop_words?"),
         ("radnom_seed", "did you mean random_seed?"),
-        ("ignore_eos", "to go on behind the end of the text, send end_id -1"),
+        ("ignore_eos", "to continue after the end token, send end_id -1"),
         ("x" * 10_000, "leave it out; the model's configuration lists its inputs"),
         ("Temperature", "did you mean temperature?"),
         ("", "leave it out; the model's configuration lists its inputs"),

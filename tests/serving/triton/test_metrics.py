@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a served model counts and when it tells Triton, without a server."""
+"""The metrics of a served model and the times at which they are reported to Triton, without a server."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_counts_are_those_of_all_texts_and_each_is_told_once(args, pb_utils) -> 
     assert requests == dict.fromkeys(known.FINISH_REASONS, 0) | {"stop": 1, "length": 1}
     assert sorted(pb_utils.exported["trtspec_queue_seconds",]) == [0.25, 0.5]
     assert len(pb_utils.exported["trtspec_time_to_first_token_seconds",]) == 2
-    assert len(pb_utils.exported["trtspec_time_per_output_token_seconds",]) == 1, "one token has no time between tokens"
+    assert len(pb_utils.exported["trtspec_time_per_output_token_seconds",]) == 1, "one token gives no time per token"
     assert len(pb_utils.exported["trtspec_request_duration_seconds",]) == 2
     assert not pb_utils.logged
 
@@ -112,7 +112,7 @@ def test_what_an_engine_does_not_tell_is_not_exported(args, pb_utils) -> None:
 
 
 def test_one_thread_calls_triton_and_only_after_the_model_is_loaded(args, pb_utils) -> None:
-    """Two at once end tritonserver 2.51."""
+    """Two concurrent calls crash tritonserver 2.51."""
     metrics = Metrics(pb_utils, args, known.FAMILIES)
     callers = set()
     real = metrics._exported.increment
@@ -134,7 +134,7 @@ def test_a_triton_without_metrics_is_told_of_once_and_texts_go_on(args, pb_utils
     metrics.fallback("timeout")
     metrics.close()
     [said] = pb_utils.logged
-    assert said.startswith("this model exports no metrics: AttributeError")
+    assert said.startswith("metrics are disabled for this model: AttributeError")
 
 
 def test_a_call_that_fails_later_ends_the_metrics_and_not_the_model(args, pb_utils) -> None:
@@ -147,7 +147,7 @@ def test_a_call_that_fails_later_ends_the_metrics_and_not_the_model(args, pb_uti
     for _ in range(3):
         metrics.text().ended("stop", Stats(1, 2))
     metrics.close()
-    assert pb_utils.logged == ["this model exports no metrics: RuntimeError: Triton takes no more"]
+    assert pb_utils.logged == ["metrics are disabled for this model: RuntimeError: Triton takes no more"]
     assert not metrics._open
     metrics.text().ended("stop")
     assert not metrics._ended
@@ -160,7 +160,7 @@ def test_a_triton_without_histograms_has_the_other_metrics(args, pb_utils) -> No
     metrics.close()
     assert total(pb_utils, "trtspec_requests_total", "stop") == 1
     assert not any(name.endswith("_seconds") for name, *_ in pb_utils.exported)
-    assert "trtspec_queue_seconds is not exported: this Triton has no histograms" in pb_utils.logged
+    assert "trtspec_queue_seconds is not exported: this Triton lacks histograms" in pb_utils.logged
 
 
 def test_the_method_is_that_of_the_artifact(args, tmp_path: Path) -> None:

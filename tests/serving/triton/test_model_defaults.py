@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`serving.defaults: model`: what a served request gets that it leaves out, through Triton's tensors and OpenAI's."""
+"""`serving.defaults: model`: the values of omitted fields, by Triton's tensors and through the OpenAI gateway."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_repository_is_code_of_ours(defaults: str, tmp_path: Path) -> None:
 
 
 def _tensors(artifact: Path, **body: Any) -> dict[str, Any]:
-    """Return the tensors that OpenAI's entry sends for a body."""
+    """Return the tensors that the gateway sends for a request body."""
     model = Model.of(load_config(artifact / "model_repository" / "tensorrt_llm" / "config.pbtxt"))
     asked = read_parameters({"prompt": "x", **body}, chat=False)
     message = token_request(model, [1, 2], asked, 5, Ends(), 64)

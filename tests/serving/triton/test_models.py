@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python models of the repository without a server: each one alone, the engine replaced where it would be slow."""
+"""The repository's Python models without a server, each alone, with a fake engine where a real one would be slow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pb_utils():
 
 
 class FakeEngine:
-    """Takes requests; the test says what becomes of them."""
+    """Accepts requests; the test controls their updates."""
 
     def __init__(self, settings=None) -> None:
         self.settings, self.asked, self.tell, self.cancelled, self.closed = settings, [], [], [], False
@@ -195,7 +195,7 @@ def test_edits_and_wanted_log_probabilities_reach_the_engine(artifact, pb_utils,
 
 
 def test_log_probabilities_leave_with_their_ids(artifact, pb_utils, monkeypatch) -> None:
-    """`cum_log_probs` is the whole text's so far, the others are the response's own."""
+    """`cum_log_probs` covers the text so far, the others the tokens of the response."""
     model, stream = start(artifact, pb_utils, monkeypatch), ask(1, return_log_probs=True, streaming=True)
     model.execute([stream])
     rows = Scores(
@@ -261,7 +261,7 @@ def test_the_draft_of_a_request_reaches_the_engine(artifact, pb_utils, monkeypat
     logits = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
     request.inputs |= {"draft_input_ids": np.array([[4, 5]], np.int32), "draft_logits": logits}
     model.execute([request, plain])
-    logits += 1.0  # the server uses the memory again
+    logits += 1.0  # the server reuses the memory
     asked, other = model.engine.asked
     assert asked.draft_ids == (4, 5)
     assert asked.draft_logits.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
@@ -319,7 +319,7 @@ def test_a_bad_request_is_answered_and_its_neighbour_served(artifact, pb_utils, 
     assert all(flags == FINAL for [(_, flags)] in errors)
     assert errors[0][0][0].error.message == "beam_width 4 is not supported by the torch engine"
     assert errors[1][0][0].error.message == "the prompt is empty"
-    assert errors[2][0][0].error.message == "the request has no input_ids"
+    assert errors[2][0][0].error.message == "the request lacks input_ids"
     assert answers(good) == [([3], False, True)]
 
 
@@ -360,7 +360,7 @@ def test_the_engine_never_waits_for_an_answer_of_whether_a_client_left(artifact,
     model.engine.tell[0](Update((3,), "length", STATS))
     count = len(asked_by)
     time.sleep(3 * POLL_S)
-    assert asked_by == ["departures"] * count, "and nobody asks when all is said"
+    assert asked_by == ["departures"] * count, "the server must not be queried after the last response"
 
 
 @pytest.mark.slow
@@ -396,7 +396,7 @@ def test_without_decoupling_execute_returns_all_responses_in_order(artifact, pb_
     first, refused, second = model.execute([ask(1), ask(1, streaming=True), ask(1)])
     assert first.outputs["output_ids"].tolist() == [[[1]]]
     assert second.outputs["output_ids"].tolist() == [[[2]]]
-    assert refused.error.message.startswith("streaming is not served by this repository")
+    assert refused.error.message.startswith("streaming is not supported by this repository")
 
 
 @pytest.mark.slow
@@ -465,7 +465,7 @@ def test_postprocessing_decodes_as_many_ids_as_there_are(artifact, pb_utils, mon
     [whole, empty] = model.execute(
         [Request(TOKENS_BATCH=ids, SEQUENCE_LENGTH=3), Request(TOKENS_BATCH=ids, SEQUENCE_LENGTH=0, CONTINUATION=True)]
     )
-    assert whole.outputs["OUTPUT"].tolist() == ["né".encode()]  # [n], as NVIDIA's clients read it
+    assert whole.outputs["OUTPUT"].tolist() == ["né".encode()]  # [n], the shape that NVIDIA's clients read
     assert empty.outputs["OUTPUT"].tolist() == [b""]
 
 
@@ -505,7 +505,7 @@ def test_a_model_whose_triton_takes_no_metrics_serves_on(artifact, pb_utils, mon
     model.execute([request])
     model.engine.tell[0](Update((3,), "length", STATS))
     assert answers(request) == [([3], False, True)]
-    assert [said[:35] for said in pb_utils.logged] == ["this model exports no metrics: Attr"]
+    assert [line[:42] for line in pb_utils.logged] == ["metrics are disabled for this model: Attri"]
 
 
 @pytest.mark.parametrize("name", ["tensorrt_llm", "preprocessing"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has the server hand over requests that came while a model executed."""
+"""Wake-up requests make the server deliver requests that arrived while a model executed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtspec.serving.triton.python_models.scheduler_wakeup import Nudge
 
 
 class Request:
-    """One of `execute`'s."""
+    """A request passed to `execute`."""
 
     def __init__(self, identifier: str) -> None:
         self._id = identifier
@@ -26,7 +26,7 @@ class Request:
 
 
 class Server:
-    """Takes nudges in; `takes_in` is called for each, as a server would execute the model."""
+    """Accepts wake-up requests; `takes_in` is called for each, as a server would call the model."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -72,7 +72,7 @@ def test_behind_a_clients_request_come_two_nudges_and_none_behind_those(nudge: N
 
 
 def test_where_the_server_takes_in_nothing_it_is_nudged_again(nudge: Nudge, server: Server) -> None:
-    """Its thread was not back from `execute` yet, so that the nudge waits as well."""
+    """`execute` has not returned to the server yet, so the first wake-up waits too."""
     executes(nudge, "")
     assert wait_until(lambda: len(server.asked) > 3, 10)
     executes(nudge, *[request.id for request in server.asked])

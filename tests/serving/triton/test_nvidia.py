@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`serving.defaults: nvidia` without a server: NVIDIA's tensors, what a request means that does not say, refusals.
+"""`serving.defaults: nvidia` without a server: NVIDIA's tensors, defaults of omitted fields, and rejections.
 
-`python -m tests.serving.triton.test_nvidia` writes golden/ anew: read what changed before you keep it.
+`python -m tests.serving.triton.test_nvidia` regenerates golden/; review the changes before you keep them.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def facts(tensor: Any) -> tuple[Any, ...]:
-    """Return what a client has to know of a tensor."""
+    """Return the properties of a tensor that are visible to clients."""
     return tensor.name, TYPES[tensor.data_type], tuple(tensor.dims), getattr(tensor, "optional", False)
 
 
 def lacking(ours: Any, theirs: list[upstream.Tensor]) -> set[Any]:
-    """Return NVIDIA's tensors that ours are not like."""
+    """Return NVIDIA's tensors that differ from trtspec's."""
     wanted = {(each.name, each.data_type, each.dims, "O" in each.flags) for each in theirs}
     return wanted - {facts(tensor) for tensor in ours}
 
@@ -93,7 +93,7 @@ def test_a_model_of_texts_on_engines_has_all_of_nvidias_tensors(tmp_path: Path, 
 def test_the_repository_is_what_was_read_and_found_right(repository: Path) -> None:
     for path in repository.glob("*/config.pbtxt"):
         golden = GOLDEN / path.relative_to(repository)
-        assert path.read_text() == golden.read_text(), "if it should be, run python -m tests.serving.triton.test_nvidia"
+        assert path.read_text() == golden.read_text(), "to accept it, run python -m tests.serving.triton.test_nvidia"
 
 
 def test_without_the_key_nothing_of_it_is_emitted(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_the_given_end_id_alone_ends_a_text(repository: Path) -> None:
 
 
 def test_a_stop_word_that_is_a_special_token_is_an_end_id(repository: Path) -> None:
-    """It has no text that could be looked for; so further end ids reach a model that takes one."""
+    """It lacks a text that could be searched for; further end ids therefore reach a model that accepts a single one."""
     tokenizer = Tokenizer(repository.parent / "tokenizer")
     words = np.array([[[tokenizer.end_ids[0], *tokenizer.encode("ab")], [1, 3, -1]]], np.int32)
     found = TokenReader(tokenizer, is_nvidia=True).read(
@@ -167,7 +167,7 @@ def test_preprocessing_answers_as_nvidias_does(repository: Path) -> None:
     said = plain.outputs
     assert said["STOP_WORDS_IDS"].shape == said["BAD_WORDS_IDS"].shape == (1, 2, 0)
     assert said["EMBEDDING_BIAS"].shape == (1, 0)
-    assert said["OUT_END_ID"].item() == 0, "the eos token, whatever generation_config.json names first"
+    assert said["OUT_END_ID"].item() == 0, "the eos token, regardless of generation_config.json"
     assert said["OUT_PAD_ID"].item() == Tokenizer(tokenizer).encode("!")[0]
     assert given.outputs["OUT_PAD_ID"].item() == 9
     assert refused.error.message.startswith("IMAGE_URL is not supported")

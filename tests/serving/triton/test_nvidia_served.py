@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`serving.defaults: nvidia` on a real tritonserver, asked as NVIDIA's clients ask.
+"""`serving.defaults: nvidia` on a real tritonserver, with requests as NVIDIA's clients send them.
 
-The tensors and their shapes are those of triton-inference-server/tensorrtllm_backend:inflight_batcher_llm/client/
+The tensors and their shapes are from triton-inference-server/tensorrtllm_backend:inflight_batcher_llm/client/
 {end_to_end_grpc_client,inflight_batcher_llm_client}.py@c2e65b88.
 """
 
@@ -38,7 +38,7 @@ class Nvidia:
     tokenizer: Tokenizer
 
     def stream(self, model: str, inputs: dict[str, np.ndarray], outputs: list[str], request_id: str = "") -> list[Any]:
-        """Return the results of a request as the clients' own loop gets them."""
+        """Return the results of a request, collected as in the clients' loop."""
         from tritonclient import grpc
         from tritonclient.utils import np_to_triton_dtype
 
@@ -68,7 +68,7 @@ def one(value: Any, dtype: Any) -> np.ndarray:
 
 
 def in_text(**more: np.ndarray) -> dict[str, np.ndarray]:
-    """Return what end_to_end_grpc_client sends by default: one sequence, one beam, temperature 1."""
+    """Return the default tensors of end_to_end_grpc_client: one sequence, one beam, temperature 1."""
     return {
         "text_input": one(PROMPT, object),
         "max_tokens": one(TOKENS, np.int32),
@@ -94,7 +94,7 @@ def in_ids(nvidia: Nvidia, **more: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def text_of(results: list[Any]) -> str:
-    """Return the text as the client joins it: `output[0].decode()` of each."""
+    """Return the text as the client joins it: `output[0].decode()` of each result."""
     return "".join(result.as_numpy("text_output")[0].decode() for result in results)
 
 
@@ -104,11 +104,11 @@ def test_a_text_has_its_prompt_and_a_stream_has_not(nvidia: Nvidia) -> None:
     new = text_of(nvidia.stream("ensemble", in_text(stream=one(True, bool)), ["text_output"]))
     assert text_of([whole]) == PROMPT + new
     without = nvidia.stream("ensemble", in_text(exclude_input_in_output=one(True, bool)), ["text_output"])
-    assert text_of(without) == new, "and a temperature alone is greedy"
+    assert text_of(without) == new, "a temperature alone is greedy"
 
 
 def test_all_outputs_that_the_client_names_may_be_asked_for(nvidia: Nvidia) -> None:
-    """With return_perf_metrics it names the KV cache's and the times too, which no engine of ours tells."""
+    """With return_perf_metrics the client also names KV cache and time outputs, which our engines do not report."""
     names = ["acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"]
     silent = ["kv_cache_alloc_new_blocks", "arrival_time_ns", "last_token_time_ns", "batch_index", "context_logits"]
     asked = in_text(return_perf_metrics=one(True, bool), return_log_probs=one(True, bool))
@@ -161,7 +161,7 @@ def test_a_stop_request_ends_the_one_of_the_same_id(nvidia: Nvidia) -> None:
     found: list[list[Any]] = []
     running = threading.Thread(target=lambda: found.append(nvidia.stream("tensorrt_llm", long, ["output_ids"], "7")))
     running.start()
-    while running.is_alive():  # unbounded: a text of 100 tokens has an end of its own
+    while running.is_alive():  # no timeout: a text of 100 tokens ends by itself
         nvidia.stream("tensorrt_llm", stop, [], "7")
     running.join(ANSWER_S)
     [results] = found
@@ -171,6 +171,6 @@ def test_a_stop_request_ends_the_one_of_the_same_id(nvidia: Nvidia) -> None:
 def test_a_request_without_ids_is_refused_by_us(nvidia: Nvidia) -> None:
     asked = {name: array for name, array in in_ids(nvidia).items() if name != "input_ids"}
     [refused] = nvidia.stream("tensorrt_llm", asked, [])
-    assert "the request has no input_ids" in refused.message()
+    assert "the request lacks input_ids" in refused.message()
     with pytest.raises(DeployError, match="max_tokens"):
         nvidia.served.client.generate({"text_input": PROMPT}, "ensemble")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emitted repository: what it says, that it can be moved, and that the models fit together."""
+"""The emitted repository: its content, that it can be moved, and that its models fit together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.core.paths import model_repository_dir
 from trtspec.serving.triton.config import load_config, render_config
 from trtspec.serving.triton.python_models.tensors import NEUTRAL
 
-# Names of NVIDIA's inflight_batcher_llm repository that clients send and read.
+# Names in NVIDIA's inflight_batcher_llm repository that clients send and read.
 OLDER_NAMES = ["random_seed", "min_length", "return_kv_cache_reuse_stats"]
 ENSEMBLE_INPUTS = [
     "text_input",
@@ -83,7 +83,7 @@ def test_the_values_of_the_recipe_are_in_their_fields(tmp_path: Path) -> None:
     model = configs["tensorrt_llm"]
     assert model.model_transaction_policy.decoupled
     assert model.dynamic_batching.max_queue_delay_microseconds == 77
-    assert not model.dynamic_batching.HasField("default_queue_policy")  # the engine counts those that wait
+    assert not model.dynamic_batching.HasField("default_queue_policy")  # the engine limits the waiting requests
     assert configs["ensemble"].dynamic_batching.default_queue_policy.max_queue_size == 9
     whole = emitted(tmp_path / "whole", max_queue_size=9, streaming=False)["tensorrt_llm"]
     assert whole.dynamic_batching.default_queue_policy.max_queue_size == 9
@@ -127,7 +127,7 @@ def test_the_hand_written_models_parse_and_render(model: str) -> None:
     assert config.name == model
     names = [tensor.name for tensor in [*config.input, *config.output]]
     assert all(tensor.dims for tensor in [*config.input, *config.output])
-    assert len({*names}) == len(names) or model == "preprocessing"  # REQUEST_OUTPUT_LEN goes in and out
+    assert len({*names}) == len(names) or model == "preprocessing"  # REQUEST_OUTPUT_LEN is an input and an output
     assert render_config(config)
 
 
@@ -140,22 +140,22 @@ def test_the_ensemble_takes_and_gives_what_clients_know(tmp_path: Path) -> None:
 
 PASSED = load_model("ensemble", make_pb_utils()).PASSED
 
-# What the ensemble makes of texts, or says where a request does not.
+# Inputs that the ensemble derives from texts, or sets if a request omits them.
 MADE = {
     *("input_ids", "input_lengths", "end_id", "pad_id", "stop_words_list", "bad_words_list"),
     *("embedding_bias", "exclude_input_in_output"),
 }
-# Sent by who drafts and has another model verify; the ensemble leaves drafting to the engine.
+# Sent by clients that draft themselves; the ensemble leaves drafting to the engine.
 DRAFTS_OF_A_CALLER = {
     *("draft_input_ids", "draft_logits", "draft_acceptance_threshold"),
     *("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"),
     *("decoder_input_ids", "decoder_input_lengths"),
-    "stop",  # of a request with the same id: a client of texts leaves
+    "stop",  # ends a request with the same id; clients of texts disconnect instead
 }
 
 
 def test_the_ensemble_fits_the_model_that_it_asks(tmp_path: Path) -> None:
-    """Every tensor that is handed on exists there, and both of its ends have the same type."""
+    """Every tensor that is passed on exists in the model with the same type."""
     configs = emitted(tmp_path)
     ours, theirs = configs["ensemble"], configs["tensorrt_llm"]
     types = {tensor.name: tensor.data_type for tensor in theirs.input}
@@ -170,7 +170,7 @@ def test_the_ensemble_fits_the_model_that_it_asks(tmp_path: Path) -> None:
 
 
 def test_every_neutral_input_is_declared(tmp_path: Path) -> None:
-    """The penalty on length is called len_penalty by tensorrt_llm, and length_penalty where texts are taken."""
+    """The length penalty is len_penalty in tensorrt_llm and length_penalty in text-level models."""
     configs = emitted(tmp_path)
     declared = {tensor.name for model in ("tensorrt_llm", "ensemble") for tensor in configs[model].input}
     assert {*NEUTRAL} <= declared

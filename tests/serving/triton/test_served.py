@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An emitted repository with tiny random models on a real tritonserver: every way a client can ask.
+"""An emitted repository with tiny random models on a real tritonserver, with every kind of request.
 
 The tokenizer's tokens are single bytes and the models are random, so almost every token is part of a character.
 """
@@ -46,7 +46,7 @@ CANONICAL = {"text_input": "What is machine learning?", "max_tokens": 20, "bad_w
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory) -> Path:
-    """Return an artifact that was moved after it was made."""
+    """Return an artifact that was moved after it was built."""
     root = make_artifact(tmp_path_factory.mktemp("made") / "artifact")
     return root.rename(tmp_path_factory.mktemp("moved") / "artifact")
 
@@ -62,7 +62,7 @@ def record(artifact: Path, tmp_path_factory) -> Iterator[Any]:
         before = sorted(artifact.rglob("*"))
         yield deploy_local(artifact, DeployOptions(timeout_s=120)).record
         stop("tiny")
-        assert sorted(artifact.rglob("*")) == before, "serving an artifact changes nothing in it"
+        assert sorted(artifact.rglob("*")) == before, "serving must not change the artifact"
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def tokenizer(artifact: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def expected(artifact: Path, tokenizer: Tokenizer) -> dict[str, str]:
-    """Return the text of each prompt from the target alone, in this process."""
+    """Return the text of each prompt by the target alone in this process."""
     engine = Engine.load(artifact / "checkpoints/target", None, EngineSettings(max_seq_len=128, device="cpu"))
     asked = [Request(tuple(tokenizer.encode(prompt)), TOKENS, end_ids=tokenizer.end_ids) for prompt in PROMPTS]
     texts = [tokenizer.decode(result.ids) for result in engine.generate(asked)]
@@ -185,7 +185,7 @@ def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, c
 
 
 def test_a_temperature_alone_is_greedy(client: Client) -> None:
-    """As of TensorRT-LLM, whose clients send 1.0 always."""
+    """As in TensorRT-LLM, whose clients always send 1.0."""
     assert (
         client.generate({**CANONICAL, "temperature": 1.5})["text_output"] == client.generate(CANONICAL)["text_output"]
     )
@@ -221,7 +221,7 @@ WITHOUT_PROMPT = {"exclude_input_in_output": True}
 
 
 def test_a_draft_may_come_with_the_request(client: Client, tokenizer: Tokenizer) -> None:
-    """A right draft and a wrong one give the text that there is without, up to one token behind what was right."""
+    """A right and a wrong draft both give the text without a draft, up to one token after the accepted ones."""
     prompt = tokenizer.encode(PROMPTS[0])
     engine = {
         "input_ids": prompt,
@@ -270,7 +270,7 @@ def test_a_grpc_stream_of_the_engine_gives_new_ids_and_ends_with_data(record, to
 
 @pytest.mark.every_python
 def test_a_client_that_hangs_up_frees_its_place(record, client: Client) -> None:
-    """More clients leave at once than there are places; whoever comes next is served as if they had never been."""
+    """More clients disconnect than there are slots, and the next request is served normally."""
     for _ in range(SERVING.max_batch_size + 4):
         connection = HTTPConnection("127.0.0.1", record.http, timeout=5)
         body = '{"text_input": "a", "max_tokens": 120, "stream": true, "end_id": -1}'
@@ -338,7 +338,7 @@ def test_the_metrics_of_a_deployed_server_name_the_method(record, artifact: Path
 
 
 def test_a_model_of_texts_nudges_its_server(client: Client) -> None:
-    """So that what came while it executed is handed over; a nudge gets to no other model and wants no other nudge."""
+    """A wake-up request delivers requests that arrived during `execute`, reaches no other model and causes no more."""
 
     def counted() -> tuple[int, int, int]:
         stats = {each["name"]: each for each in client.statistics()["model_stats"]}
@@ -356,9 +356,9 @@ def test_a_model_of_texts_nudges_its_server(client: Client) -> None:
 
 
 def test_overload_is_told_as_such(client: Client) -> None:
-    """Whoever asks the ensemble, and whoever asks the engine, which refuses by itself.
+    """Both the ensemble and the engine model, which rejects requests itself, report overload.
 
-    Triton reads the status of a response when it has thrown that away, so that HTTP says 400 of any that has an error.
+    Triton reads the status of a response after it has freed it, so HTTP returns 400 for every response with an error.
     """
     prompt = {"input_ids": [5], "input_lengths": 1, "request_output_len": 120, "end_id": -1}
     asked = {"ensemble": {"text_input": "a", "max_tokens": 120, "end_id": -1}, "tensorrt_llm": prompt}
@@ -402,7 +402,7 @@ def test_a_repository_without_streaming_gives_whole_answers(
         with ThreadPoolExecutor(4) as pool:
             ask = [{"text_input": prompt, "max_tokens": TOKENS} for prompt in PROMPTS]
             assert [answer["text_output"] for answer in pool.map(client.generate, ask)] == list(expected.values())
-        with pytest.raises(DeployError, match="stream is not served by this repository"):
+        with pytest.raises(DeployError, match="stream is not supported by this repository"):
             client.generate({**CANONICAL, "stream": True})
     finally:
         stop("tiny")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a tritonserver is found, what it is given, and what is said when something is missing."""
+"""Finding a tritonserver, its options, and the errors for missing parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trtspec.serving.triton.server import Ports, Server, find_server, probe_serv
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch) -> Path:
-    """A wheel's tritonserver folder with files of the right names, and a cache of its own."""
+    """A fake tritonserver directory of the wheel, and a separate cache."""
     root = tmp_path / "site-packages" / "pytriton" / "tritonserver"
     for name in ("bin/tritonserver", "backends/python/libtriton_python.so", "backends/python/utils.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,12 +60,10 @@ def test_the_variable_goes_before_path_and_path_before_the_wheel(wheel: Path, tm
 
 def test_no_server_at_all_says_how_to_get_one(wheel: Path, monkeypatch) -> None:
     monkeypatch.setattr(server_module, "_wheel", lambda: None)
-    with pytest.raises(DeployError, match="no tritonserver on this machine") as caught:
+    with pytest.raises(DeployError, match="tritonserver is not installed") as caught:
         find_server()
     assert caught.value.hint == f"{server_module.INSTALL_WHEEL}, or set TRTSPEC_TRITONSERVER to a tritonserver"
-    assert probe_server() == [
-        Probe("tritonserver", False, "no tritonserver on this machine", server_module.INSTALL_HINT)
-    ]
+    assert probe_server() == [Probe("tritonserver", False, "tritonserver is not installed", server_module.INSTALL_HINT)]
 
 
 def test_the_wheels_backends_are_linked_and_its_folder_is_left_alone(wheel: Path, tmp_path: Path) -> None:
@@ -103,7 +101,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_and_a_finding(wheel: Path, t
     with pytest.raises(DeployError, match="file/cache/triton: cannot be written: Not a directory"):
         find_server()
     finding = probe_server()[0]
-    hint = "point TRTSPEC_CACHE at a directory that can be written"
+    hint = "set TRTSPEC_CACHE to a writable directory"
     assert finding == Probe("tritonserver", False, "cannot be written: Not a directory", hint)
 
 
@@ -111,17 +109,17 @@ def test_a_python_without_a_stub_or_a_shared_library_is_a_finding_and_an_error(w
     monkeypatch.setattr(server_module, "libpython", lambda: None)
     with pytest.raises(DeployError, match=r"cannot run Python models here: libpython: libpython.* not found") as caught:
         find_server()
-    assert caught.value.hint.endswith("or use a Python that was built with --enable-shared")
+    assert caught.value.hint.endswith("or use a Python built with --enable-shared")
     stubs = wheel / "python_backend_stubs"
     (stubs / server_module.PYTHON).rename(stubs / "2.7")
     with pytest.raises(DeployError, match=f"python stub: none for Python {server_module.PYTHON}") as caught:
         find_server()
-    assert caught.value.hint == "use a Python of 2.7"
+    assert caught.value.hint == "use Python 2.7"
 
 
 @pytest.fixture
 def numpy_2(monkeypatch) -> None:
-    """The fixture `wheel` says before that there is none."""
+    """A numpy 2; the fixture `wheel` pretends that numpy 1 is installed."""
     monkeypatch.setattr(server_module, "_numpy_2", lambda: True)
     monkeypatch.setattr(server_module.metadata, "version", lambda name: "2.1.0")
 
@@ -130,11 +128,11 @@ def test_numpy_2_with_a_stub_that_is_not_known_is_a_finding(wheel: Path, numpy_2
     server, finding = [finding for finding in probe_server() if not finding.ok]
     assert (finding.name, finding.detail) == ("numpy", "2.1.0 is not below 2")
     assert server.detail.endswith("cannot run Python models here: numpy: 2.1.0 is not below 2")
-    assert server.hint == finding.hint == "pip install 'numpy<2': with 2 the stub garbles tensors"
+    assert server.hint == finding.hint == "pip install 'numpy<2': the stub garbles numpy 2 tensors"
 
 
 def test_numpy_2_gets_a_copy_of_a_known_stub(wheel: Path, numpy_2: None, tmp_path: Path, monkeypatch) -> None:
-    """The copy differs in the bytes that say where an array's item size is, and loads this Python's own library."""
+    """The copy differs in the bytes with the offset of an array's item size, and loads this interpreter's library."""
     stub = wheel / "python_backend_stubs" / server_module.PYTHON / server_module.STUB
     stub.write_bytes(bytes(range(64)))
     monkeypatch.setattr(stub_patch, "LOADS", {file_sha256(stub): (32, 7)})

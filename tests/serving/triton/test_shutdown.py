@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is open when the drain of a server ends is answered with an error, once, and nothing comes behind it."""
+"""When a server's drain ends, open requests get exactly one error and no further response."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_open_requests_get_an_error_and_ended_ones_nothing(repository: Path, shu
     assert wait_until(lambda: bool(waiting.sender.sent), SOON_S)
     [(response, flags)] = waiting.sender.sent
     assert (response.error.message, response.error.code, flags) == (SHUTTING_DOWN, "unavailable", FINAL)
-    assert open_one.is_cancelled(), "whoever makes the text ends"
+    assert open_one.is_cancelled(), "the generating thread must stop"
     open_one.send_cancelled()
     assert len(waiting.sender.sent) == len(answered.sender.sent) == 1
 

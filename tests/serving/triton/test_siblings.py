@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stub that is stopped is ended, and no other process."""
+"""A stopped stub is killed, and no other process."""
 
 from __future__ import annotations
 

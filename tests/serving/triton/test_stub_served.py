@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this Python's stub does with tensors, on a real tritonserver: each type and shape comes back as it was sent."""
+"""The Python stub returns tensors of each type and shape unchanged, on a real tritonserver."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 class Echo:
-    """The model over one gRPC stream, which is how a model is asked that may answer more than once."""
+    """A model called over one gRPC stream, which decoupled models require."""
 
     def __init__(self, client: InferenceServerClient) -> None:
         self.client = client
@@ -63,7 +63,7 @@ class Echo:
         client.start_stream(lambda result, error: self.answers.put(error or result), stream_timeout=300)
 
     def ask(self, kind: str, array: np.ndarray, *outputs: str) -> dict[str, np.ndarray]:
-        """Return what comes back of a tensor of a type, by "same" and "turned", of which `outputs` are asked for."""
+        """Return the outputs for a tensor of a type, "same" and "turned", of which `outputs` are requested."""
         given = InferInput(kind, array.shape, np_to_triton_dtype(array.dtype))
         given.set_data_from_numpy(array)
         wanted = [InferRequestedOutput(f"{name}_{kind}") for name in outputs]

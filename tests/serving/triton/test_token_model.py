@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models from token ids to token ids share: the text of a request, and the ids of its answer."""
+"""Shared code of the token-level models: the text of a request, and the ids of its response."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repository of two models as TensorRT-LLM's engines have it, on the torch engine with the quickstart pair.
+"""The two-model repository of TensorRT-LLM's engines, on the torch engine with the quickstart pair.
 
-For what the process of a draft model may come to on a real tritonserver.
+It is used to test failures of a draft model's process on a real tritonserver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODELS = recipes_dir() / "models"
 TARGET, DRAFT = MODELS / "quickstart-target", MODELS / "quickstart-draft"
 PLACES, DRAFT_LEN = 8, 5
 DRAFT_TIMEOUT_S = 1
-LOADING_S = 240.0  # beside other work; alone some seconds
+LOADING_S = 240.0  # on a busy machine; some seconds on an idle one
 SERVING = ServingSettings(max_batch_size=PLACES)
 ENGINE = EngineSettings(
     max_batch_size=PLACES, max_input_len=512, max_seq_len=512, max_num_tokens=2048, device="cpu", dtype="float32"
@@ -40,7 +40,7 @@ def lines(count: int) -> list[str]:
 
 
 def engine(path: str, tokenizer: str = "../../tokenizer", **changes: int) -> Parameters:
-    """Return the parameters of an engine that does not speculate by itself."""
+    """Return the parameters of an engine that does not speculate."""
     return {
         "gpt_model_path": path,
         "draft_model_path": "",
@@ -67,26 +67,26 @@ def make_pair(root: Path) -> Path:
 
 
 def draft_process(pair: Path) -> int:
-    """Return the stub that runs the draft model."""
+    """Return the stub process of the draft model."""
     wanted = str(pair / "models" / "tensorrt_llm_draft").encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if b"triton_python_backend_stub" in (said := (process / "cmdline").read_bytes()) and wanted in said:
                 return int(process.name)
-    raise AssertionError("the draft model has no process")
+    raise AssertionError("the draft model's process is missing")
 
 
 def metric(served: Served, name: str) -> float:
-    """Return the sum of a metric of ours over its labels."""
+    """Return the sum of a trtspec metric over its labels."""
     with urlopen(f"http://{LOOPBACK}:{served.metrics}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def reload(served: Served) -> None:
-    """Load the draft model again, as whoever watches a server does.
+    """Load the draft model again, as a supervisor does.
 
-    By gRPC: over HTTP it holds one of the threads that send streams, which then lose what does not fit their queue.
+    It uses gRPC, because over HTTP the request blocks a thread that sends streams, whose queues then overflow.
     """
     with grpc.insecure_channel(f"{LOOPBACK}:{served.grpc}") as channel:
         server = service_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -2,9 +2,9 @@
 """Facts of NVIDIA's Triton models for engines, 1.0 to 1.2.
 
 NVIDIA/TensorRT-LLM:triton_backend/all_models/inflight_batcher_llm/{tensorrt_llm,ensemble}/config.pbtxt@2a9abd95,
-tensorrt_llm_bls/config.pbtxt@0193dbd4, preprocessing/config.pbtxt@08dc37e3, postprocessing/config.pbtxt@89fd9b74.
-A line is a tensor: name, type, dims, and what is set: S reshape to no dims, O optional, R allow_ragged_batch.
-Placeholder types are those that its documentation fills in: TYPE_FP32 for logits, TYPE_FP16 for the other two.
+tensorrt_llm_bls/config.pbtxt@0193dbd4, preprocessing/config.pbtxt@08dc37e3, postprocessing/config.pbtxt@89fd9b74. A
+line is a tensor: name, type, dims, and flags: S reshape to no dims, O optional, R allow_ragged_batch. Placeholder types
+have the values from NVIDIA's documentation: TYPE_FP32 for logits, TYPE_FP16 for the other two.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ ENSEMBLE_OUTPUTS = _tensors("""
     num_output_tokens INT32 1
 """)
 
-# reshape to no dims (S) does not change what a client sends, and ours do not need it: left out of the lists below.
+# Reshaping to no dims (S) does not change what a client sends, and our models do not need it, so it is omitted below.
 BLS_INPUTS = _tensors("""
     text_input STRING 1
     decoder_text_input STRING 1 O

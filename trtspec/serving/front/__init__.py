@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP front of a tritonserver: it checks requests and forwards them to the server's Unix sockets."""
+"""The HTTP proxy in front of tritonserver: it validates requests and forwards them to the server's Unix sockets."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the HTTP front of a tritonserver: `python3 -m trtspec.serving.front DIRECTORY --host HOST ...`."""
+"""Run the HTTP proxy of a tritonserver: `python3 -m trtspec.serving.front DIRECTORY --host HOST ...`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LOG = logging.getLogger("front")
 MOST = 1024
 OTHER_FILES = 64
 BACKLOG = 1024
-FLUSH_S = 5.0  # for clients that are still reading a response when the front ends
+FLUSH_S = 5.0  # for clients that still read a response at shutdown
 
 
 def main() -> int:
-    """Return the exit status: PORT_IN_USE where another process listens at one of the ports."""
+    """Return the exit status: PORT_IN_USE if another process listens on one of the ports."""
     parser = ArgumentParser(prog="trtspec.serving.front")
     parser.add_argument("directory")
     parser.add_argument("--host", required=True)
@@ -41,14 +41,14 @@ def main() -> int:
     logging.basicConfig(format="front: %(message)s", level=logging.INFO)
     try:
         rules = host_rules(options.host, allowed_hosts())
-        os.chdir(options.directory)  # so that a long path to the sockets does not matter
+        os.chdir(options.directory)  # keeps the socket paths short
         listening = {}
         for name in DOORS:
             if (found := _listen(options.host, getattr(options, name), name)) is None:
                 return PORT_IN_USE
             listening[name] = found
     except (TrtspecError, OSError) as error:
-        LOG.error("it cannot start: %s", error)
+        LOG.error("cannot start: %s", error)
         return 1
     departures = Path(DEPARTURES)
     front = Front(rules, _most_connections(), departures=departures if departures.is_dir() else None)
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 async def _serve(front: Front, listening: dict[str, socket.socket]) -> None:
-    """Serve until SIGTERM or SIGINT comes; open responses get FLUSH_S."""
+    """Serve until SIGTERM or SIGINT; open responses then get FLUSH_S."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
@@ -69,7 +69,7 @@ async def _serve(front: Front, listening: dict[str, socket.socket]) -> None:
     servers.append(await loop.create_unix_server(partial(HealthConnection, front), FRONT_SOCKET))
     gc.freeze()
     LOG.info(STARTED)
-    await over.wait()  # unbounded: the front runs until somebody ends it
+    await over.wait()  # runs until SIGTERM or SIGINT
     for server in servers:
         server.close()
     await _flush(front)
@@ -77,7 +77,7 @@ async def _serve(front: Front, listening: dict[str, socket.socket]) -> None:
 
 
 async def _flush(front: Front) -> None:
-    """Wait until clients have read what is there for them."""
+    """Wait until clients have received their responses, at most FLUSH_S."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + FLUSH_S
     while loop.time() < deadline and any(each.is_responding for each in front.clients):
@@ -85,7 +85,7 @@ async def _flush(front: Front) -> None:
 
 
 def _listen(host: str, port: int, name: str) -> socket.socket | None:
-    """Return a listening socket; None, after a line in the log, where another process listens there."""
+    """Return a listening socket; log an error and return None if the port is unavailable."""
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.setblocking(False)
@@ -93,14 +93,14 @@ def _listen(host: str, port: int, name: str) -> socket.socket | None:
         listening.bind((host, port))
         listening.listen(BACKLOG)
     except OSError as error:
-        LOG.error("%s port %d of %s cannot be opened: %s", name, port, host, error.strerror)
+        LOG.error("cannot listen on %s port %d of %s: %s", name, port, host, error.strerror)
         listening.close()
         return None
     return listening
 
 
 def _most_connections() -> int:
-    """Return how many connections may be open: each has one to the server too. Takes what the system gives."""
+    """Return the connection limit (each also needs one to the server); raises the file descriptor limit if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * MOST + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -110,7 +110,7 @@ def _most_connections() -> int:
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine by uvloop, where that is installed."""
+    """Run a coroutine, on uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a front is started, and the sockets that it and its server use. Imports nothing that the front itself needs."""
+"""The proxy's command line and the sockets of the proxy and its server. Imports none of the proxy's dependencies."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 from trtspec.serving.triton.names import SOCKETS
 
-FRONT_SOCKET = "front.sock"  # where the front answers the supervisor, whatever its ports are busy with
-PORT_IN_USE = errno.EADDRINUSE  # the exit status of a front that cannot listen
-STARTED = "it listens"
-DOWN = "the server does not take requests now: it is starting, restarting or ending"
+FRONT_SOCKET = "front.sock"  # health checks of the supervisor, independent of the proxy's ports
+PORT_IN_USE = errno.EADDRINUSE  # exit status if a port is in use
+STARTED = "listening"
+DOWN = "the server is not accepting requests: it is starting, restarting or stopping"
 
 
 @dataclass(frozen=True)
 class Door:
-    """A port of the front: the server's socket behind it, and the methods that are forwarded."""
+    """A port of the proxy: the server's socket behind it and the forwarded methods."""
 
     socket: str
     methods: tuple[bytes, ...]
@@ -32,7 +32,7 @@ DOORS: Mapping[str, Door] = {
 
 
 def front_command(directory: Path, host: str, ports: Mapping[str, int]) -> list[str]:
-    """Return the argv of the front of the server whose sockets are in a directory."""
-    safe_path = ["-P"] if sys.version_info >= (3, 11) else []  # nothing is imported from the current directory
+    """Return the argv of the proxy for the server whose sockets are in `directory`."""
+    safe_path = ["-P"] if sys.version_info >= (3, 11) else []  # do not import from the current directory
     listening = [f"--{name}={ports[name]}" for name in DOORS]
     return [sys.executable, *safe_path, "-m", "trtspec.serving.front", str(directory), f"--host={host}", *listening]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front's connections: one protocol for a client, one for the server, and what bounds them all.
+"""The proxy's connections: protocols for the client and the server side, and the limits that they share.
 
-A request is read whole before the server is connected to, so that a slow client costs the server nothing. A response is
-passed on as it comes, and read no faster than the client takes it. A client that leaves ends the server's connection.
+A request is read completely before the proxy connects to the server, so a slow client uses no server resources. A
+response is forwarded as it arrives, with back-pressure from the client. If the client disconnects, the server's
+connection is closed.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from trtspec.serving.triton.disconnects import forget_departed, mark_departed, t
 
 LOG = logging.getLogger(__name__)
 
-HEAD_S = 10.0  # for the head of a request
-IDLE_S = 75.0  # between two requests of a connection
-BODY_S = 30.0  # for a body, beside the time that its bytes take at the lowest rate
-LOWEST_RATE = 16 << 10  # bytes a second of a body
-STALLED_S = 60.0  # without a byte taken by a client that reads its response
-LINGER_S = 5.0  # for the rest of a refused request
+HEAD_S = 10.0  # limit for a request head
+IDLE_S = 75.0  # between two requests on a connection
+BODY_S = 30.0  # for a body, plus the time that its bytes take at LOWEST_RATE
+LOWEST_RATE = 16 << 10  # bytes per second of a body
+STALLED_S = 60.0  # without progress of a client that reads its response
+LINGER_S = 5.0  # for the rest of a rejected request
 LINGER_BYTES = 2 * MAX_BODY_BYTES
 CHECK_EVERY_S = 1.0
-AHEAD_BYTES = 16 << 10  # of further requests, while one is answered
-HIGH_WATER = 64 << 10  # of a response that the client has not taken yet
-MAX_HELD_BYTES = 256 << 20  # of all bodies together
-SMALL_BODY = 64 << 10  # which is copied behind its head
-DEPARTED_S = 30.0  # until the models have ended the request of a client that left
+AHEAD_BYTES = 16 << 10  # read ahead of pipelined requests during a response
+HIGH_WATER = 64 << 10  # of a response not yet taken by the client
+MAX_HELD_BYTES = 256 << 20  # all bodies together
+SMALL_BODY = 64 << 10  # copied into one buffer with its head
+DEPARTED_S = 30.0  # maximum wait for the models to cancel a disconnected client's request
 
 
 class State(enum.Enum):
@@ -58,19 +59,19 @@ class State(enum.Enum):
 
 @dataclass
 class Front:
-    """The bounds that all connections share. `most` connections are open at the same time."""
+    """State and limits shared by all connections; at most `most` client connections are open."""
 
     rules: HostRules
     most: int
-    clients: dict[ClientConnection, None] = field(default_factory=dict)  # in the order in which they began to wait
-    held: int = 0  # bytes of bodies
-    departures: Path | None = None  # the directory in which clients that left are noted for the models
-    departed: dict[ServerConnection, float] = field(default_factory=dict)  # of such clients, by the time they left
+    clients: dict[ClientConnection, None] = field(default_factory=dict)  # in the order in which they became idle
+    held: int = 0  # bytes of request bodies
+    departures: Path | None = None  # directory that records disconnected clients for the models
+    departed: dict[ServerConnection, float] = field(default_factory=dict)  # disconnected clients and when they left
     served: int = 0
     refused: int = 0
 
     def admit(self) -> bool:
-        """Return whether there is room for one more connection, after closing one without a request."""
+        """Return whether one more connection fits, after closing an idle one if necessary."""
         if len(self.clients) < self.most:
             return True
         waiting = next((each for each in self.clients if each.state in (State.HEAD, State.CLOSING)), None)
@@ -80,9 +81,9 @@ class Front:
         return True
 
     async def check(self) -> None:
-        """End connections that are too slow, for as long as the front runs."""
+        """Close connections that are too slow; runs until the process exits."""
         loop = asyncio.get_running_loop()
-        while True:  # unbounded: until the process ends
+        while True:  # runs until the process exits
             await asyncio.sleep(CHECK_EVERY_S)
             now = loop.time()
             for client in [*self.clients]:
@@ -92,13 +93,13 @@ class Front:
                     server.close()
 
     def counts(self) -> bytes:
-        """Return what the front has done, as JSON."""
+        """Return the proxy's counters as JSON."""
         counts = {"connections": len(self.clients), "held_bytes": self.held}
         return json.dumps(counts | {"served": self.served, "refused": self.refused}).encode()
 
 
 class ClientConnection(asyncio.Protocol):
-    """A client's connection: request after request, each answered before the next one is read."""
+    """A client's connection: requests are handled one after another."""
 
     def __init__(self, front: Front, server: str, methods: tuple[bytes, ...]) -> None:
         self.state = State.HEAD
@@ -109,12 +110,13 @@ class ClientConnection(asyncio.Protocol):
         self._request: Request | None = None
         self._chunks: Chunks | None = None
         self._upstream: ServerConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None  # a task that nobody refers to may be collected
-        self._since = self._loop.time()  # the beginning of the state
+        # keeps a reference so that the task is not garbage-collected
+        self._connecting: asyncio.Task[None] | None = None
+        self._since = self._loop.time()  # start of the current state
         self._is_first = True
-        self._checked = 0  # bytes of the buffer that hold no end of a head
+        self._checked = 0  # bytes of the buffer known not to contain the end of a head
         self._held = self._discarded = 0
-        self._pending, self._pending_since = 0, 0.0  # bytes that the client has not taken, and since when so many
+        self._pending, self._pending_since = 0, 0.0  # unsent bytes, and when their number last changed
         self._is_reading, self._is_writing = True, True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -139,11 +141,11 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_responding(self) -> bool:
-        """Return whether the client waits for a response, or for the rest of one."""
+        """Return whether a response is in progress or not yet fully sent."""
         return self.state is State.RESPONSE or self.transport.get_write_buffer_size() > 0
 
     def abort(self) -> None:
-        """Close the connection without a further byte."""
+        """Close the connection without sending anything."""
         self._front.clients.pop(self, None)
         self.transport.abort()
 
@@ -154,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
                 self.abort()
             return
         if self.state is State.HEAD and not self._buffer and not self._is_first:
-            self._since = self._loop.time()  # the connection was idle until now
+            self._since = self._loop.time()  # the connection was idle
         self._buffer += data
         if self.state is State.RESPONSE:
             if len(self._buffer) > AHEAD_BYTES and self._is_reading:
@@ -176,7 +178,7 @@ class ClientConnection(asyncio.Protocol):
             self._upstream.resume()
 
     def check(self, now: float) -> None:
-        """End the connection where it is too slow."""
+        """Close the connection if it is too slow."""
         waited = now - self._since
         if self.state is State.HEAD:
             if waited > (HEAD_S if self._buffer or self._is_first else IDLE_S):
@@ -192,7 +194,7 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def _late(self) -> None:
-        self._refuse(Refused(408, "the request did not come in time"))
+        self._refuse(Refused(408, "the request did not arrive in time"))
 
     def _enter(self, state: State) -> None:
         self.state, self._since = state, self._loop.time()
@@ -206,12 +208,12 @@ class ClientConnection(asyncio.Protocol):
         self._held = 0
 
     def _go_on(self) -> None:
-        """Read a request as far as it is there."""
+        """Parse as much of a request as has arrived, and forward it once complete."""
         try:
             if self.state is State.HEAD and not self._read_head():
                 return
             if self._front.held > MAX_HELD_BYTES:
-                raise Refused(503, "too many large requests are on their way")
+                raise Refused(503, "too many large requests are in progress")
             if (body := self._read_body()) is not None:
                 assert self._request is not None
                 content = check_body(self._request, body)
@@ -220,9 +222,9 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(refused)
 
     def _read_head(self) -> bool:
-        """Return whether a head is there, and accepted."""
+        """Return whether a head has arrived and was accepted."""
         buffer = self._buffer
-        while buffer.startswith(b"\r\n"):  # an empty line before a request is ignored
+        while buffer.startswith(b"\r\n"):  # empty lines before a request are ignored
             del buffer[:2]
         end = buffer.find(END, max(0, self._checked - len(END)), MAX_HEAD_BYTES + len(END))
         if end < 0:
@@ -241,7 +243,7 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     def _read_body(self) -> bytearray | None:
-        """Return the body once it is complete."""
+        """Return the body once it is complete, else None."""
         if self._chunks is not None:
             return self._chunks.body if self._chunks.take(self._buffer) else None
         assert self._request is not None
@@ -265,7 +267,7 @@ class ClientConnection(asyncio.Protocol):
         self._connecting = self._loop.create_task(self._upstream.connect(self._server))
 
     def sent(self) -> None:
-        """Note that the server's socket has taken the request."""
+        """Handle that the server's socket has taken the whole request."""
         self._release()
 
     def pass_on(self, data: bytes) -> None:
@@ -273,7 +275,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(data)
 
     def responded(self, closes: bool) -> None:
-        """Note that the response is complete."""
+        """Handle the end of the response."""
         self._front.served += 1
         self._upstream = None
         self._release()
@@ -285,7 +287,7 @@ class ClientConnection(asyncio.Protocol):
         self._request = None
         self._enter(State.HEAD)
         del self._front.clients[self]
-        self._front.clients[self] = None  # the last one to wait
+        self._front.clients[self] = None  # moved to the end of the idle order
         if not self._is_reading:
             self._is_reading = True
             self.transport.resume_reading()
@@ -297,7 +299,7 @@ class ClientConnection(asyncio.Protocol):
             self._go_on()
 
     def failed(self, refused: Refused | None) -> None:
-        """Note that the server gave no response, or only a part of one, which cannot be mended."""
+        """Handle a missing response, or one that broke off (`refused` is None)."""
         self._upstream = None
         if refused is None:
             self.abort()
@@ -305,7 +307,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(refused)
 
     def _refuse(self, refused: Refused) -> None:
-        """Answer with an error. The rest of the request is thrown away, so that the client reads the answer."""
+        """Respond with an error and discard the rest of the request, so that the client reads the response."""
         self._front.refused += 1
         self._release()
         self._buffer.clear()
@@ -335,7 +337,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     async def connect(self, server: str) -> None:
-        """Connect to the server's socket, and send the request."""
+        """Connect to the server's socket and send the request."""
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: self, server)
         except OSError:
@@ -343,7 +345,7 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if self._client is None:  # it left meanwhile
+        if self._client is None:  # the client disconnected
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(0)
@@ -366,7 +368,7 @@ class ServerConnection(asyncio.Protocol):
         except Malformed:
             self._fail(Refused(502, "the server's response is malformed"))
             return
-        if client is None:  # it left: nobody reads the response
+        if client is None:  # the client disconnected
             if self._response.is_over:
                 self.close()
             return
@@ -393,10 +395,10 @@ class ServerConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abandon(self) -> None:
-        """Close the connection: the client left.
+        """Handle the client's disconnection by closing this connection.
 
-        Where the server does not notice that, the client is noted for the models, and the connection is closed once
-        they have ended the request.
+        If the server would not notice, record the disconnection for the models and close the connection once they have
+        cancelled the request.
         """
         self._client = None
         self._content = b""
@@ -408,14 +410,14 @@ class ServerConnection(asyncio.Protocol):
         try:
             mark_departed(cast(Path, self._front.departures), self._token)
         except OSError as error:
-            LOG.warning("a client that left cannot be noted: %s", error.strerror)
+            LOG.warning("cannot record a disconnected client: %s", error.strerror)
 
     def close(self) -> None:
-        """Close the connection, and remove the note that its client left."""
+        """Close the connection and remove the record of the client's disconnection."""
         if self._transport is not None:
             self._transport.abort()
         if self._front.departed.pop(self, None) is not None:
-            with suppress(OSError):  # the models ignore a note that is too old
+            with suppress(OSError):  # the models ignore old records
                 forget_departed(cast(Path, self._front.departures), self._token)
 
     def _finish(self, client: ClientConnection) -> None:
@@ -432,7 +434,7 @@ class ServerConnection(asyncio.Protocol):
 
 
 class HealthConnection(asyncio.Protocol):
-    """Answers whoever may open the front's own socket: that the front runs, and its counts."""
+    """Responds on the proxy's own socket with its counters, which also shows that it runs."""
 
     def __init__(self, front: Front) -> None:
         self._front = front

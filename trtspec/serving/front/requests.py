@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests that the front forwards, and the refusals of all others. Pure: no sockets, no clock.
+"""Validation of requests before they are forwarded. Pure: no sockets, no clock.
 
-tritonserver's HTTP library dies of forms of some megabytes, of bodies in many small chunks, and of JSON that is nested
-some ten thousand levels deep; it has no limit of a body. Nothing of that kind is forwarded: a request is read whole,
-strictly, and within bounds, and written anew with one Content-Length.
+tritonserver's HTTP library crashes on forms of some megabytes, on bodies in many small chunks, and on JSON nested some
+ten thousand levels deep, and it does not limit the size of a body. The proxy therefore reads each request completely,
+parses it strictly within limits, and writes it anew with a single Content-Length.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MAX_TARGET_BYTES = 8 << 10
 MAX_HEADERS = 256
 MAX_BODY_BYTES = 16 << 20
 MAX_CHUNKS = 1 << 16
-MAX_CHUNK_LINE = 18  # digits of a chunk's size and the end of the line
+MAX_CHUNK_LINE = 18  # hex digits of a chunk size and the line end
 MAX_DEPTH = 200  # of JSON
-MAX_KEYS = 10_000  # of JSON: the server takes seconds for some hundred thousand
-MAX_BRACKETS = 200_000  # of JSON, beyond MAX_DEPTH of which they are counted one by one
+MAX_KEYS = 10_000  # of JSON; the server takes seconds for some hundred thousand
+MAX_BRACKETS = 200_000  # of JSON; with more than MAX_DEPTH, they are scanned one by one
 
 END = b"\r\n\r\n"
 BARE_END = re.compile(rb"(?<!\r)\n\r?\n")
@@ -33,12 +33,12 @@ HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t -~\x80-\xff]*)")
 LENGTH = re.compile(rb"[0-9]{1,10}")
 GENERATE = re.compile(rb"/v2/models/[^/]+(?:/versions/[0-9]+)?/generate")
 CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,8}")
-STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # one that does not end reaches to the end
+STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # an unterminated string extends to the end
 NO_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 FORM = b"application/x-www-form-urlencoded"
 MULTIPART = b"multipart/"
-DROPPED = frozenset(  # of one connection, or replaced
+DROPPED = frozenset(  # hop-by-hop headers, and headers that the proxy replaces
     b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade expect content-length http2-settings "
     b"content-encoding".split()
 )
@@ -64,14 +64,14 @@ RETRY_AFTER_S = 1
 
 
 class Refused(Exception):
-    """A request that is not forwarded: the status and the message of its response."""
+    """A rejected request: the status and message of the response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status, self.message = status, message
 
     def render(self) -> bytes:
-        """Return the response. Its connection is closed, since the rest of the request may be anything."""
+        """Return the response; it closes the connection because the rest of the request is not trusted."""
         body = json.dumps({"error": self.message}).encode()
         more = {405: "Allow: GET, POST\r\n", 503: f"Retry-After: {RETRY_AFTER_S}\r\n"}.get(self.status, "")
         head = (
@@ -86,16 +86,15 @@ class Request:
     """The head of an accepted request.
 
     Attributes:
-        head: what is forwarded of it, without its end and without the length of the body.
-        length: bytes of the body; None for a body in chunks.
-        has_length: whether the server needs the length of the body, be it 0.
+        head: the head to forward, without its end and without Content-Length.
+        length: bytes of the body, or None for a chunked one.
+        has_length: whether to forward a Content-Length, including 0.
         keeps: whether the connection stays open after the response.
         expects: whether the client waits for "100 Continue".
-        is_form: whether its Content-Type is that of a form, which curl sends with JSON too.
+        is_form: whether the Content-Type denotes a form, which curl also sends with JSON.
         encoding: "gzip", "deflate" or "".
-        json_length: bytes of the JSON that a body begins with; None for all of it.
-        is_generate: whether the server makes one response while it reads nothing, and so does not notice that a client
-            leaves.
+        json_length: bytes of the JSON at the start of the body, or None if all of it is JSON.
+        is_generate: whether the request is a `generate`, during which the server does not notice a disconnection.
     """
 
     head: bytes
@@ -115,18 +114,18 @@ class Request:
 
 
 def check_incomplete_head(received: bytes | bytearray, checked: int) -> None:
-    """Raise Refused for the beginning of a head that is too long, or whose lines do not end as they have to.
+    """Raise Refused if the start of a head is too long or has wrong line ends.
 
     The first `checked` bytes were checked before.
     """
     if len(received) > MAX_HEAD_BYTES:
-        raise Refused(431, f"the head of a request has at most {MAX_HEAD_BYTES:,} bytes")
+        raise Refused(431, f"the request head exceeds {MAX_HEAD_BYTES:,} bytes")
     if BARE_END.search(received, max(0, checked - len(END))):
-        raise Refused(400, "the lines of a request end with CR and LF")
+        raise Refused(400, "request lines must end with CR LF")
 
 
 def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GET", b"POST")) -> Request:
-    """Return the request of a head without its final empty line; raises Refused for one that is not forwarded."""
+    """Parse a head without its final empty line; raises Refused if the request is rejected."""
     lines = head.split(b"\r\n")
     line = REQUEST_LINE.fullmatch(lines[0])
     if line is None:
@@ -135,11 +134,11 @@ def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GE
     if method not in methods:
         raise Refused(405, f"{method.decode()} is not supported here")
     if len(target) > MAX_TARGET_BYTES:
-        raise Refused(431, f"the path of a request has at most {MAX_TARGET_BYTES:,} bytes")
+        raise Refused(431, f"the request path exceeds {MAX_TARGET_BYTES:,} bytes")
     if target.startswith(b"//") or b"#" in target:
-        raise Refused(400, "the path of a request begins with one slash and has no fragment")
+        raise Refused(400, "the request path must begin with a single slash and not have a fragment")
     if len(lines) > MAX_HEADERS + 1:
-        raise Refused(431, f"a request has at most {MAX_HEADERS} headers")
+        raise Refused(431, f"the request has more than {MAX_HEADERS} headers")
     headers: dict[bytes, list[bytes]] = {}
     forwarded = [b"%s %s HTTP/1.%s" % (method, target, minor)]
     for each in lines[1:]:
@@ -192,28 +191,28 @@ def _bad_request_line(line: bytes) -> Refused:
     if len(words) == 3 and words[2].startswith(b"HTTP/") and words[2] not in (b"HTTP/1.0", b"HTTP/1.1"):
         return Refused(505, "the supported versions are HTTP/1.1 and HTTP/1.0")
     if len(words) == 3 and not words[1].startswith(b"/"):
-        return Refused(400, "the target of a request is a path, and this server is no proxy")
+        return Refused(400, "the request target must be a path; this server does not proxy to other hosts")
     return Refused(400, "the first line of the request is malformed")
 
 
 def _check_sender(headers: dict[bytes, list[bytes]], rules: HostRules, method: bytes) -> None:
-    """Refuse requests that a page of another site sends, also by a name that resolves to this machine."""
+    """Reject cross-site requests, including those that use a DNS name which resolves to this machine."""
     hosts, origins = ([value.decode("latin-1") for value in headers.get(name, ())] for name in (b"host", b"origin"))
     if (refusal := rules.refusal(hosts, origins)) is not None:
         raise Refused(refusal.status, refusal.message)
     site = {value.lower() for value in headers.get(b"sec-fetch-site", ())}
     if method != b"GET" and not origins and site - {b"same-origin", b"none"}:
-        raise Refused(403, "requests from pages of another site are refused")
+        raise Refused(403, "cross-site requests are not allowed")
 
 
 def _length(minor: bytes, headers: dict[bytes, list[bytes]]) -> int | None:
-    """Return the length of the body, None for one in chunks."""
+    """Return the length of the body, None for a chunked body."""
     encoding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     if encoding is not None:
         if length is not None:
             raise Refused(400, "the request has both Content-Length and Transfer-Encoding")
         if minor == b"0":
-            raise Refused(400, "HTTP/1.0 has no Transfer-Encoding")
+            raise Refused(400, "HTTP/1.0 does not support Transfer-Encoding")
         if encoding[0].lower() != b"chunked":
             raise Refused(501, "the only supported Transfer-Encoding is chunked")
         return None
@@ -228,13 +227,13 @@ def _length(minor: bytes, headers: dict[bytes, list[bytes]]) -> int | None:
 
 
 def _too_large() -> Refused:
-    return Refused(413, f"the body of a request has at most {MAX_BODY_BYTES:,} bytes")
+    return Refused(413, f"the request body exceeds {MAX_BODY_BYTES:,} bytes")
 
 
 def _check_upgrade(headers: dict[bytes, list[bytes]]) -> None:
-    """Refuse other protocols. Some clients offer HTTP/2 with each request, and do well without."""
+    """Reject protocol upgrades except h2c, which some clients offer with each request but do not need."""
     if {value.lower() for value in headers.get(b"upgrade", ())} - {b"h2c"}:
-        raise Refused(501, "other protocols than HTTP/1.1 are not supported")
+        raise Refused(501, "protocols other than HTTP/1.1 are not supported")
 
 
 def _encoding(headers: dict[bytes, list[bytes]]) -> str:
@@ -255,15 +254,15 @@ def _json_length(headers: dict[bytes, list[bytes]]) -> int | None:
 
 @dataclass
 class Chunks:
-    """Reads a body that comes in chunks; `take` removes what it has read from a buffer."""
+    """Reads a chunked body; `take` removes the bytes that it reads from a buffer."""
 
     body: bytearray = field(default_factory=bytearray)
-    _left: int = 0  # of the chunk that is read, with its end of line
+    _left: int = 0  # bytes left of the current chunk, including its line end
     _count: int = 0
     _is_last: bool = False
 
     def take(self, buffer: bytearray) -> bool:
-        """Return whether the body is complete; raises Refused for one that is malformed or too large."""
+        """Return whether the body is complete; raises Refused if it is malformed or too large."""
         at = 0
         try:
             while True:
@@ -286,7 +285,7 @@ class Chunks:
             del buffer[:at]
 
     def _take_chunk(self, buffer: bytearray, at: int) -> int:
-        """Read what is there of the present chunk; returns where the next bytes are."""
+        """Read the available bytes of the current chunk; return the position of the next byte."""
         data = max(0, min(self._left - 2, len(buffer) - at))
         self.body += memoryview(buffer)[at : at + data]
         at += data
@@ -305,13 +304,13 @@ class Chunks:
         if len(self.body) + size > MAX_BODY_BYTES:
             raise _too_large()
         if self._count > MAX_CHUNKS:
-            raise Refused(413, f"a body has at most {MAX_CHUNKS:,} chunks")
+            raise Refused(413, f"the body has more than {MAX_CHUNKS:,} chunks")
         self._is_last = size == 0
         self._left = size + 2 if size else 0
 
 
 def check_body(request: Request, body: bytearray) -> bytes | bytearray:
-    """Return the body to forward; raises Refused for one that the server must not get."""
+    """Return the body to forward; raises Refused if it would be unsafe for the server."""
     content = _decoded(body, request.encoding) if request.encoding else body
     if request.is_form and content and content[:64].lstrip()[:1] != b"{":
         raise Refused(415, f"forms are not supported; {CONTENT_TYPE_HINT}")
@@ -323,7 +322,7 @@ def check_body(request: Request, body: bytearray) -> bytes | bytearray:
 
 
 def check_depth(content: bytes | bytearray, length: int | None = None) -> None:
-    """Raise Refused for JSON in the first `length` bytes that is nested too deep for the server's parser."""
+    """Raise Refused if the JSON in the first `length` bytes is too large or too deep for the server's parser."""
     brackets_at_most = content.count(b"[", 0, length) + content.count(b"{", 0, length)
     if brackets_at_most <= MAX_DEPTH and content.count(b":", 0, length) <= MAX_KEYS:
         return
@@ -344,14 +343,14 @@ def check_depth(content: bytes | bytearray, length: int | None = None) -> None:
 
 
 def _decoded(body: bytearray, encoding: str) -> bytes:
-    """Return a compressed body as it was, within the bound of any other."""
+    """Decompress a body; the size limit applies to the result."""
     reader = zlib.decompressobj(31 if encoding == "gzip" else 15)
     try:
         content = reader.decompress(body, MAX_BODY_BYTES + 1)
     except zlib.error:
-        raise Refused(400, f"the body cannot be read as {encoding}") from None
+        raise Refused(400, f"the body is not valid {encoding}") from None
     if len(content) > MAX_BODY_BYTES:
         raise _too_large()
     if not reader.eof or reader.unused_data:
-        raise Refused(400, f"the body cannot be read as {encoding}")
+        raise Refused(400, f"the body is not valid {encoding}")
     return content

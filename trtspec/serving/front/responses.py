@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a response of the server ends, so that the next request can use the client's connection. Pure."""
+"""Detection of the end of a server's response, so that the client's connection can be reused. Pure."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])[ \r]")
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*\r\n", re.IGNORECASE)
 CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked[ \t]*\r\n", re.IGNORECASE)
 CLOSE = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE)
-LONGEST_LINE = 1 << 10  # of a chunk's size
+LONGEST_LINE = 1 << 10  # limit for a chunk-size line
 NO_BODY = (b"204", b"304")
 
 
 class Malformed(Exception):
-    """A response that does not follow HTTP/1.1."""
+    """A response that violates HTTP/1.1."""
 
 
 class Response:
-    """Follows the bytes of one response; `is_over` once the last one was seen."""
+    """Tracks the bytes of one response; `is_over` is True after the last one."""
 
     def __init__(self) -> None:
         self.is_over = False
-        self.closes = False  # the connection ends with the response
+        self.closes = False  # the connection closes after the response
         self._head: bytearray | None = bytearray()
-        self._left: int | None = None  # of a body with a length, or of a chunk with its end of line; None: until EOF
+        self._left: int | None = None  # bytes left of the body or chunk, or None until EOF
         self._is_chunked = self._is_last = False
-        self._line = b""  # the beginning of a line with a chunk's size
+        self._line = b""  # start of an incomplete chunk-size line
 
     def follow(self, data: bytes) -> int:
-        """Follow further bytes; returns how many of them belong to this response. Raises Malformed."""
+        """Track further bytes and return how many of them belong to this response; raises Malformed."""
         at = 0
         if self._head is not None:
             at = self._follow_head(data)
@@ -47,7 +47,7 @@ class Response:
         return at + taken
 
     def ends(self) -> bool:
-        """Return whether the response is complete when the server closes its connection."""
+        """Return whether the response is complete if the server closes its connection now."""
         return self.is_over or (self._head is None and not self._is_chunked and self._left is None)
 
     def _follow_head(self, data: bytes) -> int:
@@ -62,7 +62,7 @@ class Response:
         head = bytes(self._head[: end + 2])
         self._head = None
         status = STATUS.match(head)
-        if status is None or status[1].startswith(b"1"):  # nobody asks the server to go on or to change the protocol
+        if status is None or status[1].startswith(b"1"):  # 1xx responses are never requested
             raise Malformed
         self._is_chunked = CHUNKED.search(head) is not None
         length = LENGTH.search(head)
@@ -90,7 +90,7 @@ class Response:
                 return size
             line, self._line, at = self._line + data[at:end], b"", end + 1
             if self._is_last:
-                if line in (b"\r", b""):  # else a trailer
+                if line in (b"\r", b""):  # otherwise it is a trailer
                     self.is_over = True
                     return at
                 continue

@@ -11,11 +11,13 @@ from trtspec.core.errors import TrtspecError
 
 
 def main() -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Run the gateway until it is stopped; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m trtspec.serving.gateway", description="OpenAI-compatible entry to Triton"
+        prog="python -m trtspec.serving.gateway", description="OpenAI-compatible gateway for Triton"
     )
-    parser.add_argument("--config", type=Path, required=True, help="what trtspec.serving.gateway.command wrote")
+    parser.add_argument(
+        "--config", type=Path, required=True, help="configuration written by trtspec.serving.gateway.command"
+    )
     arguments = parser.parse_args()
     try:
         from trtspec.serving.gateway.config import load_config

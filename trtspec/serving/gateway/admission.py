@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask, and how much at once: API keys, a rate for each of them, and the texts that are made together."""
+"""Admission control: API keys, a rate limit per key, and a limit on concurrent completions."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ ANYBODY = b""
 
 
 def load_keys(file: str, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the API keys: those of the variable, between commas, and those of a file, one a line.
+    """Return the API keys of the environment variable (comma-separated) and of the file (one per line).
 
-    Raises TrtspecError for a file that others can read, or that has none.
+    Raises TrtspecError if the file is readable by other users or contains no key.
     """
     keys = [key.strip() for key in environment.get(VARIABLE, "").split(",")]
     if file:
         keys += _private_text(Path(file)).splitlines()
     found = [key.strip() for key in keys if key.strip()]
     if file and not found:
-        raise TrtspecError("no API key in it", where=file, hint="write one key a line")
+        raise TrtspecError("the file contains no API key", where=file, hint="write one key per line")
     return found
 
 
 def _private_text(path: Path) -> str:
     try:
         if path.stat().st_mode & 0o077:
-            raise TrtspecError("others can read the API keys", where=str(path), hint=f"chmod 600 {path}")
+            raise TrtspecError("the API keys are readable by other users", where=str(path), hint=f"chmod 600 {path}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise TrtspecError(f"cannot be read: {error.strerror}", where=str(path)) from None
 
 
 class Gate:
-    """Lets requests in, or says why not; `clock` returns seconds."""
+    """Admits or rejects requests; `clock` returns seconds."""
 
     def __init__(self, limits: Limits, keys: list[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self._keys = [_digest(key) for key in keys]
-        self._spent: dict[bytes, tuple[float, float]] = {}  # of each key: requests left, and when that was
+        self._spent: dict[bytes, tuple[float, float]] = {}  # per key: requests left, and the time of that count
         self.texts = 0
 
     def check(self, authorization: str) -> None:
-        """Raise ApiError for a request without one of the keys, or beyond its key's rate."""
+        """Raise ApiError if the API key is invalid or its rate limit is exceeded."""
         holder = self._holder(authorization)
         if self._limits.requests_per_minute:
             self._spend(holder)
 
     @contextmanager
     def making(self, texts: int) -> Iterator[None]:
-        """Count texts while they are made; raises ApiError for more than may be made together."""
+        """Count completions in progress; raises ApiError if they would exceed the limit."""
         if self.texts + texts > self._limits.max_texts:
-            raise overloaded(f"{self.texts} texts are being made, at most {self._limits.max_texts} are together")
+            raise overloaded(f"{self.texts} completions are in progress; the limit is {self._limits.max_texts}")
         self.texts += texts
         try:
             yield
@@ -71,27 +71,27 @@ class Gate:
             self.texts -= texts
 
     def is_busy(self) -> bool:
-        """Return whether the texts that are made leave no room for what nobody waits for."""
+        """Return whether live requests use at least half of the capacity, so that mirror traffic must pause."""
         return 2 * self.texts >= self._limits.max_texts
 
     def _holder(self, authorization: str) -> bytes:
-        """Return whose request it is. Digests are compared, all of them, in a time that says nothing of the keys."""
+        """Return the matching key's digest; all digests are compared, in constant time."""
         if not self._keys:
             return ANYBODY
         given = _digest(authorization.removeprefix("Bearer ").strip())
         matches = [key for key in self._keys if hmac.compare_digest(key, given)]
         if not matches:
-            raise ApiError(401, "an API key is needed, as Authorization: Bearer KEY", code="invalid_api_key")
+            raise ApiError(401, "missing or invalid API key; send Authorization: Bearer KEY", code="invalid_api_key")
         return matches[0]
 
     def _spend(self, holder: bytes) -> None:
-        """Take one request of those that a key has, which grow evenly to a minute's."""
+        """Take one request from a key's token bucket, which refills evenly over a minute."""
         most, now = float(self._limits.requests_per_minute), self._clock()
         left, since = self._spent.get(holder, (most, now))
         left = min(most, left + (now - since) * most / MINUTE)
         if left < 1:
             wait = math.ceil((1 - left) * MINUTE / most)
-            message = f"more than {most:.0f} requests a minute"
+            message = f"more than {most:.0f} requests per minute"
             raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait)
         self._spent[holder] = (left - 1, now)
 

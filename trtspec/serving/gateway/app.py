@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry as an ASGI application: which path is answered by what, and what is counted."""
+"""The gateway as an ASGI application: routes, handlers and request counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Entry:
-    """All that requests share; to be made in the running loop."""
+    """State shared by all requests; create it in the running event loop."""
 
     def __init__(self, config: EntryConfig, keys: list[str], prompts: Prompts) -> None:
         self.config = config
@@ -53,7 +53,7 @@ class Entry:
         self.created = int(time.time())
 
     async def watch(self) -> None:
-        """Look after open requests for ever."""
+        """Check open requests and routes every TICK_S, forever."""
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
@@ -62,7 +62,7 @@ class Entry:
             await self.versions.look()
 
     async def serve(self, exchange: Exchange, endpoint: str, *, chat: bool) -> None:
-        """Answer one request for text, and count it."""
+        """Answer one completion request and count it."""
         self.open.add(exchange)
         self.metrics.in_flight += 1
         try:
@@ -73,20 +73,20 @@ class Entry:
             self._count(exchange, endpoint)
 
     async def _answer(self, exchange: Exchange, *, chat: bool) -> None:
-        """Answer one request; raises ApiError for one that cannot be."""
+        """Answer one request; raises ApiError if it is rejected."""
         self.gate.check(exchange.headers.get("authorization", ""))
         body = await exchange.document(self.versions.most_values)
         await self.versions.answer(exchange, body, chat=chat)
 
     def count(self, endpoint: str, error: ApiError) -> Response:
-        """Return the response that an error is, and count it."""
+        """Count an error and return its response."""
         self.metrics.requests[endpoint, error.status] += 1
         if error.status in REJECTED:
             self.metrics.rejected[error.code or "unknown"] += 1
         return Response(error.body, error.status, {"content-type": "application/json", **error.headers})
 
     def described(self) -> dict[str, Any]:
-        """Return the model as OpenAI lists it."""
+        """Return the model as an entry of OpenAI's model list."""
         config = self.versions.main.route.config
         return {
             "id": config.model,
@@ -109,7 +109,7 @@ class Entry:
 
 
 class Texts:
-    """One endpoint that makes text, as an ASGI application."""
+    """ASGI application of one completion endpoint."""
 
     def __init__(self, entry: Callable[[], Entry], path: str, *, chat: bool) -> None:
         self._entry, self._path, self._chat = entry, path, chat
@@ -122,7 +122,7 @@ class Texts:
 
 
 class HeadCheck:
-    """Refuses requests with too many headers, or whose Host or Origin is not accepted, whatever they ask for."""
+    """Middleware that rejects requests with too many headers or a disallowed Host or Origin."""
 
     def __init__(self, app: ASGIApp, rules: HostRules, entry: Callable[[], Entry]) -> None:
         self._app, self._rules, self._entry = app, rules, entry
@@ -135,7 +135,7 @@ class HeadCheck:
             await self._entry().count("other", error)(scope, receive, send)
 
     def _error(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
-        if len(headers) > MAX_LINES:  # which one of uvicorn's parsers hands on
+        if len(headers) > MAX_LINES:  # one of uvicorn's parsers does not limit them
             return ApiError(431, f"the request has more than {MAX_LINES} headers", code="too_many_headers")
         hosts, origins = (
             [value.decode("latin-1") for name, value in headers if name == wanted] for wanted in (b"host", b"origin")
@@ -145,9 +145,9 @@ class HeadCheck:
 
 
 def make_app(config: EntryConfig, keys: list[str], rules: HostRules | None = None) -> Starlette:
-    """Return the application; raises TrtspecError for a tokenizer that cannot be read.
+    """Return the application; raises TrtspecError if the tokenizer is unreadable.
 
-    `rules` are the hosts that it accepts, by default those of a server at the configured host.
+    `rules` defaults to the hosts of a server at the configured address.
     """
     prompts = Prompts(config)
     entries: list[Entry] = []
@@ -216,7 +216,7 @@ GETS: dict[str, Callable[[Entry, Request], Awaitable[Response]]] = {
 
 
 def _counted(entry: Callable[[], Entry], path: str, get: Callable[[Entry, Request], Awaitable[Response]]) -> Endpoint:
-    """Return an endpoint whose errors have OpenAI's shape, and whose answers are counted."""
+    """Return an endpoint that returns errors in OpenAI's format and counts its responses."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -232,8 +232,8 @@ def _counted(entry: Callable[[], Entry], path: str, get: Callable[[Entry, Reques
 
 
 async def _no_route(entry: Callable[[], Entry], request: Request, error: HTTPException) -> Response:
-    said = {404: "there is no such path", 405: "this path does not take this method"}
-    response = entry().count("other", ApiError(error.status_code, said.get(error.status_code, error.detail)))
+    messages = {404: "no such path", 405: "method not allowed for this path"}
+    response = entry().count("other", ApiError(error.status_code, messages.get(error.status_code, error.detail)))
     response.headers.update(error.headers or {})
     return response
 

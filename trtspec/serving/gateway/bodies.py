@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of requests: how much memory all of them take together, and how they are parsed while others are served.
+"""Request bodies: a limit on their total memory, and JSON parsing that does not starve other requests.
 
-Python's JSON parser holds the interpreter's lock from the first byte to the last, so that a thread would stop the event
-loop as long as the loop itself does. Therefore the number of values is bounded before anything is parsed, large bodies
-are parsed one at a time, and the loop serves others for as long as the last one took.
+Python's JSON parser holds the interpreter lock for the whole parse, so a thread would block the event loop too.
+Therefore the number of values is checked before parsing, large bodies are parsed one at a time, and after each the
+parser yields to the event loop for as long as the parse took.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from trtspec.serving.gateway.errors import ApiError, overloaded, wrong
 
 LARGE_BYTES = 64 << 10
-BODIES = 16  # of the largest size, that are read at once
-MARKS = (b",", b"[", b"{")  # of each JSON value there is one at most, but for the first
+BODIES = 16  # maximum-size bodies read concurrently
+MARKS = (b",", b"[", b"{")  # at most one mark per JSON value, except for the first
 
 
 class Bodies:
-    """The bodies that are being read or parsed; to be made in the running loop."""
+    """The bodies being read or parsed; create it in the running event loop."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self._most = BODIES * max_body_bytes
@@ -29,17 +29,17 @@ class Bodies:
         self._turn = asyncio.Lock()
 
     def grow(self, had: int, more: int) -> None:
-        """Count further bytes of a body; raises ApiError where all bodies take too much and this one is large."""
+        """Count further bytes of a body; raises ApiError if all bodies use too much memory and this one is large."""
         if had + more > LARGE_BYTES and self._bytes + more > self._most:
-            raise overloaded("other requests with large bodies are being read")
+            raise overloaded("too many large request bodies are being read")
         self._bytes += more
 
     def release(self, count: int) -> None:
-        """Let go of a body's bytes."""
+        """Subtract the bytes of a finished body."""
         self._bytes -= count
 
     async def parse(self, raw: bytes, most_values: int) -> dict[str, Any]:
-        """Return the JSON object of a body; raises ApiError for another body, or more values than any request has."""
+        """Return the JSON object of a body; raises ApiError if it is invalid or has more than `most_values` values."""
         if len(raw) <= LARGE_BYTES:
             return parse_object(raw)
         async with self._turn:
@@ -52,12 +52,12 @@ class Bodies:
 
 
 def check_values(raw: bytes, most: int) -> None:
-    """Raise ApiError for JSON of more than `most` values, without parsing it."""
+    """Raise ApiError if JSON has more than `most` values, without parsing it."""
     if sum(map(raw.count, MARKS)) <= most:
         return
     raw = raw.replace(rb"\\", b"").replace(rb"\"", b"")
     quotes = raw.count(b'"')
-    if quotes <= 4 * most:  # a member has a key and perhaps a string, each of them two quotes
+    if quotes <= 4 * most:  # an object member has a key and possibly a string value, two quotes each
         outside = raw.split(b'"')[::2]
         if sum(part.count(mark) for part in outside for mark in MARKS) <= most:
             return
@@ -65,7 +65,7 @@ def check_values(raw: bytes, most: int) -> None:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """Return a JSON object; raises ApiError for anything else, NaN and infinity included."""
+    """Parse a JSON object; raises ApiError for anything else, including NaN and infinity."""
     try:
         value = json.loads(raw.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an entry is started for an artifact: its configuration, its command, and where it says that it is ready.
+"""The configuration, command and readiness URL of the gateway process of an artifact.
 
-For whoever starts processes; imports nothing that the process itself needs.
+Used by the process that starts the gateway; imports none of the gateway's own dependencies.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def entry_config(
     keys_file: str = "",
     routes_file: str = "",
 ) -> EntryConfig:
-    """Return the configuration that serves an artifact under the name `model`, by default its recipe's.
+    """Return the configuration that serves an artifact as `model`, by default the recipe's name.
 
-    A model from token ids to token ids is asked itself where it drafts by itself or not at all. Where a step of the
-    text is made by several models, and where there are no token ids, `ensemble` is asked.
+    Requests go to the token-level target model if it drafts itself or does not draft. They go to `ensemble` if a
+    decoding step involves several models, or if the target's input is text.
     """
     manifest = load_manifest(artifact)
     recipe = manifest.recipe
@@ -66,43 +66,42 @@ def entry_config(
 
 
 def same_text(manifest: Manifest) -> str:
-    """Return what is equal for artifacts whose target alone says the same; "" where that cannot be told.
+    """Return a key that is equal for artifacts whose targets have identical output; "" if unknown.
 
-    It is the digest of the target's weights, without a draft head among them, of the tokenizer and of the engine that
-    runs them.
+    The key is a digest of the target's weights (without a draft head), its tokenizer and its engine.
     """
     weights, runs = f"{checkpoint('target')}/", (f"{engine('target')}/", f"{TOKENIZER}/")
     parts = runs if manifest.target_key else (weights, *runs)
     files = sorted((record.path, record.sha256) for record in manifest.files if record.path.startswith(parts))
     if not manifest.target_key and not any(path.startswith((weights, runs[0])) for path, _ in files):
         return ""
-    said = (manifest.backend.name, manifest.recipe.target.dtype, manifest.target_key, files)
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+    identity = (manifest.backend.name, manifest.recipe.target.dtype, manifest.target_key, files)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()
 
 
 def write_config(config: EntryConfig, path: Path) -> None:
-    """Write a configuration that its user alone can read."""
+    """Write a configuration file that only the current user can read."""
     replace_file(path, config.render(), mode=0o600)
 
 
 def entry_command(path: Path) -> list[str]:
-    """Return the argv that serves the configuration at `path`."""
-    safe_path = ["-P"] if sys.version_info >= (3, 11) else []  # nothing is imported from the current directory
+    """Return the argv of the gateway for the configuration at `path`."""
+    safe_path = ["-P"] if sys.version_info >= (3, 11) else []  # do not import from the current directory
     return [sys.executable, *safe_path, "-m", "trtspec.serving.gateway", "--config", str(path)]
 
 
 def base_url(config: EntryConfig) -> str:
-    """Return what OpenAI's clients take as base_url, but for its /v1."""
+    """Return OpenAI clients' base_url without /v1."""
     return f"http://{LOOPBACK if config.host == ANYWHERE else config.host}:{config.port}"
 
 
 def ready_url(config: EntryConfig) -> str:
-    """Return the URL that answers 200 once the entry and its model take requests."""
+    """Return the URL that responds 200 once the gateway and its model accept requests."""
     return f"{base_url(config)}/health"
 
 
 def _stop_ids(repository: Path, tokenizer: Path) -> tuple[int, ...]:
-    """Return the end ids beyond the first, where the model of token ids ends a text at the one that it is given."""
+    """Return the end ids after the first if the token-level model stops only at the end id in the request."""
     stops = _parameter(repository / PREPROCESSING, "stop_at_all_end_ids", "false") == "true"
     if not stops and _parameter(repository / PREPROCESSING, PARAMETER, "") != NVIDIA:
         return ()
@@ -112,7 +111,7 @@ def _stop_ids(repository: Path, tokenizer: Path) -> tuple[int, ...]:
 
 
 def _parameter(model: Path, key: str, default: str) -> str:
-    """Return a parameter of a model in the repository, `default` where there is none."""
+    """Return a parameter of a model in the repository, or `default`."""
     if not (model / CONFIG).is_file():
         return default
     from trtspec.serving.triton.config import load_config  # protobuf

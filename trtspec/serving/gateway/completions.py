@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/v1/completions` and `/v1/chat/completions`: from a body to the texts it asks for."""
+"""`/v1/completions` and `/v1/chat/completions`: from a request body to its completions."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from trtspec.serving.gateway.tensors import Ends, Model, seed_of, text_request, 
 from trtspec.serving.gateway.triton import Triton
 from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS
 
-RESCUES = 2  # of one text
-MANY_BIASES = 1000  # more are read beside the loop, which others wait for
+RESCUES = 2  # attempts to resume one completion
+MANY_BIASES = 1000  # larger maps are parsed in a thread so that the event loop keeps serving
 Rescue: TypeAlias = "Callable[[ApiError], Awaitable[Triton | None]]"
 Merged: TypeAlias = "AsyncGenerator[tuple[int, Delta], None]"
 
 
 @dataclass
 class Making:
-    """A text, and the request to the model that makes it."""
+    """One completion and the model request that generates it."""
 
     text: GrowingText
     request: Any
-    # makes the request for what is missing, of a text that may be resumed; None where it has become too long for that
+    # Returns the request for the rest of a resumable completion, or None if the prompt and the tokens so far exceed the
+    # input limit.
     rest: Callable[[], Any] | None = None
 
     async def deltas(self, triton: Triton, rescue: Rescue) -> AsyncGenerator[Delta, None]:
-        """Yield what there is to show; to close it is to cancel the model's request.
+        """Yield the visible pieces of the completion; closing the iterator cancels the model request.
 
-        A text that breaks off is gone on with by whoever `rescue` returns.
+        If the stream breaks off, the server returned by `rescue` generates the rest.
         """
         for attempt in range(1 + RESCUES):
             try:
@@ -68,7 +69,7 @@ class Making:
 
 @dataclass
 class Job:
-    """What a request asks for, read: the prompts, and the parameters that all of its texts share."""
+    """A parsed request: its prompts, and the parameters shared by its completions."""
 
     asked: Asked
     prompts: Sequence[Prompt]
@@ -85,7 +86,7 @@ class Job:
 
 
 class Completions:
-    """Answers requests for text by one model."""
+    """Answers completion requests with one model."""
 
     def __init__(self, config: EntryConfig, triton: Triton, prompts: Prompts) -> None:
         self._config, self._triton, self._prompts = config, triton, prompts
@@ -93,11 +94,11 @@ class Completions:
 
     @property
     def most_values(self) -> int:
-        """Return how many JSON values a request may have."""
+        """Return the maximum number of JSON values in a request."""
         return self._sizes.most_values
 
     async def read(self, body: Mapping[str, Any], *, chat: bool) -> Job:
-        """Return what a body asks for; raises ApiError for one that asks for what cannot be."""
+        """Parse a request body; raises ApiError if it is invalid."""
         check_model(body, self._config.model)
         self._sizes.check(body)
         biases = body.get("logit_bias")
@@ -109,9 +110,10 @@ class Completions:
         return Job(asked, await self._prompts.read(body, asked["n"], chat=chat), chat)
 
     async def make(self, exchange: Exchange, job: Job, rescue: Rescue) -> None:
-        """Make the texts of a job, and answer with them; raises ApiError where the model does not.
+        """Generate the completions of a job and send the response; raises ApiError if the model fails.
 
-        A greedy text that breaks off is gone on with by what `rescue` returns, which has to say the same as this model.
+        If a greedy completion breaks off, the server returned by `rescue` resumes it; its output must be identical to
+        this model's.
         """
         asked = job.asked
         await self._begin(job)
@@ -123,17 +125,17 @@ class Completions:
             fingerprint=self._config.fingerprint,
         )
         deltas = merged([making.deltas(self._triton, rescue) for making in job.makings])
-        await (self._stream if asked["stream"] else self._whole)(exchange, form, job.makings, asked, deltas)
+        await (self._stream if asked["stream"] else self._respond_whole)(exchange, form, job.makings, asked, deltas)
 
     async def make_unheard(self, job: Job) -> None:
-        """Make the texts of a job for nobody; raises ApiError where the model does not, also in the midst of one."""
+        """Generate the completions of a job and discard them; raises ApiError if the model fails, also midway."""
         await self._begin(job)
         async with aclosing(merged([making.deltas(self._triton, _nobody) for making in job.makings])) as deltas:
             async for _ in deltas:
                 pass
 
     async def _begin(self, job: Job) -> None:
-        """Prepare a request to the model for each text."""
+        """Build the model request of each completion."""
         model, asked = await self._triton.model(), job.asked
         param = "messages" if job.chat else "prompt"
         job.makings = [
@@ -162,7 +164,7 @@ class Completions:
         return Making(text, request, rest if may_resume(asked) else None)
 
     def _ends(self, asked: Asked) -> Ends:
-        """Return what ends a text: stop texts that cannot be written in tokens are found in the text alone."""
+        """Return the engine's stop conditions; stop strings without a token sequence are found in the text only."""
         words = self._prompts.stop_words(asked.stop)
         end_ids = self._prompts.tokenizer.end_ids
         if asked["ignore_eos"] or not end_ids:
@@ -172,7 +174,7 @@ class Completions:
     async def _stream(
         self, exchange: Exchange, form: Answer, makings: Sequence[Making], asked: Asked, made: Merged
     ) -> None:
-        """Send events; the stream begins with the first token, so that what fails before has a status."""
+        """Send the events; the response starts with the first token so that earlier errors have an HTTP status."""
         begun: set[int] = set()
         async with aclosing(made) as deltas:
             async for index, delta in deltas:
@@ -185,7 +187,7 @@ class Completions:
             await exchange.write(form.usage_chunk([making.text for making in makings]))
         await exchange.end_stream()
 
-    async def _whole(
+    async def _respond_whole(
         self, exchange: Exchange, form: Answer, makings: Sequence[Making], asked: Asked, made: Merged
     ) -> None:
         found: list[list[Delta]] = [[] for _ in makings]
@@ -197,22 +199,22 @@ class Completions:
 
 
 async def _nobody(error: ApiError) -> None:
-    """Go on with no text."""
+    """Decline to resume a completion."""
 
 
 def is_greedy(asked: Asked) -> bool:
-    """Return whether a text is the likeliest, and thus always the same."""
+    """Return whether decoding is greedy and therefore deterministic."""
     return bool(asked["temperature"] == 0 or asked["top_p"] == 0 or asked["top_k"] == 1)
 
 
 def may_resume(asked: Asked) -> bool:
-    """Return whether what comes next depends on the tokens so far alone: greedy, and nothing counts those."""
+    """Return whether the continuation depends on the tokens so far only: greedy, and no parameter counts tokens."""
     counts = asked["presence_penalty"] or asked["frequency_penalty"] or asked["min_tokens"]
     return bool(is_greedy(asked) and not counts and asked["repetition_penalty"] == 1 and asked.top_logprobs is None)
 
 
 async def merged(sources: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Yield what several texts bring, as it comes, with the place of each; they all end with it."""
+    """Yield the deltas of several completions as they arrive, each with its index; closing it closes the sources."""
     if len(sources) == 1:
         async with aclosing(sources[0]) as source:
             async for delta in source:
@@ -248,7 +250,7 @@ async def _put(queue: asyncio.Queue[Any], index: int, source: AsyncGenerator[Del
 
 
 def _joined(deltas: Sequence[Delta]) -> Delta:
-    """Return a whole text."""
+    """Return one delta with the whole completion."""
     logprobs = [token for delta in deltas for token in delta.logprobs or ()]
     wanted = any(delta.logprobs is not None for delta in deltas)
     finish_reason = deltas[-1].finish_reason if deltas else "stop"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the entry is told: one JSON file, written by whoever starts it."""
+"""The gateway's configuration: one JSON file written by the process that starts the gateway."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trtspec.core.ports import LOOPBACK
 
 @dataclass(frozen=True)
 class Limits:
-    """What the entry takes before it refuses; a recipe sets what its `serving.limits` has, with the same defaults.
+    """Limits of the gateway; a recipe's `serving.limits` sets some of them, with the same defaults.
 
     Attributes:
-        max_texts: texts that are made at once; a request for more gets 503.
-        max_choices: texts of one request, prompts times `n`.
-        requests_per_minute: of one key, or of all clients where there are no keys; 0 is no limit.
-        timeout_s: for all of a request.
-        stall_s: between two tokens.
-        write_timeout_s: how long a client that reads nothing may keep a text waiting.
-        body_timeout_s: for the body to arrive.
-        drain_s: how long open requests go on after SIGTERM.
-        resume_s: how long a text that broke off waits for somebody who goes on with it.
+        max_texts: completions in progress; more are rejected with 503.
+        max_choices: completions of one request, prompts times `n`.
+        requests_per_minute: per API key, or for all clients if no keys are configured; 0 means no limit.
+        timeout_s: limit for a whole request.
+        stall_s: limit between two tokens.
+        write_timeout_s: how long a client may stop reading before its request is ended.
+        body_timeout_s: limit for receiving the body.
+        drain_s: how long open requests may continue after SIGTERM.
+        resume_s: how long to look for a server that can resume a broken completion.
     """
 
     max_body_bytes: int = 4 << 20
@@ -42,21 +42,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class EntryConfig:
-    """One entry: where it listens, whom it asks, and what it knows of the model.
+    """The configuration of one gateway: its address, its Triton server and its model.
 
     Attributes:
-        grpc: Triton's address, as 127.0.0.1:8001.
-        model: the name that clients ask for.
-        triton_model: the model asked for every text.
-        text_level: it takes text, not token ids.
-        tokenizer: the directory of the artifact's tokenizer.
-        draft_len: tokens drafted one after the other, at most; 0 where the recipe does not say it.
-        vocab_size: the model's logits, padding included; 0 where a bias may have as many as the tokenizer's tokens.
-        stop_ids: end ids beyond the first, of an engine that ends a text at one id only.
-        keys_file: API keys, one a line; empty for none.
-        fingerprint: what answers call this revision of the model.
-        same_text: equal for revisions whose greedy texts are the same; empty where that is not known.
-        routes_file: the revisions that share the requests (`routing_state`); empty for one revision.
+        grpc: Triton's address, such as 127.0.0.1:8001.
+        model: the model name in OpenAI requests.
+        triton_model: the Triton model that generates completions.
+        text_level: whether that model's input is text instead of token ids.
+        tokenizer: directory of the artifact's tokenizer.
+        draft_len: maximum number of sequentially drafted tokens; 0 if the recipe does not set it.
+        vocab_size: size of the model's logits including padding; 0 for the number of tokens in the tokenizer.
+        stop_ids: end ids after the first, for an engine that stops at a single id.
+        keys_file: file with one API key per line; empty for none.
+        fingerprint: `system_fingerprint` of responses.
+        same_text: equal for revisions with identical greedy output; empty if unknown.
+        routes_file: the revisions that share the traffic (`routing_state`); empty for one revision.
     """
 
     grpc: str
@@ -78,12 +78,12 @@ class EntryConfig:
     limits: Limits = field(default_factory=Limits)
 
     def render(self) -> bytes:
-        """Return the file's content."""
+        """Return the content of the configuration file."""
         return (json.dumps(asdict(self), indent=2) + "\n").encode()
 
 
 def load_config(path: Path) -> EntryConfig:
-    """Read a file; raises TrtspecError for one that is none."""
+    """Read a configuration file; raises TrtspecError if it is invalid."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -94,22 +94,22 @@ def load_config(path: Path) -> EntryConfig:
 
 
 def config_of(document: dict[str, Any], where: str) -> EntryConfig:
-    """Return the configuration that a document is; raises TrtspecError for one that is none."""
+    """Parse a configuration document; raises TrtspecError if it is invalid."""
     try:
-        limits = _made(Limits, document.get("limits", {}))
-        made: EntryConfig = _made(
+        limits = _build(Limits, document.get("limits", {}))
+        made: EntryConfig = _build(
             EntryConfig, {**document, "limits": limits, "stop_ids": tuple(document.get("stop_ids", ()))}
         )
         return made
     except (TypeError, AttributeError) as error:
-        raise TrtspecError(f"not the configuration of an entry: {error}", where=where) from None
+        raise TrtspecError(f"not a gateway configuration: {error}", where=where) from None
 
 
-def _made(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Return a dataclass of values that have their default's type where there is one."""
+def _build(kind: type[Any], values: dict[str, Any]) -> Any:
+    """Return a dataclass after checking the types of its values against its defaults."""
     for each in fields(kind):
         if each.name in values and not _fits(values[each.name], each.default):
-            raise TypeError(f"{each.name} is {values[each.name]!r}, expected as {each.default!r}")
+            raise TypeError(f"{each.name} is {values[each.name]!r}, expected a value like {each.default!r}")
     return kind(**values)
 
 

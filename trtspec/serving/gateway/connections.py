@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of connections before any key is checked: their number, and the time and size of the head of a request.
+"""Connection limits that apply before authentication: their number, and the time and size of request heads.
 
-uvicorn waits without limit for the head of a request, keeps a head and trailers of any size, and takes as many
-connections as there are file descriptors.
+uvicorn does not limit the time for a request head, the size of heads and trailers, or the number of connections.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from h11 import DONE
 LOG = logging.getLogger(__name__)
 HEAD_S = 10.0
 MOST = 16384
-PART = 2  # of the file descriptors half is left for the tokenizer's files, the engine and what else a process opens
-MAX_HEAD_BYTES = 64 << 10  # of the request line and the headers; and of trailers, and between two pieces of a body
-MAX_LINES = 512  # headers, or trailers: a short line takes far more memory than its bytes
-MAX_HELD_BYTES = 32 << 20  # of all unfinished heads together
-SMALL_HEAD_BYTES = 8 << 10  # taken also when those are held
-PIECE_BYTES = 16 << 10  # parsed between two looks at the counts
-TOO_LARGE = b"the head of a request may have 64 KiB and 512 headers"
+PART = 2  # half of the file descriptors stay free for the tokenizer's files, the engine and others
+MAX_HEAD_BYTES = 64 << 10  # of the request line and headers, of trailers, and between two pieces of a body
+MAX_LINES = 512  # headers or trailers; a short line takes far more memory than its bytes
+MAX_HELD_BYTES = 32 << 20  # all unfinished heads together
+SMALL_HEAD_BYTES = 8 << 10  # accepted even above MAX_HELD_BYTES
+PIECE_BYTES = 16 << 10  # parsed between two checks of the counts
+TOO_LARGE = b"the request head exceeds 64 KiB or 512 headers"
 RESPONSE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n%s%s" % (
     len(TOO_LARGE),
     b"connection: close\r\n\r\n",
@@ -32,20 +31,20 @@ RESPONSE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/
 
 
 def most_connections() -> int:
-    """Return how many connections may be open, well below what this process may open."""
+    """Return the maximum number of open connections, at most half of the process's file descriptors."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files // PART))
 
 
 class Held:
-    """The bytes of unfinished heads that all connections of a server hold."""
+    """Total bytes of unfinished heads over all connections of a server."""
 
     def __init__(self) -> None:
         self.total = 0
 
 
 class Head:
-    """What one connection sent since the last head, or piece of a body, was complete."""
+    """Bytes and lines received on a connection since its last complete head or body piece."""
 
     def __init__(self, held: Held) -> None:
         self._held = held
@@ -54,7 +53,7 @@ class Head:
         self._line_bytes = 0
 
     def set_bytes(self, count: int) -> None:
-        """Set the bytes that are held and not parsed to the end."""
+        """Set the number of bytes held but not fully parsed."""
         self._held.total += count - self._bytes
         self._bytes = count
 
@@ -62,29 +61,28 @@ class Head:
         self.set_bytes(self._bytes + count)
 
     def add_line(self, count: int) -> None:
-        """Count a header, a trailer or a part of the request line, of so many bytes."""
+        """Count a header, a trailer or a part of the request line of `count` bytes."""
         self._lines += 1
         self._line_bytes += count
 
     def clear(self) -> None:
-        """Begin anew, as at the end of a head."""
+        """Reset the counts at the end of a head."""
         self.set_bytes(0)
         self._lines = self._line_bytes = 0
 
     @property
     def is_too_large(self) -> bool:
-        """Return whether one of the bounds is exceeded."""
+        """Return whether a limit is exceeded."""
         largest = max(self._bytes, self._line_bytes)
         crowded = self._held.total > MAX_HELD_BYTES and self._bytes > SMALL_HEAD_BYTES
         return largest > MAX_HEAD_BYTES or self._lines > MAX_LINES or crowded
 
 
 def bounded(protocol: Any, most: int, head_s: float = HEAD_S) -> type[asyncio.Protocol]:
-    """Return one of uvicorn's protocols that ends connections whose head is late or large, and those beyond `most`.
+    """Return a subclass of a uvicorn protocol that closes connections beyond `most` or with a late or large head.
 
-    The time for a head begins with the connection, or with the first byte after an answer: until that comes, a
-    connection is kept for uvicorn's own time. A head that is too large gets a response with status 431, where no other
-    response is under way.
+    The time limit for a head starts with the connection, or with the first byte after a response; in between, uvicorn's
+    keep-alive timeout applies. A head that is too large gets a 431 response unless another response is in progress.
     """
     warned: list[float] = []
     held = Held()
@@ -118,9 +116,9 @@ def bounded(protocol: Any, most: int, head_s: float = HEAD_S) -> type[asyncio.Pr
                 self._wait_for_head()
 
         def parse(self, piece: bytes) -> None:
-            """Hand a piece to uvicorn, and count what it leaves unfinished."""
+            """Pass a piece to uvicorn and count the bytes that it leaves unfinished."""
             super().data_received(piece)
-            waits = self.conn.their_state is DONE  # for the response: what follows is another request
+            waits = self.conn.their_state is DONE  # what follows belongs to the next request
             self.head.set_bytes(0 if waits else len(self.conn.trailing_data[0]))
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -144,7 +142,7 @@ def bounded(protocol: Any, most: int, head_s: float = HEAD_S) -> type[asyncio.Pr
                 self.late = None
 
     class BoundedCallbacks(Bounded):
-        """The same for a parser that calls back with each part, and keeps to itself what is unfinished."""
+        """The same for a parser that reports each part by a callback and buffers unfinished ones itself."""
 
         in_head = False
         progressed = False
@@ -168,13 +166,13 @@ def bounded(protocol: Any, most: int, head_s: float = HEAD_S) -> type[asyncio.Pr
                 super().on_url(url)
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            """Take a header; a trailer is counted and dropped, since uvicorn would put it among the headers."""
+            """Handle a header; trailers are counted and dropped, because uvicorn would add them to the headers."""
             self.head.add_line(len(name) + len(value) + 4)
             if self.in_head and not self.head.is_too_large:
                 super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
-            if self.head.is_too_large:  # the request is not begun
+            if self.head.is_too_large:  # do not start the request
                 return
             self.in_head, self.progressed = False, True
             self.head.clear()
@@ -193,7 +191,7 @@ def bounded(protocol: Any, most: int, head_s: float = HEAD_S) -> type[asyncio.Pr
 
 
 def _warn(warned: list[float], now: float, most: int) -> None:
-    """Log that there are too many, once a minute at most: whoever opens them is not to fill the disk."""
+    """Log that the limit is reached, at most once a minute so that clients cannot fill the disk."""
     if not warned or now - warned[-1] >= 60.0:
         warned[:] = [now]
-        LOG.warning("%d connections are open, and no more are taken", most)
+        LOG.warning("more than %d connections are open; closing new ones", most)

@@ -9,17 +9,17 @@ from typing import Any
 
 RETRY_AFTER_S = 1
 SHUTTING_DOWN = "shutting_down"
-PATH = re.compile(r"(?<![\w/])~?(?:/[\w.@+-]+){2,}/?")  # a client has no use for the server's directories
+PATH = re.compile(r"(?<![\w/])~?(?:/[\w.@+-]+){2,}/?")  # do not reveal the server's directories to clients
 
 
 class ApiError(Exception):
-    """What a client is told instead of an answer.
+    """An error response.
 
     Args:
-        status: of the HTTP response, where none was begun.
-        param: the parameter that is wrong.
-        code: what programs can branch on.
-        retry_after_s: set where the same request may succeed later.
+        status: HTTP status, used if the response has not started.
+        param: the invalid parameter.
+        code: machine-readable error code.
+        retry_after_s: set if the same request may succeed later.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers that a response has beside its content's."""
+        """Return the headers in addition to the content headers."""
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
@@ -64,27 +64,27 @@ class ApiError(Exception):
 
 
 def wrong(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """Return the error of a request that has to be changed."""
+    """Return the error for an invalid request."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unsupported(what: str, param: str) -> ApiError:
-    """Return the error of a request for what OpenAI's API has and this server has not."""
+    """Return the error for a feature of OpenAI's API that this server does not support."""
     return wrong(f"{what} is not supported by this server", param, "unsupported_parameter")
 
 
 def too_long(prompt_len: int, max_tokens: int, limit: int, param: str) -> ApiError:
-    """Return the error of a text that does not fit, lengths in tokens."""
-    asked = f" and {max_tokens} are asked for" if max_tokens else ""
+    """Return the error for a prompt and completion that exceed the context; lengths in tokens."""
+    asked = f" and the request asks for {max_tokens} more" if max_tokens else ""
     message = f"This model's maximum context length is {limit} tokens; the prompt has {prompt_len}{asked}"
     return wrong(message, param, "context_length_exceeded")
 
 
 def shutting_down() -> ApiError:
-    """Return the error of a request whose server ends before its text is whole."""
+    """Return the error for a request that the server's shutdown interrupts."""
     return ApiError(503, "the server is shutting down", code=SHUTTING_DOWN, retry_after_s=RETRY_AFTER_S)
 
 
 def overloaded(message: str) -> ApiError:
-    """Return the error of a request that is right and comes at the wrong time."""
+    """Return the error for a valid request that the server cannot accept now."""
     return ApiError(503, message, code="overloaded", retry_after_s=RETRY_AFTER_S)

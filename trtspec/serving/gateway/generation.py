@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One text as it comes from Triton: what of it can be shown, why it ended, and what it took."""
+"""The state of one completion streamed by Triton: visible text, finish reason and counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtspec.serving.gateway.tensors import LOG_PROBS, TOP_IDS, TOP_LOG_PROBS, f
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token of an answer, how likely it was, and the likeliest in its place."""
+    """A generated token, its log probability, and the most likely tokens at its position."""
 
     token: str
     logprob: float
@@ -27,7 +27,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of a text; `finish_reason` is None while it goes on."""
+    """The next piece of a completion; `finish_reason` is None until the last piece."""
 
     text: str
     finish_reason: str | None = None
@@ -35,7 +35,7 @@ class Delta:
 
 
 class StopCutter:
-    """Text before the first of some stop texts, which may come in pieces: what may be the beginning of one waits."""
+    """Cuts streamed text at the first stop string, and holds back text that may be the start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -43,7 +43,7 @@ class StopCutter:
         self.stopped = False
 
     def add(self, text: str, *, last: bool) -> str:
-        """Return what can be shown now; after the last piece nothing waits."""
+        """Return the text that can be sent now; the last piece flushes the held text."""
         if not self._stops:
             return text
         text = self._held + text
@@ -58,19 +58,19 @@ class StopCutter:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return how many characters at the end of `text` are the beginning of `stop`, at most."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
 class GrowingText:
-    """One text; `take` is called with the tensors of each response until it says why the text ended.
+    """The state of one completion; call `take` with the tensors of each response until it returns a finish reason.
 
     Attributes:
         completion_tokens: tokens so far.
-        prompt_tokens: the prompt's length, 0 until it is known.
-        drafted, accepted, draft_steps, accepted_by_position: as the model counts them; `draft_steps` is None where it
-            does not.
+        prompt_tokens: length of the prompt, 0 until known.
+        drafted, accepted, draft_steps, accepted_by_position: draft counts reported by the model; `draft_steps` is None
+            if it reports none.
     """
 
     def __init__(self, asked: Asked, prompt: Prompt) -> None:
@@ -81,23 +81,23 @@ class GrowingText:
         self.accepted_by_position: list[int] = []
         self._max_tokens = asked.max_tokens or 0
         self._cutter = StopCutter(asked.stop)
-        self._before = (0, 0, 0, [0] * 0)  # what was counted before the text was resumed
+        self._before = (0, 0, 0, [0] * 0)  # counts from before the completion was resumed
         self._digest = sha256()
 
     @property
     def digest(self) -> bytes:
-        """Return what is equal for equal texts, so that they can be compared without being kept."""
+        """Return a digest of the text, to compare completions without keeping them."""
         return self._digest.digest()
 
     def resume(self) -> None:
-        """Go on with another request for the rest of the text, whose counts begin anew."""
+        """Continue with another request for the rest of the completion; its counts start at 0."""
         self._before = (self.drafted, self.accepted, self.draft_steps or 0, self.accepted_by_position)
 
     def take(self, outputs: Mapping[str, bytes], *, last: bool) -> Delta:
-        """Return what a response adds."""
+        """Return the delta of one response."""
         raise NotImplementedError
 
-    def _shown(self, text: str, *, ended: bool, last: bool, logprobs: list[TokenLogprob] | None = None) -> Delta:
+    def _delta(self, text: str, *, ended: bool, last: bool, logprobs: list[TokenLogprob] | None = None) -> Delta:
         over = ended or last
         shown = self._cutter.add(text, last=over)
         self._digest.update(shown.encode(errors="surrogatepass"))
@@ -109,17 +109,17 @@ class GrowingText:
 
     def _count(self, outputs: Mapping[str, bytes]) -> None:
         drafted, accepted, steps, by_position = self._before
-        if (told := outputs.get("total_draft_tokens")) is not None:
-            self.drafted = drafted + ints(told)[0]
+        if (count := outputs.get("total_draft_tokens")) is not None:
+            self.drafted = drafted + ints(count)[0]
             self.accepted = accepted + ints(outputs.get("total_accepted_draft_tokens"))[0]
-        if (told := outputs.get("num_draft_steps")) is not None:
-            self.draft_steps = steps + ints(told)[0]
+        if (count := outputs.get("num_draft_steps")) is not None:
+            self.draft_steps = steps + ints(count)[0]
             now = ints(outputs.get("accepted_by_position"))
             self.accepted_by_position = [sum(pair) for pair in zip_longest(by_position, now, fillvalue=0)]
 
 
 class TokenText(GrowingText):
-    """A text that comes as token ids."""
+    """A completion received as token ids."""
 
     def __init__(self, asked: Asked, prompt: Prompt, tokenizer: Tokenizer, pieces: Pieces) -> None:
         super().__init__(asked, prompt)
@@ -138,10 +138,10 @@ class TokenText(GrowingText):
         self._count(outputs)
         logprobs = self._logprobs(ids, outputs) if self._wants_logprobs else None
         text, _ = self._stream.add(ids, last=last or ended)
-        return self._shown(text, ended=ended, last=last, logprobs=logprobs)
+        return self._delta(text, ended=ended, last=last, logprobs=logprobs)
 
     def _logprobs(self, ids: Sequence[int], outputs: Mapping[str, bytes]) -> list[TokenLogprob]:
-        """Return those of the new tokens: a response has them, or those of all the text with them at its end."""
+        """Return the log probabilities of the new tokens; the last response may repeat those before."""
         own = floats(outputs.get(LOG_PROBS))[-len(ids) :] if ids else []
         tops, top_ids = floats(outputs.get(TOP_LOG_PROBS)), ints(outputs.get(TOP_IDS))
         width = len(tops) // len(own) if own else 0
@@ -153,7 +153,7 @@ class TokenText(GrowingText):
 
 
 class PlainText(GrowingText):
-    """A text that comes as text; `own_counts` says that a response counts its own tokens."""
+    """A completion received as text; with `own_counts`, a response counts its own tokens only."""
 
     def __init__(self, asked: Asked, prompt: Prompt, *, own_counts: bool) -> None:
         super().__init__(asked, prompt)
@@ -166,13 +166,13 @@ class PlainText(GrowingText):
         if prompt := ints(outputs.get("num_input_tokens")):
             self.prompt_tokens = prompt[0]
         self._count(outputs)
-        return self._shown(text_of(outputs.get("text_output")), ended=False, last=last)
+        return self._delta(text_of(outputs.get("text_output")), ended=False, last=last)
 
 
 def speculation(text: GrowingText, draft_len: int) -> dict[str, Any] | None:
-    """Return what vLLM says of a text's drafts as `metrics.speculative_decoding`; None where nothing tells.
+    """Return vLLM's `metrics.speculative_decoding` of a completion, or None if the model reports no draft counts.
 
-    `acceptance_histogram` has at j the steps of which exactly j draft tokens were accepted, from none to `draft_len`.
+    `acceptance_histogram[j]` is the number of steps that accepted exactly j draft tokens, j from 0 to `draft_len`.
     """
     if text.draft_steps is None:
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request over HTTP, from its first byte to its last, whatever its client does meanwhile.
+"""One HTTP request and its response, with time limits for the client and the model.
 
-A client that leaves, or that reads nothing for too long, ends the work for it; so does a model that says nothing. What
-goes wrong before the response began has a status; later it is an event of the stream, never silence.
+A client that disconnects or stops reading ends the work for it, and so does a model that stalls. An error before the
+response starts sets the HTTP status; a later error is sent as an event of the stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trtspec.serving.gateway.internal import internal_error
 from trtspec.serving.gateway.response_format import DONE
 
 TICK_S = 0.2
-LEFT = 499  # what is counted for a client that left; nobody reads it
+LEFT = 499  # status counted for a client that disconnected; never sent
 STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 JSON = {"content-type": "application/json"}
 
@@ -32,13 +32,13 @@ Receive = Callable[[], Awaitable[Message]]
 
 
 class Exchange:
-    """A request and the response to it; `run` does all of it.
+    """A request and its response.
 
     Attributes:
-        status: of the response, 0 before it began.
-        error: what the client was told instead of an answer.
-        broken: why a stream ended before its text, if it did.
-        ended: why `look` ended it, if it did.
+        status: HTTP status of the response, 0 before it starts.
+        error: the error sent to the client.
+        broken: why the stream ended early.
+        ended: why `look` ended the work.
     """
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send, limits: Limits, bodies: Bodies) -> None:
@@ -55,14 +55,14 @@ class Exchange:
         self.ended: ApiError | None = None
 
     async def run(self, answer: Callable[[Exchange], Awaitable[None]]) -> None:
-        """Let `answer` answer, until it has or cannot."""
+        """Run `answer` until it finishes, fails, or the client disconnects."""
         self._work = asyncio.ensure_future(answer(self))
         gone = asyncio.ensure_future(self._departure())
         try:
             await asyncio.wait({self._work, gone}, return_when=asyncio.FIRST_COMPLETED)
             left = not self._work.done()
             await self._finish()
-        except asyncio.CancelledError:  # the server ends
+        except asyncio.CancelledError:  # the server shuts down
             self._work.cancel()
             await self._fail(shutting_down())
             raise
@@ -72,17 +72,17 @@ class Exchange:
             self.broken, self.status = "client_left", self.status or LEFT
 
     def look(self, now: float) -> None:
-        """End what takes too long; to be called every TICK_S."""
+        """End the work if the client or the model exceeds its time limit; call it every TICK_S."""
         waited = now - self._since
         if self._writes and waited > self._limits.write_timeout_s:
-            self._end(ApiError(LEFT, "the client reads nothing", code="slow_client"))
+            self._end(ApiError(LEFT, "the client does not read the response", code="slow_client"))
         elif self._streams and waited > self._limits.stall_s:
-            self._end(ApiError(504, "the model says nothing", code="stalled"))
+            self._end(ApiError(504, "the model stopped sending tokens", code="stalled"))
 
     async def document(self, most_values: int) -> dict[str, Any]:
-        """Return the body, an object of at most so many JSON values.
+        """Return the request body, an object with at most `most_values` JSON values.
 
-        Raises ApiError for one that is no JSON object, too large, too slow or not sent as JSON.
+        Raises ApiError if the body is not a JSON object, is too large or too slow, or is not sent as JSON.
         """
         self._check_headers()
         parts: list[bytes] = []
@@ -95,27 +95,27 @@ class Exchange:
             self._bodies.release(sum(map(len, parts)))
 
     async def begin_stream(self) -> None:
-        """Send the head of a stream of events."""
+        """Send the headers of an event stream."""
         self._streams = True
         await self._begin(200, STREAM)
 
     async def write(self, event: bytes) -> None:
-        """Send an event."""
+        """Send one event."""
         self._since, self._writes = time.monotonic(), True
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
         self._writes = False
 
     async def end_stream(self, event: bytes = DONE) -> None:
-        """Send the last event of a stream; one that is cut off at the server's end has none that says it is whole."""
+        """Send the last event; a stream cut off by a shutdown ends without [DONE]."""
         await self._send({"type": "http.response.body", "body": event})
 
     async def respond(self, status: int, body: bytes, headers: Mapping[str, str] = JSON) -> None:
-        """Send a whole response."""
+        """Send a complete response."""
         await self._begin(status, {**headers, "content-length": str(len(body))})
         await self._send({"type": "http.response.body", "body": body})
 
     async def _finish(self) -> None:
-        """Take the end of the work: as it should be, stopped by `look`, or with an error."""
+        """Handle the end of the work: success, cancellation by `look`, or an error."""
         assert self._work is not None
         if not self._work.done():
             self._work.cancel()
@@ -130,7 +130,7 @@ class Exchange:
             await self._fail(internal_error("the request failed", traceback.format_exc()))
 
     async def _fail(self, error: ApiError) -> None:
-        """Tell the client, where it can still be told."""
+        """Send the error to the client if that is still possible."""
         self.error = error
         if self.status == 0:
             await self.respond(error.status, error.body, {**JSON, **error.headers})
@@ -151,19 +151,21 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _departure(self) -> None:
-        """Return when the client is gone; the body is left to `document`."""
-        await self._body_read.wait()  # unbounded: whoever waits for this ends with the request
+        """Return when the client has disconnected; `document` reads the body first."""
+        await self._body_read.wait()  # the task ends with the request
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     def _check_headers(self) -> None:
-        """Refuse what a page of another site can send without asking its browser: a form, or plain text."""
+        """Reject content types that a page of another site can send without a CORS preflight: forms and plain text."""
         kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
-            raise ApiError(415, "send JSON, with Content-Type: application/json", code="unsupported_media_type")
+            raise ApiError(
+                415, "the body must be JSON, sent with Content-Type: application/json", code="unsupported_media_type"
+            )
 
     async def _read_body(self, parts: list[bytes]) -> None:
-        """Read the body into `parts`; one that says how long it is, or turns out to be, too long is not read on."""
+        """Read the body into `parts`; stop if its declared or actual size exceeds the limit."""
         declared = self.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._limits.max_body_bytes:
             raise self._too_large()
@@ -171,7 +173,7 @@ class Exchange:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise ApiError(LEFT, "the client left", code="client_left")
+                raise ApiError(LEFT, "the client disconnected", code="client_left")
             part = message.get("body", b"")
             if size + len(part) > self._limits.max_body_bytes:
                 raise self._too_large()

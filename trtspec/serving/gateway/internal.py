@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error of what no client can change: it is told an id, under which the entry's log has what happened."""
+"""Internal errors: the client gets an id, and the gateway's log has the details under the same id."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from trtspec.serving.triton.python_models.error_ids import fault_words, new_faul
 log = logging.getLogger(__name__)
 
 
-def internal_error(what: str, said: str, *, code: str = "internal_error") -> ApiError:
-    """Return the error, and log what was `said` of it."""
+def internal_error(what: str, details: str, *, code: str = "internal_error") -> ApiError:
+    """Return the error for the client and log its details."""
     fault = new_fault()
-    log.error("internal error %s: %s: %s", fault, what, said)
-    told = fault_words(fault, "the entry's")
-    return ApiError(500, f"{what}: {told}", code=code)
+    log.error("internal error %s: %s: %s", fault, what, details)
+    message = fault_words(fault, "the gateway's")
+    return ApiError(500, f"{what}: {message}", code=code)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the entry counts of itself, in Prometheus' text format; Triton's own /metrics has what the engine does."""
+"""The gateway's metrics in Prometheus' text format; the engine's metrics are at Triton's /metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Histogram:
-    """Seconds by the endpoint they belong to."""
+    """Histograms of seconds, one per endpoint."""
 
     def __init__(self) -> None:
         self._counts: dict[str, list[int]] = {}
@@ -40,7 +40,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class OfRevision:
-    """What is exported of a revision: its percent of the new requests, those that ended by outcome, its shadows."""
+    """Exported counters of a revision: percent of new requests, finished requests by outcome, mirrored requests."""
 
     revision: int
     share: int
@@ -49,13 +49,13 @@ class OfRevision:
 
     @property
     def shadowed(self) -> dict[str, int]:
-        """Return the requests that were sent to it as well, or would have been, by outcome."""
+        """Return the mirrored requests by outcome."""
         seen = self.shadow
         return {"ok": seen.sent - seen.failed, "failed": seen.failed, "dropped": seen.dropped} if seen else {}
 
     @property
     def compared(self) -> dict[str, int]:
-        """Return the greedy texts of its shadows, by how they compare with what the clients got."""
+        """Return the mirrored greedy completions by whether they equal those sent to clients."""
         seen = self.shadow
         return {"same": seen.compared - seen.different, "different": seen.different} if seen else {}
 
@@ -65,7 +65,7 @@ class OfRevision:
 
 
 class Metrics:
-    """The entry's own metrics."""
+    """The gateway's counters, gauges and histograms."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # endpoint, status
@@ -75,35 +75,35 @@ class Metrics:
         self.duration, self.first_token = Histogram(), Histogram()
 
     def render(self, texts: int, revisions: Sequence[OfRevision] = ()) -> str:
-        """Return all of them; `texts` are being made now."""
+        """Return all metrics; `texts` completions are in progress."""
         shares = [f'{{revision="{each.revision}"}} {each.share / 100:g}' for each in revisions]
         ended = [sample for each in revisions for sample in each.samples(each.ended)]
         shadowed = [sample for each in revisions for sample in each.samples(each.shadowed)]
         compared = [sample for each in revisions for sample in each.samples(each.compared)]
         requests = [f'{{endpoint="{name}",status="{status}"}} {n}' for (name, status), n in self.requests.items()]
         lines = [
-            *_family("requests_total", "counter", "Requests answered, by endpoint and HTTP status.", requests),
-            *_family("requests_in_flight", "gauge", "Requests being answered.", [f" {self.in_flight}"]),
-            *_family("texts_in_flight", "gauge", "Texts being made.", [f" {texts}"]),
-            *_by_reason("rejected_total", "Requests refused because of keys, rate or load.", self.rejected),
-            *_by_reason("broken_streams_total", "Streams that ended before their text.", self.broken),
-            *_family("revision_share_ratio", "gauge", "Part of the new requests that a revision gets.", shares),
-            *_family("revision_requests_total", "counter", "Requests that a revision answered, by outcome.", ended),
-            *_family("shadow_requests_total", "counter", "Requests for a revision on trial too, by outcome.", shadowed),
-            *_family("shadow_texts_total", "counter", "Greedy texts on trial, by how they compare.", compared),
+            *_family("requests_total", "counter", "Finished requests by endpoint and HTTP status.", requests),
+            *_family("requests_in_flight", "gauge", "Requests in progress.", [f" {self.in_flight}"]),
+            *_family("texts_in_flight", "gauge", "Completions in progress.", [f" {texts}"]),
+            *_by_reason("rejected_total", "Requests rejected because of API keys, rate or load.", self.rejected),
+            *_by_reason("broken_streams_total", "Streams that ended early, by reason.", self.broken),
+            *_family("revision_share_ratio", "gauge", "Share of new requests routed to a revision.", shares),
+            *_family("revision_requests_total", "counter", "Finished requests of a revision by outcome.", ended),
+            *_family("shadow_requests_total", "counter", "Requests mirrored to a revision, by outcome.", shadowed),
+            *_family("shadow_texts_total", "counter", "Mirrored greedy completions, by comparison result.", compared),
         ]
-        for name, histogram, said in (
-            ("request_duration_seconds", self.duration, "Seconds from a request to the end of its answer."),
+        for name, histogram, description in (
+            ("request_duration_seconds", self.duration, "Seconds from a request to the end of its response."),
             ("time_to_first_token_seconds", self.first_token, "Seconds from a request to its first token."),
         ):
-            lines += [*_family(name, "histogram", said, []), *histogram.lines(f"trtspec_openai_{name}")]
+            lines += [*_family(name, "histogram", description, []), *histogram.lines(f"trtspec_openai_{name}")]
         return "\n".join(lines) + "\n"
 
 
-def _by_reason(name: str, said: str, counts: Counter[str]) -> list[str]:
-    return _family(name, "counter", said, [f'{{reason="{reason}"}} {n}' for reason, n in counts.items()])
+def _by_reason(name: str, description: str, counts: Counter[str]) -> list[str]:
+    return _family(name, "counter", description, [f'{{reason="{reason}"}} {n}' for reason, n in counts.items()])
 
 
-def _family(name: str, kind: str, said: str, samples: list[str]) -> list[str]:
+def _family(name: str, kind: str, description: str, samples: list[str]) -> list[str]:
     name = f"trtspec_openai_{name}"
-    return [f"# HELP {name} {said}", f"# TYPE {name} {kind}", *(f"{name}{sample}" for sample in samples)]
+    return [f"# HELP {name} {description}", f"# TYPE {name} {kind}", *(f"{name}{sample}" for sample in samples)]

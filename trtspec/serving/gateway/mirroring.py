@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that were answered, sent once more to a revision on trial: what it says is compared and thrown away.
+"""Mirror traffic: finished requests are sent again to a candidate revision, and the outputs are compared.
 
-No client waits for it: a request goes there when its answer is whole. Few are under way at once, none where the clients
-keep the entry busy; those that would have been are counted. Of texts only digests are compared, and nothing is kept.
+Clients never wait for mirrored requests. Few run at a time, and none while the gateway is busy; skipped ones are
+counted. Completions are compared by digest and not stored.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trtspec.serving.gateway.routing_state import Shadowed
 
 log = logging.getLogger(__name__)
 
-MOST = 4  # under way at once
-KEPT = 1000  # pairs of seconds
+MOST = 4  # mirrored requests in progress
+KEPT = 1000  # latency pairs kept
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a client got, or would have got: digests of its texts, the seconds they took, tokens."""
+    """The outcome of a request: digests of its completions, seconds and token counts."""
 
     digests: tuple[bytes, ...]
     seconds: float
@@ -36,14 +36,14 @@ class Told:
 
     @classmethod
     def of(cls, job: Job, seconds: float) -> Told:
-        """Return what became of a job that is done."""
+        """Return the outcome of a finished job."""
         texts = job.grown
         drafted, accepted = sum(text.drafted for text in texts), sum(text.accepted for text in texts)
         return cls(tuple(text.digest for text in texts), seconds, drafted, accepted)
 
 
 class Shadow:
-    """A revision that gets `share` percent of the others' requests as well; `is_busy` says that clients need all."""
+    """Mirrors `share` percent of the other revisions' requests to one revision, unless `is_busy` returns True."""
 
     def __init__(self, completions: Completions, is_busy: Callable[[], bool]) -> None:
         self.share = 0
@@ -54,28 +54,28 @@ class Shadow:
 
     @property
     def seen(self) -> Shadowed:
-        """Return what came of it so far."""
+        """Return the statistics so far."""
         old_s, new_s = zip(*self._pairs, strict=True) if self._pairs else ((), ())
         return replace(self._seen, old_s=old_s, new_s=new_s)
 
-    def offer(self, body: dict[str, Any], job: Job, told: Told) -> None:
-        """Send a request that was answered, if it is its turn and there is room; returns at once."""
+    def offer(self, body: dict[str, Any], job: Job, baseline: Told) -> None:
+        """Mirror a finished request if its turn has come and there is capacity; does not block."""
         self._answered += 1
         if (self._answered * self.share) // 100 == ((self._answered - 1) * self.share) // 100:
             return
         if len(self._tasks) >= MOST or self._is_busy():
             self._seen = replace(self._seen, dropped=self._seen.dropped + 1)
             return
-        task = asyncio.ensure_future(self._send(body, job.chat, is_greedy(job.asked), told))
+        task = asyncio.ensure_future(self._send(body, job.chat, is_greedy(job.asked), baseline))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def end(self) -> None:
-        """End what is under way, which is not counted; nobody waits for it, least of all a rollback."""
+        """Cancel the mirrored requests in progress without counting them, so that a rollback need not wait."""
         for task in self._tasks:
             task.cancel()
 
-    async def _send(self, body: dict[str, Any], chat: bool, greedy: bool, told: Told) -> None:
+    async def _send(self, body: dict[str, Any], chat: bool, greedy: bool, baseline: Told) -> None:
         try:
             job = await self._completions.read(body, chat=chat)
             began = time.monotonic()
@@ -83,13 +83,13 @@ class Shadow:
         except ApiError as error:
             self._fail(error.message)
         except Exception as error:
-            log.exception("a shadow failed")
+            log.exception("a mirrored request failed")
             self._fail(type(error).__name__)
         else:
-            self._compare(told, Told.of(job, time.monotonic() - began), greedy)
+            self._compare(baseline, Told.of(job, time.monotonic() - began), greedy)
 
-    def _fail(self, said: str) -> None:
-        self._seen = replace(self._seen, sent=self._seen.sent + 1, failed=self._seen.failed + 1, said=said)
+    def _fail(self, message: str) -> None:
+        self._seen = replace(self._seen, sent=self._seen.sent + 1, failed=self._seen.failed + 1, said=message)
 
     def _compare(self, old: Told, new: Told, greedy: bool) -> None:
         seen = self._seen

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry's OpenAPI document, made of the tables that requests are read by."""
+"""The gateway's OpenAPI document, generated from the parameter tables."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ FAILS = (400, 401, 403, 404, 408, 413, 415, 421, 429, 500, 503, 504)
 
 
 def describe(config: EntryConfig, version: str) -> dict[str, Any]:
-    """Return the document."""
+    """Return the OpenAPI document."""
     text = {"prompt": PROMPT}, {"messages": MESSAGES}
     return {
         "openapi": "3.1.0",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of a request: which there are, what they may be, and what a body of JSON asks for.
+"""Request parameters: names, types, ranges and the parsed request.
 
-The tables are the one place that knows them; requests are read by them and the OpenAPI document is made of them. Where
-vLLM's server takes more than OpenAI's, its names are ours: clients that measure servers send them. A name that nobody
-knows is refused, as OpenAI does, because a misspelled limit would otherwise be none.
+Requests are validated against these tables, and the OpenAPI document is generated from them. Extensions of OpenAI's API
+use vLLM's names because benchmark clients send them. Unknown names are rejected, as OpenAI does, because a misspelled
+limit would otherwise be ignored.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100
 MAX_SHOWN = 64
-OTHER_VALUES = 10_000  # JSON values of a request beside token ids and biases
+OTHER_VALUES = 10_000  # JSON values of a request other than token ids and biases
 TOKEN_ID = re.compile(r"[0-9]{1,10}")
 NUMBER, INTEGER, BOOLEAN = "number", "integer", "boolean"
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of one value; null stands for the default."""
+    """A scalar parameter; null means the default."""
 
     kind: str
     default: Any = None
@@ -39,13 +39,13 @@ class Parameter:
     high: float | None = None
 
     def read(self, name: str, value: Any) -> Any:
-        """Return the value; raises ApiError for one of another type or range."""
+        """Validate a value; raises ApiError if its type or range is wrong."""
         if value is None:
             return self.default
         if not self._is_kind(value):
-            raise wrong(f"{name} is {_shown(value)}, expected {_article(self.kind)}", name, "invalid_type")
+            raise wrong(f"{name} is {_json_preview(value)}, expected {_article(self.kind)}", name, "invalid_type")
         if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
-            raise wrong(f"{name} is {_shown(value)}, expected {self.low} to {self.high}", name)
+            raise wrong(f"{name} is {_json_preview(value)}, expected {self.low} to {self.high}", name)
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -73,11 +73,11 @@ SHARED = {
     "n": Parameter(INTEGER, 1, 1, 128),
     "stream": Parameter(BOOLEAN, False),
     "ignore_eos": Parameter(BOOLEAN, False),
-    "num_draft_tokens": Parameter(INTEGER, None, 0, MOST),  # ours: 0 asks for the target alone
-    "length_penalty": Parameter(NUMBER, 1.0),  # of a beam search, which is refused: with one beam it has no effect
+    "num_draft_tokens": Parameter(INTEGER, None, 0, MOST),  # trtspec's extension; 0 disables drafting
+    "length_penalty": Parameter(NUMBER, 1.0),  # no effect without beam search, which is unsupported
 }
 COMPLETION = SHARED | {
-    "add_special_tokens": Parameter(BOOLEAN, True),  # false: the prompt has them, as a chat template writes them
+    "add_special_tokens": Parameter(BOOLEAN, True),  # false: the prompt is a rendered chat template
     "max_tokens": Parameter(INTEGER, 16, 1, MOST),
     "logprobs": Parameter(INTEGER, None, 0, 5),
 }
@@ -87,7 +87,7 @@ CHAT = SHARED | {
     "logprobs": Parameter(BOOLEAN, False),
     "top_logprobs": Parameter(INTEGER, None, 0, 20),
 }
-# Taken with the values that ask for nothing; a request for more is refused.
+# Accepted only with these no-op values; other values are rejected.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
@@ -104,7 +104,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
-# Names of other APIs, and what to use here.
+# Names of other APIs, and the equivalent here.
 ELSEWHERE = {
     "random_seed": "seed",
     "min_length": "min_tokens",
@@ -121,7 +121,7 @@ ELSEWHERE = {
     "text_input": "prompt",
     "num_return_sequences": "n",
 }
-# They change no token.
+# Accepted and ignored: they do not affect the output.
 IGNORED = (
     "user",
     "metadata",
@@ -140,10 +140,10 @@ STRUCTURED = ("model", "stop", "stream_options", "logit_bias")
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks for, but for its text; `values` by the names in the tables.
+    """The parsed parameters of a request, except its prompt; `values` are by the names in the tables.
 
-    `max_tokens` is None for as many as fit. `top_logprobs` is how many alternatives each token comes with, None where
-    no log probabilities are asked for. `logit_bias` has the token ids and what is added to the logit of each.
+    `max_tokens` is None for as many as fit. `top_logprobs` is the number of alternatives per token, None without log
+    probabilities. `logit_bias` maps token ids to the value added to their logits.
     """
 
     values: Mapping[str, Any]
@@ -152,19 +152,19 @@ class Asked:
     top_logprobs: int | None
     include_usage: bool
     logit_bias: Mapping[int, float]
-    given: frozenset[str] = frozenset()  # the names that the request itself has, without those that are null
+    given: frozenset[str] = frozenset()  # names present in the request with a non-null value
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
 
 def read_parameters(body: Mapping[str, Any], *, chat: bool) -> Asked:
-    """Return what a body asks for; raises ApiError that names the first parameter that is wrong."""
+    """Parse the parameters of a request; raises ApiError for the first invalid one."""
     table = CHAT if chat else COMPLETION
     _check_names(body, table, "messages" if chat else "prompt")
     for name, accepted in NEUTRAL.items():
         if body.get(name) is not None and body[name] not in accepted:
-            raise unsupported(f"{name} {_shown(body[name])}", name)
+            raise unsupported(f"{name} {_json_preview(body[name])}", name)
     values = {name: parameter.read(name, body.get(name)) for name, parameter in table.items()}
     max_tokens = values["max_tokens"]
     if values.get("max_completion_tokens") is not None:
@@ -182,7 +182,7 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> Asked:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the parts of a request may be, told by their lengths before any of their values is looked at."""
+    """Limits on the sizes of a request's parts, checked before their values are read."""
 
     max_input_len: int
     max_choices: int
@@ -190,21 +190,21 @@ class Sizes:
 
     @property
     def most_values(self) -> int:
-        """Return how many JSON values a request may have."""
+        """Return the maximum number of JSON values in a request."""
         return self.max_choices * self.max_input_len + self.vocab_size + OTHER_VALUES
 
     def check(self, body: Mapping[str, Any]) -> None:
-        """Raise ApiError for a prompt, or a number of biases, that no request may have."""
+        """Raise ApiError if the prompt or `logit_bias` has more entries than any valid request."""
         bias, prompt = body.get("logit_bias"), body.get("prompt")
         if isinstance(bias, dict) and len(bias) > self.vocab_size:
             raise wrong(
-                f"logit_bias has {len(bias):,} entries, and the model {self.vocab_size:,} token ids", "logit_bias"
+                f"logit_bias has {len(bias):,} entries, but the model has {self.vocab_size:,} token ids", "logit_bias"
             )
         if not isinstance(prompt, list) or not prompt:
             return
         several = not isinstance(prompt[0], int)
         if several and len(prompt) > self.max_choices:
-            message = f"prompt has {len(prompt):,} items, at most {self.max_choices} texts are made for one request"
+            message = f"prompt has {len(prompt):,} items; one request can have at most {self.max_choices} completions"
             raise wrong(message, "prompt")
         for each in prompt if several else [prompt]:
             if isinstance(each, list) and len(each) > self.max_input_len:
@@ -217,14 +217,16 @@ def _check_names(body: Mapping[str, Any], table: Mapping[str, Parameter], text: 
         if name not in known:
             near = ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name[:64], known, 1)), None)
             hint = f"; did you mean {near}?" if near in known else ""
-            raise wrong(f"Unrecognized request argument supplied: {_shown(name)}{hint}", name[:64], "unknown_parameter")
+            raise wrong(
+                f"Unrecognized request argument supplied: {_json_preview(name)}{hint}", name[:64], "unknown_parameter"
+            )
 
 
 def _top_logprobs(values: Mapping[str, Any], chat: bool) -> int | None:
     if not chat:
         return values["logprobs"]  # type: ignore[no-any-return]
     if values["top_logprobs"] is not None and not values["logprobs"]:
-        raise wrong("top_logprobs is only allowed where logprobs is true", "top_logprobs")
+        raise wrong("top_logprobs requires logprobs to be true", "top_logprobs")
     return (values["top_logprobs"] or 0) if values["logprobs"] else None
 
 
@@ -233,20 +235,20 @@ def _stops(value: Any) -> tuple[str, ...]:
     if stops is None or stops == []:
         return ()
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(map(_is_stop, stops)):
-        raise wrong(f"stop is a string, or up to {MAX_STOPS} of them, of 1 to {MAX_STOP_CHARS} characters", "stop")
+        raise wrong(f"stop must be a string or up to {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters", "stop")
     return tuple(dict.fromkeys(stops))
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
-    """Return the biases by token id; what adds nothing is left out."""
+    """Return the nonzero biases by token id."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise wrong("logit_bias is an object of token ids and numbers", "logit_bias", "invalid_type")
+        raise wrong("logit_bias must be an object that maps token ids to numbers", "logit_bias", "invalid_type")
     number = Parameter(NUMBER, 0.0, -MAX_BIAS, MAX_BIAS)
     for key in value:
         if not TOKEN_ID.fullmatch(key):
-            raise wrong(f"logit_bias has {_shown(key)}, expected token ids, written as strings", "logit_bias")
+            raise wrong(f"logit_bias has {_json_preview(key)}, expected token ids as strings", "logit_bias")
     biases = {int(key): number.read("logit_bias", bias) for key, bias in value.items()}
     return {token: float(bias) for token, bias in biases.items() if bias}
 
@@ -260,14 +262,14 @@ def _include_usage(body: Mapping[str, Any]) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict):
-        raise wrong("stream_options is an object", "stream_options", "invalid_type")
+        raise wrong("stream_options must be an object", "stream_options", "invalid_type")
     if not body.get("stream"):
-        raise wrong("stream_options is only allowed where stream is true", "stream_options")
+        raise wrong("stream_options requires stream to be true", "stream_options")
     return bool(Parameter(BOOLEAN, False).read("stream_options.include_usage", options.get("include_usage")))
 
 
 def check_model(body: Mapping[str, Any], served: str) -> None:
-    """Raise ApiError for a request of another model."""
+    """Raise ApiError if the request is for another model."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise wrong("you must provide a model parameter", "model", "missing_required_parameter")
@@ -276,12 +278,12 @@ def check_model(body: Mapping[str, Any], served: str) -> None:
 
 
 def no_model(model: str) -> ApiError:
-    """Return the error of a request for a model that is not served."""
-    return ApiError(404, f"The model {_shown(model)} does not exist", param="model", code="model_not_found")
+    """Return the error for a model that is not served."""
+    return ApiError(404, f"The model {_json_preview(model)} does not exist", param="model", code="model_not_found")
 
 
-def _shown(value: Any) -> str:
-    """Return the beginning of a value as JSON, however large the value is."""
+def _json_preview(value: Any) -> str:
+    """Return a value as JSON, truncated; reads only the start of a large value."""
     text = ""
     for part in _ENCODER.iterencode(value[:MAX_SHOWN] if isinstance(value, str) else value):
         text += part[:MAX_SHOWN]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts that a request brings, bounded before they are tokenized."""
+"""The prompts of a request, with size limits applied before tokenization."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from trtspec.serving.gateway.parameters import Asked
 
 Prompt: TypeAlias = "tuple[int, ...] | str"
 
-ELSEWHERE_BYTES = 4 << 10  # longer texts are tokenized beside the loop, which others wait for
+ELSEWHERE_BYTES = 4 << 10  # longer texts are tokenized in a thread so that the event loop keeps serving
 
 
 class Prompts:
-    """Makes what the model is asked: token ids, or text of a model that tokenizes by itself."""
+    """Converts prompts to the model's input: token ids, or text for a model that tokenizes itself."""
 
     def __init__(self, config: EntryConfig) -> None:
         root = Path(config.tokenizer)
@@ -41,11 +41,11 @@ class Prompts:
         self._template.start()
 
     async def read(self, body: Mapping[str, Any], texts_a_prompt: int, *, chat: bool) -> list[Prompt]:
-        """Return the prompts of a request; raises ApiError for those that are none, too long or too many."""
+        """Return the prompts of a request; raises ApiError if they are invalid, too long or too many."""
         prompts = [] if chat else _prompts(body.get("prompt"))
         texts, most = texts_a_prompt * max(1, len(prompts)), self._config.limits.max_choices
         if texts > most:
-            raise wrong(f"{texts} texts are asked for, at most {most} are made for one request", "n")
+            raise wrong(f"the request asks for {texts} completions; the limit is {most}", "n")
         if chat:
             text = await self._chat_text(body.get("messages"))
             return [await self._encoded(text, "messages", add_special_tokens=False)]
@@ -53,15 +53,15 @@ class Prompts:
         return [await self._prompt(prompt, add_special_tokens=adds) for prompt in prompts]
 
     def check_bias(self, asked: Asked) -> None:
-        """Raise ApiError for a bias of an id that the tokenizer, or the model, has not."""
+        """Raise ApiError for a bias whose token id is unknown to the tokenizer or the model."""
         size = min(self._vocab_size, self.bias_len)
         if any(token >= size for token in asked.logit_bias):
             raise wrong(f"logit_bias has a token id outside 0 to {size - 1}", "logit_bias")
 
     def fitted(self, asked: Asked, prompt: Prompt, param: str) -> Asked:
-        """Return what is asked for with `max_tokens` set; raises ApiError where prompt and answer do not fit.
+        """Return the parameters with `max_tokens` set; raises ApiError if prompt and completion exceed the context.
 
-        A model that tokenizes by itself says so itself; the room beside its prompt is then guessed from below.
+        A model that tokenizes itself checks its own limit; the space left after its prompt is then a lower bound.
         """
         limit = self._config.max_seq_len
         prompt_len = len(prompt) if isinstance(prompt, tuple) else 0
@@ -74,7 +74,7 @@ class Prompts:
         return replace(asked, max_tokens=max_tokens)
 
     def stop_words(self, stops: Sequence[str]) -> list[list[int]]:
-        """Return stop texts as ids, those that can be written so: the engine then stops there by itself."""
+        """Return the stop strings that have a token sequence as ids, for the engine to stop at."""
         words = []
         for stop in stops:
             with suppress(TrtspecError):
@@ -83,22 +83,22 @@ class Prompts:
 
     async def _chat_text(self, messages: Any) -> Rendered:
         if not self._template.is_there:
-            raise wrong("this model has no chat template: ask for a completion", "messages", "no_chat_template")
+            raise wrong("this model has no chat template; use the completions API", "messages", "no_chat_template")
         try:
             return await self._template.render_async(messages)
         except ChatError as error:
             raise ApiError(400, error.message, param=error.param, code=error.code) from None
 
     def as_sent(self, prompt: str, *, takes_flag: bool) -> str:
-        """Return a text as a model of texts gets it; raises ApiError for a chat that it would change.
+        """Return a prompt for a text model; raises ApiError if the model would alter a rendered chat.
 
-        An engine that tokenizes by itself adds its special tokens to every text.
+        An engine that tokenizes itself adds its special tokens to every text.
         """
         if takes_flag or not isinstance(prompt, Rendered):
             return prompt
         plain = self.tokenizer.as_plain(prompt)
         if plain is None:
-            message = "this engine adds special tokens to every text, which the model's chat template does not write"
+            message = "this engine adds special tokens that the model's chat template does not contain"
             raise ApiError(400, message, param="messages", code="chat_not_served")
         return plain
 
@@ -115,9 +115,11 @@ class Prompts:
     async def _encoded(self, text: str, param: str, *, add_special_tokens: bool) -> Prompt:
         size = len(text.encode())
         if size > self.max_bytes:
-            raise wrong(f"{param} has {size:,} bytes, more than any prompt", param, "context_length_exceeded")
+            raise wrong(
+                f"{param} has {size:,} bytes; the limit is {self.max_bytes:,}", param, "context_length_exceeded"
+            )
         if self._config.text_level:
-            return text  # `Rendered`, where it has its special tokens
+            return text  # `Rendered` if it has its special tokens
         encode = self.tokenizer.encode
         if size > ELSEWHERE_BYTES:
             ids = await asyncio.to_thread(encode, text, add_special_tokens)
@@ -129,14 +131,14 @@ class Prompts:
 
 
 def _prompts(prompt: Any) -> Sequence[str | list[int]]:
-    """Return OpenAI's four forms as a list: a text, texts, token ids, lists of them."""
+    """Return OpenAI's four forms as a list: a string, strings, token ids, or lists of token ids."""
     if isinstance(prompt, str) or _is_ids(prompt):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
-        raise wrong("prompt is a text, a list of texts, a list of token ids or a list of such lists", "prompt")
+        raise wrong("prompt must be a string, a list of strings, a list of token ids or a list of such lists", "prompt")
     for each in prompt:
         if not (isinstance(each, str) and is_text(each)) and not _is_ids(each):
-            raise wrong("prompt has an item that is neither text nor token ids", "prompt", "invalid_type")
+            raise wrong("prompt has an item that is neither a string nor a list of token ids", "prompt", "invalid_type")
     return prompt
 
 

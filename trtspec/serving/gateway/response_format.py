@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers in OpenAI's words: whole documents, and events of a stream, of which most bytes are made once a request."""
+"""Responses in OpenAI's format: documents, and stream events whose constant bytes are built once per request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Answer:
-    """The form of one request's answer."""
+    """The format of one response."""
 
     prefix, object_name, chunk_name = "cmpl", "text_completion", "text_completion"
 
@@ -29,21 +29,21 @@ class Answer:
         self._end = ', "usage": null}\n\n' if include_usage else "}\n\n"
 
     def chunk(self, index: int, delta: Delta, *, first: bool) -> bytes:
-        """Return the event of what is new of one text."""
+        """Return the event of a delta."""
         choice = self._choice(index, delta, first)
         return f'{self._event}"choices": [{choice}]{self._end}'.encode()
 
     def usage_chunk(self, texts: Sequence[GrowingText]) -> bytes:
-        """Return the last event, which has no choices."""
+        """Return the event with the usage and an empty list of choices."""
         return f'{self._event}"choices": [], {json.dumps(self._counted(texts))[1:-1]}}}\n\n'.encode()
 
     def whole(self, texts: Sequence[GrowingText], deltas: Sequence[Delta]) -> bytes:
-        """Return the one document of an answer that is not streamed."""
-        choices = [self._whole_choice(index, delta) for index, delta in enumerate(deltas)]
+        """Return the body of a non-streamed response."""
+        choices = [self._document_choice(index, delta) for index, delta in enumerate(deltas)]
         return json.dumps({**self._document(self.object_name), "choices": choices, **self._counted(texts)}).encode()
 
     def _counted(self, texts: Sequence[GrowingText]) -> dict[str, Any]:
-        """Return `usage`, and of a single text what its drafts came to, as vLLM says it."""
+        """Return `usage` and, for a single completion, vLLM's speculative decoding metrics."""
         made = sum(text.completion_tokens for text in texts)
         read = sum(text.prompt_tokens for text in texts[:: self._texts_a_prompt])
         usage = {"usage": {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}}
@@ -63,13 +63,13 @@ class Answer:
             f'"logprobs": {json.dumps(logprobs)}, "finish_reason": {json.dumps(delta.finish_reason)}}}'
         )
 
-    def _whole_choice(self, index: int, delta: Delta) -> dict[str, Any]:
+    def _document_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         choice: dict[str, Any] = json.loads(self._choice(index, delta, False))
         return choice
 
 
 class ChatAnswer(Answer):
-    """The form of a chat's answer."""
+    """The format of a chat response."""
 
     prefix, object_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -81,7 +81,7 @@ class ChatAnswer(Answer):
             f'"logprobs": {logprobs}, "finish_reason": {json.dumps(delta.finish_reason)}}}'
         )
 
-    def _whole_choice(self, index: int, delta: Delta) -> dict[str, Any]:
+    def _document_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": delta.text, "refusal": None},

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The revisions that an entry serves: which one gets a request, what becomes of a request that it fails, what was seen.
+"""The revisions behind a gateway: routing, failover and statistics.
 
-A request belongs to one revision. Where that one fails before a byte of the answer was sent, another answers it
-instead: nobody has seen anything of the first, so that no answer is of two revisions.
+Each request is routed to one revision. If that revision fails before the first byte of the response, another revision
+answers the request, so no response mixes two revisions.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from trtspec.serving.gateway.triton import Triton
 
 log = logging.getLogger(__name__)
 
-KEPT = 1000  # samples of a revision
+KEPT = 1000  # latency samples kept per revision
 RESUME_EVERY_S = 0.25
-REFUSED = (400, 404, 422)  # as what it is asked for cannot be
+REFUSED = (400, 404, 422)  # statuses of invalid requests
 
 
 class Version:
-    """One revision: its server, its tokenizer, and what was seen of it."""
+    """One revision: its Triton server, its tokenizer and its statistics."""
 
     def __init__(self, route: Route, prompts: Prompts, gate: Gate) -> None:
         config = route.config
@@ -56,11 +56,11 @@ class Version:
         self.completions = Completions(config, self.triton, prompts)
         self.open, self._gate = 0, gate
         self.ended: Counter[str] = Counter()  # requests, by outcome
-        self.shadow: Shadow | None = None  # what it was sent as well, also once that is over
+        self.shadow: Shadow | None = None  # kept after mirroring ends
         self.forget()
 
     def forget(self) -> None:
-        """Begin to observe anew."""
+        """Reset the statistics."""
         self._seen = Observed()
         self._first_token: deque[float] = deque(maxlen=KEPT)
         self._per_token: deque[float] = deque(maxlen=KEPT)
@@ -70,7 +70,7 @@ class Version:
         return replace(self._seen, open=self.open, first_token=(*self._first_token,), per_token=(*self._per_token,))
 
     async def answer(self, exchange: Exchange, body: dict[str, Any], rescue: Rescue, *, chat: bool) -> tuple[Job, Told]:
-        """Answer a request, and note how the revision fared; what the request itself lacks is not its fault."""
+        """Answer a request and record the outcome; client errors do not count as failures of the revision."""
         job = await self.completions.read(body, chat=chat)
         with self._gate.making(job.texts):
             self.open += 1
@@ -109,7 +109,7 @@ class Version:
 
 
 def _failure(error: BaseException, exchange: Exchange) -> str:
-    """Return what a revision did wrong; "" where its client left, or asked for what cannot be."""
+    """Return the failure of a revision, or "" if the client disconnected or the request was invalid."""
     if isinstance(error, asyncio.CancelledError):
         return exchange.ended.message if exchange.ended is not None and exchange.ended.status != LEFT else ""
     if isinstance(error, ApiError):
@@ -118,7 +118,7 @@ def _failure(error: BaseException, exchange: Exchange) -> str:
 
 
 class Versions:
-    """All revisions that take requests, or still have some; to be made in the running loop."""
+    """All revisions that take requests or still have open ones; create it in the running event loop."""
 
     def __init__(self, config: EntryConfig, prompts: Prompts, gate: Gate) -> None:
         self._gate = gate
@@ -132,60 +132,63 @@ class Versions:
 
     @property
     def main(self) -> Version:
-        """Return the revision that gets most requests."""
+        """Return the revision with the largest share."""
         return max(self.all.values(), key=lambda version: version.route.share)
 
     @property
     def most_values(self) -> int:
-        """Return how many JSON values a request to any revision may have."""
+        """Return the maximum number of JSON values in a request, over all revisions."""
         return max(version.completions.most_values for version in self.all.values())
 
     async def answer(self, exchange: Exchange, body: dict[str, Any], *, chat: bool) -> None:
-        """Answer a request by the revision whose turn it is, or by another where it fails before it said a word.
+        """Answer a request with the next revision, or with another if that fails before the response starts.
 
-        So it is where a revision on trial refuses a request: what the one before takes is not the client's mistake.
+        The same holds if a newer revision rejects the request as invalid: a request that the older one accepts is not
+        the client's mistake.
         """
         version = self._next()
         try:
-            job, told = await version.answer(exchange, body, partial(self._rescue, version), chat=chat)
+            job, outcome = await version.answer(exchange, body, partial(self._resume_on, version), chat=chat)
         except ApiError as error:
-            other = next(iter(self._others(version)), None)
+            other = next(iter(self._replacements(version)), None)
             refuses = error.status in REFUSED and other is not None and other.route.revision < version.route.revision
             if exchange.status or other is None or (error.status < 500 and not refuses):
                 raise
-            log.warning("revision %d failed, %d answers: %s", version.route.revision, other.route.revision, error)
+            log.warning(
+                "revision %d failed, retrying on revision %d: %s", version.route.revision, other.route.revision, error
+            )
             exchange.first_token_at = None
             try:
-                await other.answer(exchange, body, partial(self._rescue, other), chat=chat)
+                await other.answer(exchange, body, partial(self._resume_on, other), chat=chat)
             except ApiError as same:
                 if refuses and same.status in REFUSED:
                     raise error from None
                 raise
             if refuses:
-                version.note(f"it refuses what revision {other.route.revision} takes: {error.message}")
+                version.note(f"it rejects a request that revision {other.route.revision} accepts: {error.message}")
         else:
             if self._shadow and self._shadow[0] is not version:
-                self._shadow[1].offer(body, job, told)
+                self._shadow[1].offer(body, job, outcome)
 
     async def look(self) -> None:
-        """Take up routes that were written meanwhile, let go of what is not needed, and write what was seen."""
+        """Load changed routes, retire unused revisions, and write the statistics."""
         if self._file is None:
             return
         with suppress(OSError):
             stat = self._file.stat()
             if (stamp := (stat.st_mtime_ns, stat.st_ino)) != self._stamp:
                 self._stamp = stamp
-                await self._take_up()
+                await self._load_routes()
         await self._retire()
         if len(self.all) > 1 or self._changed:
             self._changed = False
             seen = {each.route.revision: each.observed for each in self.all.values()}
             sight = Sight(self._generation, seen, self._shadow[1].seen if self._shadow else Shadowed())
-            with suppress(OSError):  # a full disk is not the clients' affair; whoever rolls out sees nothing new
+            with suppress(OSError):  # a full disk must not fail requests
                 await asyncio.to_thread(write_sight, sight_of(self._file), sight)
 
     def counts(self) -> list[OfRevision]:
-        """Return what is exported of each revision."""
+        """Return the exported counters of each revision."""
         return [
             OfRevision(each.route.revision, each.route.share, each.ended, each.shadow.seen if each.shadow else None)
             for each in self.all.values()
@@ -202,26 +205,27 @@ class Versions:
         self._served[route.revision] = self._served.get(route.revision, 0) + 1
         return self.all[route.revision]
 
-    def _others(self, version: Version) -> list[Version]:
-        """Return who may stand in for a revision, the largest share first.
+    def _replacements(self, version: Version) -> list[Version]:
+        """Return the revisions that can replace a revision, largest share first.
 
-        The one before it may where all requests go to the new one; one that gets none any more may not.
+        The older revision qualifies even with a share of 0, because all requests may already go to the new one; a newer
+        revision with a share of 0 does not.
         """
         number = version.route.revision
         listed = (self.all[each] for each in self._listed - {number} if each in self.all)
         able = [each for each in listed if each.route.share or each.route.revision < number]
         return sorted(able, key=lambda each: -each.route.share)
 
-    async def _rescue(self, version: Version, error: ApiError) -> Triton | None:
-        """Return who goes on with a text that broke off: a revision that says the same, or itself once it is back.
+    async def _resume_on(self, version: Version, error: ApiError) -> Triton | None:
+        """Return a server that can resume a broken completion: one with identical output, or the same once ready.
 
-        One that shuts down does not come back. It counts as a failure all the same.
+        A server that shuts down is not waited for. The break counts as a failure in any case.
         """
-        version.note("a text broke off")
-        said = version.route.config.same_text
+        version.note("a response broke off")
+        same_text = version.route.config.same_text
         deadline = time.monotonic() + version.route.config.limits.resume_s
         while time.monotonic() < deadline:
-            able = [each for each in self._others(version) if each.route.config.same_text == said != ""]
+            able = [each for each in self._replacements(version) if each.route.config.same_text == same_text != ""]
             if error.code != SHUTTING_DOWN:
                 able.append(version)
             if not able:
@@ -232,26 +236,26 @@ class Versions:
             await asyncio.sleep(RESUME_EVERY_S)
         return None
 
-    async def _take_up(self) -> None:
+    async def _load_routes(self) -> None:
         assert self._file is not None
         try:
             routes = await asyncio.to_thread(read_routes, self._file)
             versions = [await self._version(route) for route in routes.routes]
         except TrtspecError as error:
-            log.error("the routes stay as they are: %s", error)
+            log.error("keeping the current routes: %s", error)
             return
         self._adopt(routes, versions)
-        self._cast_shadow()
+        self._update_mirror()
 
     async def _version(self, route: Route) -> Version:
-        """Return the version of a route: one that is served already, or one whose tokenizer is read beside the loop."""
+        """Return the existing version of a route, or a new one whose tokenizer is loaded in a thread."""
         for version in self.all.values():
             if version.route.config == route.config:
                 return version
         return Version(route, await asyncio.to_thread(Prompts, route.config), self._gate)
 
     def _adopt(self, routes: Routes, versions: Sequence[Version]) -> None:
-        """Serve these from now on, all at once; those that are not among them keep the requests they have."""
+        """Switch to these revisions atomically; the others finish their open requests."""
         for version in self.all.values():
             version.route = replace(version.route, share=0, shadow=0)
         left = [version for version in self.all.values() if version not in versions]
@@ -262,8 +266,8 @@ class Versions:
         self._listed = {route.revision for route in routes.routes}
         self._generation, self._served, self._changed = routes.generation, {}, True
 
-    def _cast_shadow(self) -> None:
-        """Send requests to the revision that is to get them as well; what was seen stays while it is that one."""
+    def _update_mirror(self) -> None:
+        """Start, stop or adjust mirroring; statistics are kept while the mirrored revision stays the same."""
         wanted = next((each for each in self.all.values() if each.route.shadow), None)
         if self._shadow and self._shadow[0] is not wanted:
             self._shadow[1].end()
@@ -282,5 +286,5 @@ class Versions:
 
 
 def sight_of(routes: Path) -> Path:
-    """Return where an entry writes what it saw, by its file of routes."""
+    """Return the path of the statistics file that belongs to a routes file."""
     return routes.with_name(f"{routes.name}.seen")

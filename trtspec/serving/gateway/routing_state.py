@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which revisions the entry sends requests to, and how many of them; and what it saw of each.
+"""The routing table of the gateway, and the statistics that it reports per revision.
 
-Two small JSON files of one user: whoever rolls out writes the routes, the entry writes what it observed since then.
+Two small JSON files: the rollout controller writes the routes, and the gateway writes its statistics since then.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Route:
-    """A revision of what is served, and the percent of new requests that it gets.
+    """A revision and the percent of new requests that it gets.
 
-    `shadow` is the percent of the others' requests that it gets as well, once they are answered.
+    `shadow` is the percent of the other revisions' requests to mirror to it after they finish.
     """
 
     revision: int
@@ -34,7 +34,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Routes:
-    """All revisions that take requests; every change has a higher `generation`."""
+    """All revisions that take requests; `generation` increases with every change."""
 
     generation: int
     routes: tuple[Route, ...]
@@ -42,11 +42,10 @@ class Routes:
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen of one revision in one generation.
+    """Statistics of one revision in one generation.
 
-    `requests` are those that ended, `failed` those of them that the revision did not answer as it should, `open` those
-    that have not ended. `first_token` and `per_token` are seconds, of the last requests with a text; `drafted` and
-    `accepted` are tokens.
+    `requests` finished, of which `failed` because of the revision; `open` are in progress. `first_token` and
+    `per_token` are seconds of the latest requests with output; `drafted` and `accepted` are tokens.
     """
 
     requests: int = 0
@@ -56,17 +55,20 @@ class Observed:
     per_token: tuple[float, ...] = ()
     drafted: int = 0
     accepted: int = 0
-    said: str = ""  # of the last that failed
+    said: str = ""  # message of the latest failure
 
 
 @dataclass(frozen=True)
 class Shadowed:
-    """What came of requests that were sent to a revision as well, since that began; nobody got its answers.
+    """Statistics of the mirrored requests since mirroring began; the responses are discarded.
 
-    `sent` have ended, `failed` of them with no answer; of `compared` greedy texts `different` ones are not what the
-    client got. `dropped` would have been sent, had not too much been under way. `old_s` and `new_s` are seconds, in
-    pairs, of the last ones. Tokens are `drafted` and `accepted` by the one that answered; those of its shadow are
-    `new_drafted` and `new_accepted`.
+    Attributes:
+        sent, failed: finished requests, and the failures among them.
+        compared, different: compared greedy completions, and those that differ from the client's.
+        dropped: requests not mirrored because of load.
+        old_s, new_s: seconds of the latest requests, in pairs.
+        drafted, accepted: tokens of the live revision.
+        new_drafted, new_accepted: tokens of the mirrored revision.
     """
 
     sent: int = 0
@@ -80,12 +82,12 @@ class Shadowed:
     accepted: int = 0
     new_drafted: int = 0
     new_accepted: int = 0
-    said: str = ""  # of the last that failed
+    said: str = ""  # message of the latest failure
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What the entry saw since it took up the routes of `generation`, by revision, and of the one that gets shadows."""
+    """The gateway's statistics since it loaded the routes of `generation`: per revision, and of mirroring."""
 
     generation: int = 0
     revisions: dict[int, Observed] = field(default_factory=dict)
@@ -96,12 +98,12 @@ class Sight:
 
 
 def write_routes(path: Path, routes: Routes) -> None:
-    """Replace the routes."""
+    """Replace the routes file."""
     replace_file(path, json.dumps(asdict(routes)).encode())
 
 
 def read_routes(path: Path) -> Routes:
-    """Return the routes; raises TrtspecError where they cannot be read."""
+    """Read the routes file; raises TrtspecError if it is unreadable or invalid."""
     document = _read(path)
     try:
         routes = [
@@ -115,16 +117,16 @@ def read_routes(path: Path) -> Routes:
         ]
         return Routes(int(document["generation"]), tuple(routes))
     except (KeyError, TypeError, ValueError) as error:
-        raise TrtspecError(f"not the routes of an entry: {error}", where=str(path)) from None
+        raise TrtspecError(f"not a routes file: {error}", where=str(path)) from None
 
 
 def write_sight(path: Path, sight: Sight) -> None:
-    """Replace what was observed; it is of no use after a crash, so no disk is waited for."""
+    """Replace the statistics file without fsync, because it is useless after a crash."""
     replace_file(path, json.dumps(asdict(sight)).encode(), durable=False)
 
 
 def read_sight(path: Path) -> Sight:
-    """Return what was observed; nothing where that was not written yet."""
+    """Read the statistics file; return empty statistics if it is missing or invalid."""
     try:
         document = _read(path)
         seen = {int(revision): Observed(**_tuples(each)) for revision, each in document["revisions"].items()}
@@ -138,12 +140,12 @@ def _tuples(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def shares_of(old: Route, new: Route, share: int) -> tuple[Route, ...]:
-    """Return the two with `share` percent for the new one; what gets none is kept for the requests it has."""
+    """Return both routes with `share` percent for the new one; a route with 0 percent finishes its open requests."""
     return (replace(old, share=100 - share), replace(new, share=share))
 
 
 def next_of(routes: Sequence[Route], served: dict[int, int]) -> Route:
-    """Return which revision the next request goes to: the one that is furthest behind its share of `served`."""
+    """Return the route of the next request: the one furthest behind its share of `served`."""
     total = 1 + sum(served.get(route.revision, 0) for route in routes)
     return max(
         (route for route in routes if route.share),
@@ -157,5 +159,5 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TrtspecError(f"cannot be read: {error}", where=str(path)) from None
     if not isinstance(document, dict):
-        raise TrtspecError("no JSON object", where=str(path))
+        raise TrtspecError("not a JSON object", where=str(path))
     return document

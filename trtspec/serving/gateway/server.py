@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry's process: a socket, an event loop, and an end that lets open answers finish."""
+"""The gateway's process: socket, event loop and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trtspec.serving.gateway.config import EntryConfig
 from trtspec.serving.gateway.connections import HEAD_S, bounded, most_connections
 
 BACKLOG = 2048
-TOLD_S = 1.0  # before the drain ends open streams are told, while the model still runs
-SEND_BUFFER_BYTES = 64 << 10  # what a client does not read is noticed before it is much
+TOLD_S = 1.0  # open streams get their error this long before the drain ends, while the model still runs
+SEND_BUFFER_BYTES = 64 << 10  # small, so that a client that stops reading is noticed early
 
 
 def serve(config: EntryConfig) -> None:
-    """Serve until SIGTERM or SIGINT; raises TrtspecError for what keeps it from starting."""
+    """Serve until SIGTERM or SIGINT; raises TrtspecError if the gateway cannot start."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     app = make_app(config, load_keys(config.keys_file), host_rules(config.host, allowed_hosts()))
     listener = _listen(config.host, config.port)
@@ -34,7 +34,7 @@ def serve(config: EntryConfig) -> None:
 
 
 def server_config(app: Any, config: EntryConfig, head_s: float = HEAD_S) -> uvicorn.Config:
-    """Return how an application is served; the head of a request may take `head_s`."""
+    """Return the uvicorn configuration; the head of a request may take `head_s`."""
     return uvicorn.Config(
         app,
         http=bounded(AutoHTTPProtocol, most_connections(), head_s),

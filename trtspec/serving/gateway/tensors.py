@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to Triton's models as messages, and their responses as values; small enough to be made for every token."""
+"""Triton requests as protobuf messages and raw response tensors as values, fast enough to be built for every token."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens", "num_draft_steps"
 LOG_PROBS, TOP_LOG_PROBS, TOP_IDS = "output_log_probs", "top_logprobs", "top_logprob_ids"
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens")
 BIAS = "embedding_bias"
-WHOLE_PROMPT = (1 << 31) - 1  # OpenAI's penalties count what was written, and TensorRT-LLM's the prompt too
+WHOLE_PROMPT = (1 << 31) - 1  # OpenAI's penalties count generated tokens only; TensorRT-LLM also counts the prompt
 SEEDS = 1 << 63
 NO_ID = -1
 
 
 @dataclass(frozen=True)
 class Model:
-    """What Triton says of a model: its tensors, and whether it streams."""
+    """A model's configuration in Triton: its tensors and whether it streams."""
 
     name: str
     inputs: frozenset[str]
     outputs: frozenset[str]
     decoupled: bool
-    own_counts: bool = False  # num_output_tokens counts a response's own tokens, not those of the text so far
+    own_counts: bool = False  # num_output_tokens counts one response's tokens only
     takes_model_defaults: bool = False  # omitted fields take the values of the model's generation_config.json
 
     @classmethod
     def of(cls, config: Any) -> Model:
-        """Return what a ModelConfig message says."""
+        """Return the model described by a ModelConfig message."""
         outputs = {output.name: list(output.dims) for output in config.output}
         return cls(
             config.name,
             frozenset(tensor.name for tensor in config.input),
             frozenset(outputs),
             config.model_transaction_policy.decoupled,
-            own_counts=outputs.get("num_output_tokens") == [-1],  # as Triton's backends of one text a request have it
+            own_counts=outputs.get("num_output_tokens")
+            == [-1],  # the shape used by Triton backends with one sequence per request
             takes_model_defaults=PARAMETER in config.parameters and config.parameters[PARAMETER].string_value == MODEL,
         )
 
@@ -62,14 +63,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Ends:
-    """What an engine is told about the end of a text: an id, and sequences of ids."""
+    """The end-of-sequence id and the stop sequences of an engine request."""
 
     id: int = NO_ID
     words: Sequence[Sequence[int]] = ()
 
 
 class RequestBuilder:
-    """One ModelInferRequest; tensors that the model has not are an error that names the parameter."""
+    """Builds one ModelInferRequest; a parameter whose tensor the model lacks is an error that names the parameter."""
 
     def __init__(self, model: Model) -> None:
         self._model, self.takes_model_defaults = model, model.takes_model_defaults
@@ -79,24 +80,24 @@ class RequestBuilder:
     def add(
         self, name: str, values: Sequence[Any] | npt.NDArray[Any], kind: str, shape: Sequence[int] = (1, 1)
     ) -> None:
-        """Add a tensor of `kind` (Triton's), which its `shape` begins with a batch of one."""
+        """Add a tensor of Triton datatype `kind`; `shape` includes the batch dimension of 1."""
         raw = _texts(values) if kind == "BYTES" else np.asarray(values, NUMPY[kind]).tobytes()
         self.message.inputs.add(name=name, datatype=kind, shape=shape)
         self.message.raw_input_contents.append(raw)
 
     def add_known(self, name: str, value: Any, kind: str) -> None:
-        """Add a tensor where the model has it."""
+        """Add a tensor if the model has it."""
         if name in self._model.inputs:
             self.add(name, [value], kind)
 
     def add_asked(self, parameter: str, name: str, value: Any, kind: str) -> None:
-        """Add what a parameter asks for; one that the model has no tensor for is an error."""
+        """Add the tensor of a requested parameter; raises ApiError if the model lacks such an input."""
         if name not in self._model.inputs:
             raise unsupported(parameter, parameter)
         self.add(name, [value], kind)
 
     def ask_for(self, names: Sequence[str]) -> None:
-        """Name those outputs that the model has."""
+        """Request the named outputs, except for outputs that the model lacks."""
         for name in names:
             if name in self._model.outputs:
                 self.message.outputs.add(name=name)
@@ -106,7 +107,7 @@ NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.
 
 
 def token_request(model: Model, ids: Sequence[int], asked: Asked, seed: int, end: Ends, bias_len: int) -> Any:
-    """Return the request of a text to a model from token ids to token ids, whose biases are `bias_len` numbers."""
+    """Return a request to a model with token ids as input and output, whose logit bias has `bias_len` values."""
     request = RequestBuilder(model)
     request.add("input_ids", ids, "INT32", (1, len(ids)))
     request.add("input_lengths", [len(ids)], "INT32")
@@ -125,8 +126,8 @@ def token_request(model: Model, ids: Sequence[int], asked: Asked, seed: int, end
 
 
 def text_request(model: Model, text: str, asked: Asked, seed: int) -> Any:
-    """Return the request of a text to a model from text to text."""
-    _check_bias(not asked.logit_bias)  # a model of texts takes words, and not every token is one
+    """Return a request to a model with text as input and output."""
+    _check_bias(not asked.logit_bias)  # a text model accepts words, and not every token is a word
     request = RequestBuilder(model)
     request.add("text_input", [text], "BYTES")
     if isinstance(text, Rendered):
@@ -146,7 +147,7 @@ def text_request(model: Model, text: str, asked: Asked, seed: int) -> Any:
 
 
 def seed_of(asked: Asked, choice: int) -> int:
-    """Return the seed of one of a request's texts: its own for the first, a random one where it names none."""
+    """Return the seed of a choice: the request's seed for the first, a derived one for others; random if unset."""
     if asked["seed"] is None:
         return secrets.randbelow(SEEDS)
     if choice == 0:
@@ -162,7 +163,7 @@ def read_outputs(response: Any) -> dict[str, bytes]:
 
 def ints(raw: bytes | None) -> list[int]:
     """Return the values of an INT32 or UINT32 tensor."""
-    return memoryview(raw).cast("i").tolist() if raw else []  # a third of numpy's time
+    return memoryview(raw).cast("i").tolist() if raw else []  # three times as fast as numpy
 
 
 def floats(raw: bytes | None) -> list[float]:
@@ -171,7 +172,7 @@ def floats(raw: bytes | None) -> list[float]:
 
 
 def text_of(raw: bytes | None) -> str:
-    """Return the one string of a BYTES tensor."""
+    """Return the single string of a BYTES tensor."""
     return raw[4 : 4 + struct.unpack_from("<I", raw)[0]].decode(errors="replace") if raw else ""
 
 
@@ -181,9 +182,9 @@ def _texts(values: Iterable[str]) -> bytes:
 
 
 def _add_sampling(request: RequestBuilder, asked: Asked, seed: int, prefix: str, *, greedy_temperature: float) -> None:
-    """Add all of it: what engines take for those that are missing is not what OpenAI's clients mean.
+    """Add all sampling parameters, because the engines' defaults differ from OpenAI's.
 
-    A model that has defaults of its own gets those alone that the request names.
+    A model with its own defaults gets only the parameters that the request contains.
     """
     greedy = asked["temperature"] == 0 or asked["top_p"] == 0
     leaves_out = request.takes_model_defaults and not greedy
@@ -197,7 +198,7 @@ def _add_sampling(request: RequestBuilder, asked: Asked, seed: int, prefix: str,
     request.add("seed", [seed], "UINT64")
     request.add_known("exclude_input_in_output", True, "BOOL")
     request.add_known("return_perf_metrics", True, "BOOL")
-    for name, value, kind in _wanted(asked, keeps_neutral=request.takes_model_defaults):
+    for name, value, kind in _extra_parameters(asked, keeps_neutral=request.takes_model_defaults):
         request.add_asked(name, name, value, kind)
     if asked["presence_penalty"] or asked["frequency_penalty"]:
         request.add_known("prompt_ignore_length", WHOLE_PROMPT, "INT32")
@@ -209,14 +210,14 @@ def _check_bias(is_served: bool) -> None:
 
 
 def _dense(biases: Mapping[int, float], length: int) -> npt.NDArray[np.float32]:
-    """Return what is added to each logit."""
+    """Return the bias of each logit."""
     dense = np.zeros(length, np.float32)
     dense[[*biases]] = [*biases.values()]
     return dense
 
 
-def _wanted(asked: Asked, *, keeps_neutral: bool) -> Iterator[tuple[str, Any, str]]:
-    """Yield the parameters of a request that differ from those of a request without them, or are named at all."""
+def _extra_parameters(asked: Asked, *, keeps_neutral: bool) -> Iterator[tuple[str, Any, str]]:
+    """Yield the parameters that differ from their defaults or, with `keeps_neutral`, that the request contains."""
     for name in PENALTIES:
         neutral = 1.0 if name == "repetition_penalty" else 0
         if asked[name] != neutral or (keeps_neutral and name in asked.given):
@@ -226,7 +227,7 @@ def _wanted(asked: Asked, *, keeps_neutral: bool) -> Iterator[tuple[str, Any, st
 
 
 def _log_probs(request: RequestBuilder, model: Model, asked: Asked) -> list[str]:
-    """Return the outputs with log probabilities, and ask for them."""
+    """Request log probabilities if needed and return the names of their outputs."""
     if asked.top_logprobs is None:
         return []
     if not model.gives_log_probs:
@@ -235,6 +236,6 @@ def _log_probs(request: RequestBuilder, model: Model, asked: Asked) -> list[str]
     if not asked.top_logprobs:
         return [LOG_PROBS]
     if TOP_LOG_PROBS not in model.outputs:
-        raise unsupported("a number of most likely tokens", "top_logprobs")
+        raise unsupported("top_logprobs greater than 0", "top_logprobs")
     request.add_asked("top_logprobs", "num_top_logprobs", asked.top_logprobs, "INT32")
     return [LOG_PROBS, TOP_LOG_PROBS, TOP_IDS]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton as the entry asks it: one gRPC stream a text, which ends with whoever reads it."""
+"""The gateway's Triton client: one gRPC stream per completion, closed with its reader."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from trtspec.serving.triton.python_models.grpc_client import IS_LAST, NO_LIMIT
 from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
 
 READY_TIMEOUT_S = 1.0
-READY_FOR_S = 0.25  # an answer about readiness is kept for so long
-ENDS_S = 1.0  # for the server to end a stream that it has answered
-RECONNECT = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]  # it is on this host
+READY_FOR_S = 0.25  # readiness is cached for this long
+ENDS_S = 1.0  # wait for the server to end a stream after its last response
+# the server is on this host
+RECONNECT = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]
 
-OPENAI_NAMES = {**TEXT_NAMES, "stop_words_list": "stop", BIAS: "logit_bias"}  # by those of the model
+OPENAI_NAMES = {**TEXT_NAMES, "stop_words_list": "stop", BIAS: "logit_bias"}  # by the model's names
 FULL = ("maximum queue size", "timeout expired", Overloaded.WORDS)
 
 Code = grpc.StatusCode
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Triton:
-    """One server and one model of it; to be made in the running loop."""
+    """One model of a Triton server; create it in the running event loop."""
 
     def __init__(self, address: str, model: str, timeout_s: float) -> None:
         self._channel = grpc.aio.insecure_channel(address, [*NO_LIMIT, *RECONNECT])
@@ -47,7 +48,7 @@ class Triton:
         self._asking = asyncio.Lock()
 
     async def model(self) -> Model:
-        """Return what the model takes and gives; raises ApiError where the server does not say it."""
+        """Return the model's inputs and outputs; raises ApiError if the server does not report them."""
         if self._model is None:
             request = service_pb2.ModelConfigRequest(name=self._name)
             try:
@@ -58,7 +59,7 @@ class Triton:
         return self._model
 
     async def is_ready(self) -> bool:
-        """Return whether the model takes requests, as the server says, within a deadline."""
+        """Return whether the server reports the model as ready within READY_TIMEOUT_S."""
         async with self._asking:
             if time.monotonic() - self._asked_at > READY_FOR_S:
                 self._ready = await self._ask_ready()
@@ -68,7 +69,7 @@ class Triton:
     async def generate(self, request: Any) -> AsyncGenerator[tuple[Mapping[str, bytes], bool], None]:
         """Yield the tensors of each response and whether it is the last; raises ApiError.
 
-        The model stops with it: to close the iterator is to cancel the request.
+        Closing the iterator cancels the request.
         """
         call = self._stub.ModelStreamInfer(timeout=self._timeout_s)
         answered = False
@@ -94,7 +95,7 @@ class Triton:
         await self._channel.close()
 
     async def _explain(self, call: Any) -> None:
-        """Raise for a stream that ended before its last response."""
+        """Raise the error of a stream that ended before its last response."""
         code, details = await call.code(), await call.details()
         raise _failed(code, details or "") if code != Code.OK else _broken()
 
@@ -107,7 +108,7 @@ class Triton:
 
 
 async def _let_end(call: Any) -> None:
-    """Wait until the server has ended a stream: one that is cancelled behind its last response may stay there."""
+    """Wait until the server ends a stream: a cancellation right after the last response may leave the stream open."""
     with suppress(asyncio.TimeoutError, grpc.RpcError):
         await asyncio.wait_for(call.read(), ENDS_S)
 
@@ -117,9 +118,9 @@ def _details(error: grpc.RpcError) -> str:
 
 
 def _failed(code: grpc.StatusCode, details: str) -> ApiError:
-    """Return what a client is told of a gRPC status."""
+    """Return the client's error for a gRPC status."""
     if code == Code.DEADLINE_EXCEEDED:
-        return ApiError(504, "the answer took too long", code="timeout")
+        return ApiError(504, "the request timed out", code="timeout")
     if code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
         return _unavailable(details)
     if code in (Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.UNIMPLEMENTED):
@@ -129,18 +130,18 @@ def _failed(code: grpc.StatusCode, details: str) -> ApiError:
     return _model_failed(details)
 
 
-def _unavailable(said: str) -> ApiError:
-    """Return that the same request may succeed soon; the words of gRPC and of Triton are for our log."""
-    if SHUTTING_DOWN in said:
+def _unavailable(details: str) -> ApiError:
+    """Return a retryable error; the details from gRPC and Triton go to the log only."""
+    if SHUTTING_DOWN in details:
         return shutting_down()
-    if any(words in said for words in FULL):
-        return overloaded("the model takes no more requests now; send the request again in a moment")
-    log.warning("the model takes no requests: %s", said)
-    return overloaded("the model does not answer now; send the request again in a moment")
+    if any(words in details for words in FULL):
+        return overloaded("the model's queue is full; retry in a moment")
+    log.warning("the model is unavailable: %s", details)
+    return overloaded("the model is unavailable; retry in a moment")
 
 
 def _refused(message: str) -> ApiError:
-    """Return what a client is told of a message without a status."""
+    """Return the client's error for a message without a gRPC status."""
     status = status_of(message)
     if status == "UNAVAILABLE":
         return _unavailable(message)
@@ -148,20 +149,20 @@ def _refused(message: str) -> ApiError:
         return _broken()
     if status != REFUSED:
         return _model_failed(message)
-    unsupported = message.startswith(BIAS)  # an engine that takes the tensor and does nothing with it
+    unsupported = message.startswith(BIAS)  # the engine accepts the tensor but ignores it
     message = renamed(message.split("\n", 1)[0], OPENAI_NAMES)
     if unsupported:
         return wrong(message, "logit_bias", "unsupported_parameter")
     return wrong(message, code="refused_by_model")
 
 
-def _model_failed(said: str) -> ApiError:
-    """Return an error of which the model has told an id, or whose words are in this process's log under one."""
-    if fault := fault_of(said):
-        told = fault_words(fault, "the server's")
-        return ApiError(500, f"the model failed: {told}", code="model_failed")
-    return internal_error("the model failed", said, code="model_failed")
+def _model_failed(details: str) -> ApiError:
+    """Return an error with the model's error id, or with a new id under which this process logs the message."""
+    if fault := fault_of(details):
+        message = fault_words(fault, "the server's")
+        return ApiError(500, f"the model failed: {message}", code="model_failed")
+    return internal_error("the model failed", details, code="model_failed")
 
 
 def _broken() -> ApiError:
-    return ApiError(503, "the server ended the text before it was whole", code="broken", retry_after_s=RETRY_AFTER_S)
+    return ApiError(503, "the server ended the response early", code="broken", retry_after_s=RETRY_AFTER_S)

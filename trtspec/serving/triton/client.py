@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small HTTP client for Triton: readiness, model loading, `generate` and `generate_stream`.
 
-The standard library only, so that a smoke test costs no import. The server is not trusted: every answer has a deadline
-and a size limit, because a dead Python stub leaves its requests open for ever.
+It uses only the standard library, so that a smoke test imports little. Every response has a deadline and a size limit,
+because a dead Python stub leaves its requests open forever.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from trtspec.serving.triton.names import ADD_SPECIAL_TOKENS, DRAFT, TARGET
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
 CHUNK_BYTES = 64 << 10
-HEADER = "trtspec-token"  # without it a server of ours refuses what CONTROLS lead to
+HEADER = "trtspec-token"  # required by our servers for CONTROLS
 CONTROLS = "/v2/repository/"
-UNIX = "unix:"  # what the address of a Unix socket begins with
+UNIX = "unix:"  # prefix of a Unix socket's address
 
 
 def asked_text(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a request that says of a rendered chat that it has its special tokens; JSON keeps no types of text."""
+    """Return a request with add_special_tokens=False if its text is a rendered chat, which JSON does not show."""
     is_rendered = isinstance(request.get("text_input"), Rendered)
     return {**request, ADD_SPECIAL_TOKENS: False} if is_rendered else request
 
 
 @dataclass(frozen=True)
 class Client:
-    """One server's HTTP endpoint; `timeout_s` bounds every whole request, streams included.
+    """One server's HTTP endpoint; `timeout_s` limits each whole request, including streams.
 
-    `token` is the deployment's, which its control APIs ask for (`trtspec.deployment.token`). `path` is that of a Unix
-    socket, "" for a server that is reached by host and port.
+    `token` authorizes the server's control APIs (`trtspec.deployment.token`). `path` is the path of a Unix socket, or
+    "" for a server at `host` and `port`.
     """
 
     port: int
@@ -54,7 +54,7 @@ class Client:
 
     @classmethod
     def at(cls, url: str, timeout_s: float = 60.0, token: str = "") -> Client:
-        """Return the client of an address such as http://127.0.0.1:8000 or unix:/run/user/1000/http.sock."""
+        """Return the client for an address such as http://127.0.0.1:8000 or unix:/run/user/1000/http.sock."""
         if url.startswith(UNIX):
             return cls(0, "localhost", timeout_s, token, url.removeprefix(UNIX))
         parts = urlsplit(url)
@@ -63,11 +63,11 @@ class Client:
         except ValueError:
             host, port = None, None
         if parts.scheme != "http" or not host or not port:
-            raise DeployError(f"{url!r} is not a server's address", hint="as http://127.0.0.1:8000")
+            raise DeployError(f"{url!r} is not a server's address", hint="for example http://127.0.0.1:8000")
         return cls(port, host, timeout_s, token)
 
     def is_ready(self, model: str | None = None) -> bool:
-        """Return whether the server, or one model of it, says it is ready; it may say so and be wrong."""
+        """Return whether the server, or one of its models, reports that it is ready; the report may be wrong."""
         path = f"/v2/models/{model}/ready" if model else "/v2/health/ready"
         try:
             with self._request("GET", path) as answer:
@@ -76,7 +76,7 @@ class Client:
             return False
 
     def controls(self) -> bool:
-        """Return whether the server's control APIs are open to this client."""
+        """Return whether this client may use the server's control APIs."""
         try:
             with self._request("POST", f"{CONTROLS}index", {}) as answer:
                 return answer.status == 200
@@ -85,18 +85,18 @@ class Client:
 
     def load(self, model: str) -> None:
         """Load a model of the server's repository."""
-        self._whole("POST", f"/v2/repository/models/{model}/load", {})
+        self._read_all("POST", f"/v2/repository/models/{model}/load", {})
 
     def statistics(self) -> dict[str, Any]:
-        """Return what its models have done so far."""
-        return _document(self._whole("GET", "/v2/models/stats"), self.where)
+        """Return the statistics of the server's models."""
+        return _document(self._read_all("GET", "/v2/models/stats"), self.where)
 
     def generate(self, request: Mapping[str, Any], model: str = "ensemble") -> dict[str, Any]:
-        """Return the one answer of a request; an error of the server is a DeployError with its words."""
-        return _document(self._whole("POST", f"/v2/models/{model}/generate", asked_text(request)), self.where)
+        """Return the response of a request; raises DeployError with the server's message if it fails."""
+        return _document(self._read_all("POST", f"/v2/models/{model}/generate", asked_text(request)), self.where)
 
     def generate_stream(self, request: Mapping[str, Any], model: str = "ensemble") -> Iterator[dict[str, Any]]:
-        """Yield the answers of a streamed request as they come."""
+        """Yield the responses of a streamed request as they arrive."""
         streams = "streaming" if model in (TARGET, DRAFT) else "stream"
         with self._request(
             "POST", f"/v2/models/{model}/generate_stream", {streams: True, **asked_text(request)}
@@ -104,20 +104,20 @@ class Client:
             if answer.status != 200:
                 raise self._refused(answer.status, b"".join(self._chunks(answer)))
             for event in _events(self._chunks(answer), self.where):
-                if set(event) == {"error"}:  # once a stream has begun its status is 200, whatever happens
+                if set(event) == {"error"}:  # the HTTP status is 200 once the stream has started
                     raise DeployError(f"the server answered: {event['error']}", where=self.where)
                 yield event
 
     def _headers(self, path: str) -> dict[str, str]:
-        """Return the header of a control API; nothing else of the server sees the token."""
+        """Return the token header for control APIs only."""
         return {HEADER: self.token} if self.token and path.startswith(CONTROLS) else {}
 
     @property
     def where(self) -> str:
-        """Return the server's address, as http://127.0.0.1:8000."""
+        """Return the server's address, such as http://127.0.0.1:8000."""
         return f"{UNIX}{self.path}" if self.path else f"http://{self.host}:{self.port}"
 
-    def _whole(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+    def _read_all(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         with self._request(method, path, body) as answer:
             content = b"".join(self._chunks(answer))
             if answer.status != 200:
@@ -126,7 +126,7 @@ class Client:
 
     @contextmanager
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Iterator[_Answer]:
-        """Send one request on a connection of its own; what goes wrong on the way names the server."""
+        """Send one request on a new connection; errors name the server."""
         deadline = time.monotonic() + self.timeout_s
         connection: HTTPConnection
         if self.path:
@@ -135,7 +135,7 @@ class Client:
             connection = HTTPConnection(self.host, self.port, timeout=self.timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), self._headers(path))
-            open_socket = connection.sock  # http.client forgets it where the server will close the connection
+            open_socket = connection.sock  # http.client drops it if the server will close the connection
             yield _Answer(connection.getresponse(), open_socket, deadline)
         except TimeoutError:
             raise StepTimeout(f"no answer within {self.timeout_s:.3g} s", where=self.where) from None
@@ -143,7 +143,7 @@ class Client:
             raise DeployError(
                 f"the server cannot be reached: {error or type(error).__name__}",
                 where=self.where,
-                hint="look at its state with: trtspec status NAME",
+                hint="check its state with: trtspec status NAME",
             ) from None
         finally:
             connection.close()
@@ -153,26 +153,26 @@ class Client:
         while chunk := answer.read():
             received += len(chunk)
             if received > MAX_ANSWER_BYTES:
-                raise DeployError(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes", where=self.where)
+                raise DeployError(f"the response exceeds {MAX_ANSWER_BYTES:,} bytes", where=self.where)
             yield chunk
 
     def _refused(self, status: int, content: bytes) -> DeployError:
         try:
-            said = json.loads(content)["error"]
+            message = json.loads(content)["error"]
         except (ValueError, KeyError, TypeError):
-            said = content[:200].decode(errors="replace") or "nothing"
-        return DeployError(f"the server answered {status}: {said}", where=self.where)
+            message = content[:200].decode(errors="replace") or "nothing"
+        return DeployError(f"the server answered {status}: {message}", where=self.where)
 
 
 class UnixConnection(HTTPConnection):
-    """An HTTP connection to a Unix socket. Its path may be longer than the 108 bytes of a socket's address."""
+    """An HTTP connection to a Unix socket, whose path may exceed the 108-byte limit of socket addresses."""
 
     def __init__(self, path: str, timeout_s: float = 60.0) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self.path = path
 
     def connect(self) -> None:
-        """Connect by a path of /proc, which is short, from an open directory."""
+        """Connect through a short /proc path relative to an open directory."""
         place = Path(self.path)
         directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -185,7 +185,7 @@ class UnixConnection(HTTPConnection):
 
 @dataclass(frozen=True)
 class _Answer:
-    """A response that is read against a deadline: a server that drips bytes is as late as a silent one."""
+    """A response read against a deadline for the whole body, not per read."""
 
     response: HTTPResponse
     socket: socket.socket
@@ -204,12 +204,12 @@ class _Answer:
 
 
 def _events(chunks: Iterator[bytes], where: str) -> Iterator[dict[str, Any]]:
-    """Yield the documents of server-sent events: lines `data: {...}`, anything else ignored."""
+    """Yield the documents of server-sent events: `data: {...}` lines; others are ignored."""
     buffer = b""
     for chunk in chunks:
         *lines, buffer = (buffer + chunk).split(b"\n")
         if len(buffer) > MAX_EVENT_BYTES:
-            raise DeployError(f"an event of more than {MAX_EVENT_BYTES:,} bytes", where=where)
+            raise DeployError(f"an event exceeds {MAX_EVENT_BYTES:,} bytes", where=where)
         yield from (_document(line[5:], where) for line in lines if line.startswith(b"data:"))
 
 
@@ -219,5 +219,5 @@ def _document(content: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise DeployError(f"the server's answer is no JSON object: {content[:80]!r}", where=where)
+        raise DeployError(f"the server's response is not a JSON object: {content[:80]!r}", where=where)
     return document

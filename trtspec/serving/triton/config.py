@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's ModelConfig as a typed message: read it from pbtxt, set its fields, write it back.
+"""Triton's ModelConfig as a typed message: read it from pbtxt, set fields, write it back.
 
-The fields are facts of Triton's public model_config.proto (package `inference`), those this project uses. They are
-built into a private descriptor pool, so that a configuration can be written with protobuf alone, and nothing collides
-with a client library that registers the whole file.
+The fields are those that this project uses of Triton's public model_config.proto (package `inference`). They are built
+in a private descriptor pool, which needs only protobuf and does not collide with client libraries that register the
+whole file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from trtspec.core.files import read_bounded, unreadable
 PACKAGE = "inference"
 LINE_LEN = 120
 MAX_BYTES = 1 << 20
-HINT = "`trtspec build` writes it again"
-ModelConfig: TypeAlias = Any  # a message class made at run time; its fields are in MESSAGES
+HINT = "rewrite it with `trtspec build`"
+ModelConfig: TypeAlias = Any  # a message class built at import; see MESSAGES for its fields
 
-# message: field -> (number, type); `type*` is repeated, `map:type` maps a string to `type`.
+# message: field -> (number, type); `type*` is repeated, `map:type` maps a string to `type`
 MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "ModelTensorReshape": {"shape": (1, "int64*")},
     "ModelInput": {
@@ -94,7 +94,7 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     },
 }
 
-# enum: values, numbered from 0.
+# enum: values, numbered from 0
 ENUMS: dict[str, tuple[str, ...]] = {
     "DataType": (
         *("TYPE_INVALID", "TYPE_BOOL", "TYPE_UINT8", "TYPE_UINT16", "TYPE_UINT32", "TYPE_UINT64"),
@@ -154,7 +154,7 @@ _CLASS = _config_class()
 
 
 def load_config(path: Path) -> ModelConfig:
-    """Read one config.pbtxt."""
+    """Read a config.pbtxt."""
     try:
         text = read_bounded(path, MAX_BYTES).decode()
     except OSError as error:
@@ -165,17 +165,17 @@ def load_config(path: Path) -> ModelConfig:
 
 
 def parse_config(text: str, *, where: str = "config.pbtxt") -> ModelConfig:
-    """Return the message of a pbtxt text; an unknown field or an unfilled `${...}` is an error with line and column."""
+    """Parse a pbtxt text; an unknown field or an unfilled `${...}` is an error with line and column."""
     for line, content in enumerate(text.splitlines(), 1):
         if found := re.search(r"\$\{[^}]*\}?", content):
             raise TrtspecError(
-                f"the placeholder {found.group()} was never filled in",
+                f"the placeholder {found.group()} is not filled in",
                 where=f"{where}:{line}:{found.start() + 1}",
-                hint="write the value, or remove the field",
+                hint="write a value or remove the field",
             )
     config = _CLASS()
     try:
-        config.CopyFrom(_parse(text))  # whoever asked may change it
+        config.CopyFrom(_parse(text))  # a copy, because the caller may modify it
     except text_format.ParseError as error:
         message = re.sub(r"^\d+:\d+ : ", "", str(error))
         place = f"{where}:{error.GetLine()}:{error.GetColumn()}"
@@ -183,15 +183,16 @@ def parse_config(text: str, *, where: str = "config.pbtxt") -> ModelConfig:
     return config
 
 
-@lru_cache(32)  # the hand-written ones are read again and again
+@lru_cache(32)  # the hand-written configurations are read repeatedly
 def _parse(text: str) -> ModelConfig:
     return text_format.Parse(text, _CLASS())
 
 
 def render_config(config: ModelConfig) -> str:
-    """Return the pbtxt text of a message: fields by number, maps by key, each block on one line where it fits."""
+    """Return the pbtxt text of a message: fields by number, maps by key, each block on one line if it fits."""
     lines: list[str] = []
-    for line in text_format.MessageToString(config).split("\n")[:-1]:  # texts may hold what splitlines splits at
+    # strings may contain characters at which splitlines splits
+    for line in text_format.MessageToString(config).split("\n")[:-1]:
         lines.append(line)
         if line.endswith("}"):
             begin = line.removesuffix("}")
@@ -207,8 +208,8 @@ def _indent(line: str) -> str:
 
 
 def set_parameter(config: ModelConfig, key: str, value: str | int | float | bool) -> None:
-    """Set one entry of `parameters`; Triton keeps them all as text."""
+    """Set an entry of `parameters`; Triton stores all values as text."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if "${" in text:
-        raise TrtspecError(f"parameter {key}: {text!r} holds an unfilled placeholder", hint="write the value itself")
+        raise TrtspecError(f"parameter {key}: {text!r} contains an unfilled placeholder", hint="write the value")
     config.parameters[key].string_value = text

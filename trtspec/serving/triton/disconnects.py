@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of Triton's `generate` that left: the proxy before Triton notices, and the served models look.
+"""Client disconnections during Triton's `generate`: detected by the proxy and polled by the models.
 
-Triton stops reading a connection while it makes the one response of `generate`, so that it does not notice when the
-connection closes (libevhtp pauses the request; tritonserver 2.51 and 2.73). It notices for `generate_stream`, where
-writing fails, and for gRPC. Header forwarding does not reach `generate` either, but unknown keys of its JSON object
-become parameters of the request. So the proxy puts a random token into the object, and creates a file of that name once
-the client has left; a model looks for the file while it makes the text.
+Triton stops reading a connection while it produces the single response of `generate`, so it does not notice when the
+connection closes (libevhtp pauses the request; tritonserver 2.51 and 2.73). It does notice for gRPC, and for
+`generate_stream` because writing fails. `generate` also ignores header forwarding, but unknown keys of its JSON object
+become parameters of the request. Therefore the proxy adds a random token to the object, and creates a file of that name
+when the client disconnects. The model checks for the file while it generates.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 
 PARAMETER = "trtspec_client"
-VARIABLE = "TRTSPEC_DEPARTURES"  # in tritonserver's environment: a directory that only its user can write
+VARIABLE = "TRTSPEC_DEPARTURES"  # in tritonserver's environment: a directory writable only by its user
 TOKEN = re.compile(r"[0-9a-f]{32}")
 OBJECT = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*(\}?)")
 
 
 def tagged(body: bytes) -> tuple[str, bytes]:
-    """Return a new token, and the body of a `generate` request with the token in it.
+    """Return a new token and the body of a `generate` request with the token added.
 
-    A body that is not a JSON object is returned as it is, for Triton to refuse.
+    A body that is not a JSON object is returned unchanged, for Triton to reject.
     """
     token = secrets.token_hex(16)
     match = OBJECT.match(body)
@@ -36,19 +36,19 @@ def tagged(body: bytes) -> tuple[str, bytes]:
 
 
 def mark_departed(directory: Path, token: str) -> None:
-    """Note that the client of a token has left."""
+    """Record that the client of a token has disconnected."""
     flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     os.close(os.open(directory / token, flags, 0o600))
 
 
 def forget_departed(directory: Path, token: str) -> None:
-    """Remove the note; to be called when Triton has answered the request, or is not waited for any more."""
+    """Remove the record, once Triton has finished the request or the wait for it has timed out."""
     with suppress(FileNotFoundError):
         (directory / token).unlink()
 
 
 def has_departed(directory: str, token: object) -> bool:
-    """Return whether the client of a token has left; False for a request without a token."""
+    """Return whether the client of a token has disconnected; False for a request without a token."""
     return bool(directory and isinstance(token, str) and TOKEN.fullmatch(token)) and os.path.exists(
         f"{directory}/{token}"
     )

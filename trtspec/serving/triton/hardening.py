@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a tritonserver is closed: its control APIs behind a token, entries that nobody asked for, large bodies.
+"""Hardening of a tritonserver: control APIs behind a token, unused endpoints disabled, request bodies limited.
 
-A model that is loaded by request may bring its own code, and a region of shared memory that a client registers may be
-that of a model's process: both run with this user's rights. A web page can send such requests too, but it can set no
-header of another origin's without being asked first; so the token goes in one.
+A model loaded by request may contain code, and a client may register the shared memory of a model's process; both act
+with this user's rights. Web pages can send such requests too, but they cannot set a custom header without a CORS
+preflight, so the token is sent in a header.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 CONTROL = "shared-memory,model-repository,trace,logging"
 MAX_BODY_BYTES = 16 << 20
 HELP_TIMEOUT_S = 30.0
-PARSED_TIMEOUT_S = 10.0  # until a server has read its options and says its first words
+PARSED_TIMEOUT_S = 10.0  # until a server has parsed its options and written its first output
 POLL_S = 0.01
 ASK_TIMEOUT_S = 10.0
 FILLER = "x"
-OPEN = "its control APIs are open to a token that everybody can tell"
-ARG_START = 45  # where /proc/PID/stat has it, behind the process's name
+OPEN = "its control APIs accept a token that anyone can guess"
+ARG_START = 45  # field of /proc/PID/stat, counted after the process name
 
 
 @dataclass(frozen=True)
 class Flag:
-    """An option of tritonserver; without a `required` one nothing is started. `since` and `source` are for people."""
+    """An option of tritonserver; a server must support the `required` ones. `since` and `source` are informative."""
 
     name: str
     value: str
@@ -60,53 +60,53 @@ FLAGS = (
         required=True,
     ),
     Flag("http-max-input-size", str(MAX_BODY_BYTES), "2.59 (25.06)", "triton-inference-server/server@af8bb9302"),
-    # these two answer the same requests on a port of their own, until 2.67 whatever is restricted
+    # These two serve the same requests on separate ports, until 2.67 regardless of restrictions.
     Flag("allow-vertex-ai", "false", "any", "triton-inference-server/server@6b0539b92"),
     Flag("allow-sagemaker", "false", "any", "triton-inference-server/server@a5b45da57"),
 )
 
 
 def closing_options(server: Server, token: str) -> tuple[str, ...]:
-    """Return the options that close a server; DeployError for one that cannot keep its control APIs to `token`."""
+    """Return the options that harden a server; raises DeployError if it cannot restrict its control APIs to `token`."""
     known = known_options(server)
     for flag in FLAGS:
         if flag.required and flag.name not in known:
             raise DeployError(
-                f"it has no --{flag.name}, so that whoever reaches its port could run code in it",
+                f"it does not support --{flag.name}, so any client could run code in it",
                 where=str(server.executable),
-                hint=f"tritonserver has it since {flag.since}; use a newer one",
+                hint=f"use tritonserver {flag.since} or newer",
             )
     return tuple(f"--{flag.name}={flag.value.format(token=token)}" for flag in FLAGS if flag.name in known)
 
 
 def known_options(server: Server) -> frozenset[str]:
-    """Return the options that a server lists: what it says of itself holds where a build left something out."""
+    """Return the options in a server's help, because builds may leave some out."""
     try:
-        said = subprocess.run(
+        completed = subprocess.run(
             [str(server.executable), "--help"],
             capture_output=True,
             text=True,
             timeout=HELP_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **server.environment},
-            check=False,  # 2.51 ends with 1
+            check=False,  # 2.51 exits with 1
         )
     except (OSError, UnicodeDecodeError, subprocess.SubprocessError) as error:
-        raise DeployError(f"its options cannot be asked: {error}", where=str(server.executable)) from None
-    return frozenset(re.findall(r"^\s*--([a-z0-9-]+)", said.stdout + said.stderr, re.MULTILINE))
+        raise DeployError(f"cannot list its options: {error}", where=str(server.executable)) from None
+    return frozenset(re.findall(r"^\s*--([a-z0-9-]+)", completed.stdout + completed.stderr, re.MULTILINE))
 
 
 def hide_token(process: subprocess.Popen[bytes], token: str) -> None:
-    """Overwrite the token among a server's arguments, which every user may read, as soon as it has read them itself.
+    """Overwrite the token in a server's command line, which every user can read, once the server has parsed it.
 
-    tritonserver takes it nowhere else. A process that has written anything has read its arguments; its log tells less,
-    because others write there too. Where the kernel lets no parent write there, the log of this program says so and
-    the server runs on.
+    tritonserver accepts it only there. A process that has written any output has parsed its arguments; its log does not
+    prove that, because others write there too. If the kernel denies the write, this is logged and the server keeps
+    running.
     """
     secret, refused = token.encode(), dict[int, Exception]()
 
     def is_hidden() -> bool:
-        group = group_of(process.pid)  # several of an MPI launch, whose launcher may say nothing itself
+        group = group_of(process.pid)  # an MPI launch has several processes, and the launcher may write nothing itself
         wrote = {pid for pid in group if _written(pid)}
         for pid in (each for each in group if each in wrote or (wrote and each == process.pid)):
             try:
@@ -117,16 +117,16 @@ def hide_token(process: subprocess.Popen[bytes], token: str) -> None:
 
     wait_until(is_hidden, PARSED_TIMEOUT_S, POLL_S)
     for pid, error in refused.items():
-        log.info("the token stays among the arguments of process %d: %s", pid, error)
+        log.info("cannot remove the token from the command line of process %d: %s", pid, error)
 
 
 def opens_to_filler(url: str, token: str) -> bool:
-    """Return whether a server's control APIs are open to what a hidden token reads as, which anybody can send."""
+    """Return whether a server's control APIs accept the placeholder of a hidden token, which anyone can send."""
     return Client.at(url, ASK_TIMEOUT_S, FILLER * len(token)).controls()
 
 
 def _written(pid: int) -> bool:
-    """Return whether a process has written a byte anywhere."""
+    """Return whether a process has written any output."""
     try:
         counts = Path(f"/proc/{pid}/io").read_text()
     except OSError:

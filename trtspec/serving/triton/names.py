@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of models in a repository, which are those of NVIDIA's inflight_batcher_llm repository.
+"""The names of models in a repository, as in NVIDIA's inflight_batcher_llm repository.
 
-The engine's model is called so whatever engine it is: clients, ensembles and BLS models ask for these names.
+The engine's model has the same name for every engine, because clients, ensembles and BLS models refer to it.
 """
 
 from __future__ import annotations
 
 ENSEMBLE, PREPROCESSING, POSTPROCESSING = "ensemble", "preprocessing", "postprocessing"
 TARGET, DRAFT, BLS = "tensorrt_llm", "tensorrt_llm_draft", "tensorrt_llm_bls"
-ADD_SPECIAL_TOKENS = "add_special_tokens"  # ours: an input of the models that take text
+ADD_SPECIAL_TOKENS = "add_special_tokens"  # trtspec's extension: an input of the models that take text
 ENGINE_MODELS = {"target": TARGET, "draft": DRAFT}
-SOCKETS = {"http": "http.sock", "metrics": "metrics.sock"}  # that a server behind a front listens at, by what answers
-DEPARTURES = "departures"  # beside these sockets: the directory of clients that left
+SOCKETS = {"http": "http.sock", "metrics": "metrics.sock"}  # sockets of a server behind the proxy, by protocol
+DEPARTURES = "departures"  # directory of disconnected clients, in the same directory as the sockets

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`serving.defaults: nvidia`: what NVIDIA's models have beyond ours, added to a model's configuration.
+"""`serving.defaults: nvidia`: declarations of tensors that only NVIDIA's models have.
 
 Facts of NVIDIA/TensorRT-LLM:triton_backend/all_models/inflight_batcher_llm/{ensemble,tensorrt_llm,tensorrt_llm_bls,
-preprocessing}/config.pbtxt@2a9abd95. A line is a tensor: name, type, dims, and R for allow_ragged_batch. No model here
-acts on these inputs: a request that asks for something by one is refused (`python_models.nvidia`). The outputs are
-declared, so that clients may ask for them, and stay out of the answers, as NVIDIA's do of an engine that has them not.
+preprocessing}/config.pbtxt@2a9abd95. A line is a tensor: name, type, dims, and R for allow_ragged_batch. The models
+here ignore these inputs, and requests that use one are rejected (`python_models.nvidia_compat`). Clients may name the
+outputs, but responses omit them, as NVIDIA's do if the engine does not produce them.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ OUTPUTS = {
         VISION_INPUT_ID INT32 -1
     """,
 }
-OPTIONAL = ("input_ids",)  # which NVIDIA's tensorrt_llm lets a request leave out, and then refuses itself
+OPTIONAL = ("input_ids",)  # optional in NVIDIA's tensorrt_llm, which then rejects requests without it
 
 
 def adapt(config: ModelConfig) -> None:
-    """Add what NVIDIA's model of this name has, and a parameter by which our code takes NVIDIA's defaults."""
+    """Add the tensors of NVIDIA's model of this name, and the parameter that selects NVIDIA's defaults."""
     known = {tensor.name for tensor in [*config.input, *config.output]}
     for tensor in _tensors(INPUTS.get(config.name, ""), known):
         config.input.add(optional=True, **tensor)
@@ -122,17 +122,17 @@ def adapt(config: ModelConfig) -> None:
         config.output.add(**{key: value for key, value in tensor.items() if key != "allow_ragged_batch"})
     for tensor in config.input:
         tensor.optional |= tensor.name in OPTIONAL
-    if config.backend == "python":  # TensorRT-LLM's own backend is NVIDIA's anyway
+    if config.backend == "python":  # TensorRT-LLM's own backend already behaves like NVIDIA's models
         config.parameters[PARAMETER].string_value = NVIDIA
 
 
 def unserved(model: str) -> tuple[str, ...]:
-    """Return the names of a model's inputs that nothing here acts on."""
+    """Return the names of a model's inputs that are declared but unsupported."""
     return tuple(line.split()[0] for line in INPUTS[model].splitlines() if line.strip())
 
 
 def _tensors(text: str, known: set[str]) -> list[dict[str, Any]]:
-    """Return the fields of tensors that a model does not have."""
+    """Return the fields of the listed tensors that a model lacks."""
     rows = [line.split() for line in text.splitlines() if line.strip()]
     return [
         {

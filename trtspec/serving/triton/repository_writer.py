@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emit the models of a Triton repository: hand-written ones, with this recipe's values set in their fields.
+"""Write the models of a Triton repository: hand-written models with the recipe's values in their configurations.
 
-Paths inside are relative to each model's directory, so that an artifact can be moved:
+Paths inside are relative to each model's directory, so an artifact can be moved:
 
     ARTIFACT/checkpoints/{target,draft}  ARTIFACT/tokenizer  ARTIFACT/model_repository/MODEL/{config.pbtxt,1/}
 """
@@ -32,14 +32,14 @@ MAX_QUEUE_SIZE = "max_queue_size"
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings:
-    """What all models of a repository are told alike, where they have the field."""
+    """Settings of all models in a repository whose configurations have the field."""
 
     max_batch_size: int
     max_queue_size: int = 128
     max_queue_delay_us: int = 100
     streaming: bool = True
     warmup: bool = False
-    defaults: str = "trtspec"  # or NVIDIA, or MODEL
+    defaults: str = "trtspec"  # "trtspec", NVIDIA or MODEL
 
 
 def emit_model(
@@ -51,16 +51,16 @@ def emit_model(
     source: Path | None = None,
     samples: Sequence[Sample] = (),
 ) -> None:
-    """Write one model below `out`, made of the hand-written `source`, by default the shared one of the model's name.
+    """Write one model below `out` from the hand-written `source`, by default the shared model of that name.
 
-    Of `parameters` it gets those that the hand-written one has; one that is None is left out. With `samples` the
-    server warms it up before it is ready.
+    `parameters` override parameters of the source, or remove them if None. With `samples`, the server warms up the
+    model before it is ready.
     """
-    from trtspec.serving.triton.config import load_config, set_parameter  # protobuf: a plan does without
+    from trtspec.serving.triton.config import load_config, set_parameter  # needs protobuf, which a plan does without
 
     source = source or model_repository_dir() / model
     if not source.is_dir():
-        raise TrtspecError("the installation lacks this model", where=str(source), hint="install trtspec again")
+        raise TrtspecError("this model is missing from the installation", where=str(source), hint="reinstall trtspec")
     config = load_config(source / CONFIG)
     config.name = model
     _set_fields(config, settings)
@@ -78,7 +78,7 @@ def emit_model(
 
 
 def write_model(model: Path, source: Path, config: ModelConfig) -> None:
-    """Write a model's directory: this configuration, and the version and warm-up data that `source` has."""
+    """Write a model's directory: the configuration, and the version and warm-up data of `source`."""
     from trtspec.serving.triton.config import render_config
 
     for part in ("1", WARMUP):
@@ -88,7 +88,7 @@ def write_model(model: Path, source: Path, config: ModelConfig) -> None:
 
 
 def _set_fields(config: ModelConfig, settings: ServingSettings) -> None:
-    """Set the fields that the model of this name has."""
+    """Set the fields that this model's configuration has."""
     from trtspec.serving.triton.config import set_parameter
 
     config.max_batch_size = settings.max_batch_size
@@ -97,7 +97,7 @@ def _set_fields(config: ModelConfig, settings: ServingSettings) -> None:
     if config.HasField("dynamic_batching"):
         batching = config.dynamic_batching
         batching.max_queue_delay_microseconds = settings.max_queue_delay_us
-        # a model of Python that answers in `execute` leaves the rest to the server's queue
+        # A Python model that responds in `execute` relies on the server's queue.
         if batching.HasField("default_queue_policy") or (config.backend == PYTHON and not settings.streaming):
             batching.default_queue_policy.max_queue_size = settings.max_queue_size
     if MAX_QUEUE_SIZE in config.parameters:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find a tritonserver, and say how it is started here, on loopback unless asked otherwise.
+"""Find a tritonserver and build its command line; it listens on loopback by default.
 
-Searched in this order: `TRTSPEC_TRITONSERVER`, PATH, the nvidia-pytriton wheel. The wheel's server finds its Python
-backend in no fixed place, so a small directory of links in the cache stands in for an installation.
+Search order: `TRTSPEC_TRITONSERVER`, PATH, the nvidia-pytriton wheel. The wheel's Python backend does not have a fixed
+place, so a small directory of links in the cache replaces an installation.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ from trtspec.serving.triton.names import SOCKETS
 VARIABLE = "TRTSPEC_TRITONSERVER"
 WHEEL = "nvidia-pytriton"
 STUB = "triton_python_backend_stub"
-EXIT_TIMEOUT_S = 10  # for requests in flight, where nothing else is asked for
+EXIT_TIMEOUT_S = 10  # default time for requests in flight
 SHARED_MEMORY = Path("/dev/shm")
-# pip takes no wheel that asks for numpy below 2 where there is none, on Python 3.13; by itself the wheel works there
+# On Python 3.13, pip rejects the wheel because it requires numpy below 2; the wheel itself works there.
 INSTALL_WHEEL = "pip install 'trtspec[triton]'" if PYTHON < "3.13" else f"pip install --no-deps {WHEEL}==0.7.0"
 INSTALL_HINT = f"{INSTALL_WHEEL}, or set {VARIABLE} to a tritonserver"
 
 
 @dataclass(frozen=True)
 class Server:
-    """A tritonserver and how it has to be started."""
+    """A tritonserver and the settings to start it."""
 
     executable: Path
     source: str
-    backends: Path | None = None  # None: where the server looks by itself
+    backends: Path | None = None  # the server's default if None
     environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Ports:
-    """The ports of one server, and the address of this machine that it listens at.
+    """The ports of one server and the address that it listens on.
 
-    With `sockets`, a directory, it listens for HTTP and metrics at Unix sockets there, and a front at the ports.
+    With `sockets`, a directory, the server uses Unix sockets there for HTTP and metrics, and a proxy listens on the
+    ports.
     """
 
     http: int
@@ -61,27 +62,27 @@ class Ports:
     sockets: str = ""
 
     def address(self, door: str) -> str:
-        """Return the address that a server listens at for one of SOCKETS."""
+        """Return the address on which a server listens for one of SOCKETS."""
         return f"unix:{self.sockets}/{SOCKETS[door]}" if self.sockets else self.host
 
 
 def find_server() -> Server:
-    """Return the tritonserver to use; where there is none, the error says how to get one."""
+    """Return the tritonserver to use; the error for a missing one explains how to install it."""
     if named := os.environ.get(VARIABLE):
         return Server(_executable(named), f"${VARIABLE}", environment=_environment([]))
     if found := shutil.which("tritonserver"):
         return Server(Path(found), "PATH", environment=_environment([]))
     if wheel := _wheel():
         return _server_of_wheel(*wheel)
-    raise DeployError("no tritonserver on this machine", hint=INSTALL_HINT)
+    raise DeployError("tritonserver is not installed", hint=INSTALL_HINT)
 
 
 def server_command(
     server: Server, repository: Path, ports: Ports, *, model: str, shm_prefix: str, drain_s: int = EXIT_TIMEOUT_S
 ) -> list[str]:
-    """Return the argv that serves `model`, and the models it is composed of, at the ports' address.
+    """Return the argv that serves `model` and the models that it is composed of.
 
-    `drain_s` are the seconds that requests in flight get when the server is told to end.
+    `drain_s` is the time in seconds for requests in flight at shutdown.
     """
     command = [
         str(server.executable),
@@ -102,9 +103,10 @@ def server_command(
 
 
 def close_shared_memory(shm_prefix: str) -> None:
-    """Let no other user read what a server shares with its models, prompts and texts among it.
+    """Deny other users access to the memory that a server shares with its models, which contains prompts and outputs.
 
-    The Python backend opens its regions to all readers whatever the umask is: boost sets their mode once more.
+    The Python backend makes its regions readable for all users regardless of the umask, because boost resets their
+    mode.
     """
     for region in SHARED_MEMORY.glob(f"{shm_prefix}*"):
         with suppress(FileNotFoundError):
@@ -112,13 +114,13 @@ def close_shared_memory(shm_prefix: str) -> None:
 
 
 def remove_shared_memory(shm_prefix: str) -> None:
-    """Remove what a killed server left in shared memory."""
+    """Remove the shared memory of a killed server."""
     for region in SHARED_MEMORY.glob(f"{shm_prefix}*"):
         region.unlink(missing_ok=True)
 
 
 def probe_server() -> list[Probe]:
-    """Return what a server on this machine has and lacks, for people who ask why it does not start."""
+    """Return the checks of the server on this machine, for `trtspec doctor`."""
     uses_wheel = _wheel() is not None
     try:
         server = find_server()
@@ -132,12 +134,12 @@ def probe_server() -> list[Probe]:
 def _executable(named: str) -> Path:
     path = Path(named).expanduser().absolute()
     if not (path.is_file() and os.access(path, os.X_OK)):
-        raise DeployError("not an executable file", where=f"{VARIABLE}={named}", hint="point it at a tritonserver")
+        raise DeployError("not an executable file", where=f"{VARIABLE}={named}", hint="set it to tritonserver's path")
     return path
 
 
 def _wheel() -> tuple[Path, str] | None:
-    """Return the tritonserver folder of the wheel and its version, without importing it."""
+    """Return the wheel's tritonserver directory and its version, without importing the wheel."""
     try:
         wheel = metadata.distribution(WHEEL)
     except metadata.PackageNotFoundError:
@@ -166,7 +168,7 @@ def _needs_of_wheel() -> list[Probe]:
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:
-    """Return the variables by which the Python stub finds this interpreter and its libraries."""
+    """Return the variables with which the Python stub finds this interpreter and its libraries."""
     environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
     if libraries:
         known = [os.environ["LD_LIBRARY_PATH"]] if os.environ.get("LD_LIBRARY_PATH") else []
@@ -175,9 +177,9 @@ def _environment(libraries: list[Path]) -> dict[str, str]:
 
 
 def _linked_backends(root: Path) -> Path:
-    """Return a backend directory whose Python backend is the wheel's, with the stub of this Python version beside it.
+    """Return a backend directory with links to the wheel's Python backend and to the stub of this Python version.
 
-    It is made beside its place and renamed into it: of two processes one wins, and both have the same directory.
+    It is built under a temporary name and renamed, so concurrent processes end up with the same directory.
     """
     links = _links(root)
     content = "\n".join([f"numpy {_numpy_2()}", *(f"{name} {target}" for name, target in sorted(links.items()))])
@@ -192,21 +194,21 @@ def _linked_backends(root: Path) -> Path:
         raise DeployError(
             f"cannot be written: {error.strerror}",
             where=str(place.parent),
-            hint="point TRTSPEC_CACHE at a directory that can be written",
+            hint="set TRTSPEC_CACHE to a writable directory",
         ) from None
     try:
         fresh.rename(place)
-    except OSError:  # another process was first
+    except OSError:  # another process created it first
         shutil.rmtree(fresh)
     return place
 
 
 def _links(root: Path) -> dict[str, Path]:
-    """Return what the Python backend's folder holds: names and where they point."""
+    """Return the links of the Python backend's directory: names and targets."""
     links = {path.name: path for path in (root / "backends" / "python").iterdir() if path.is_file()}
     links[STUB] = _stub(root)
     library = libpython()
-    if _numpy_2() and library:  # in the place of one that the wheel brings, which is not the one of our modules
+    if _numpy_2() and library:  # use this interpreter's libpython instead of the wheel's
         links |= {path.name: library for path in _libraries(root).glob("libpython*")}
     return links
 
@@ -244,7 +246,7 @@ def _probe_stub() -> Probe:
         "python stub",
         False,
         f"none for Python {PYTHON}",
-        f"use a Python of {', '.join(known)}" if known else INSTALL_HINT,
+        f"use Python {', '.join(known)}" if known else INSTALL_HINT,
     )
 
 
@@ -253,12 +255,12 @@ def _probe_numpy() -> Probe:
     if not _numpy_2():
         return Probe("numpy", True, version)
     if wheel and _stub(wheel[0]).is_file() and stub_patch.is_known(_stub(wheel[0])):
-        return Probe("numpy", True, f"{version}; a copy of the stub reads its tensors")
-    return Probe("numpy", False, f"{version} is not below 2", "pip install 'numpy<2': with 2 the stub garbles tensors")
+        return Probe("numpy", True, f"{version}, with a patched copy of the stub")
+    return Probe("numpy", False, f"{version} is not below 2", "pip install 'numpy<2': the stub garbles numpy 2 tensors")
 
 
 def _probe_libpython() -> Probe:
     if found := libpython():
         return Probe("libpython", True, str(found))
-    hint = f"install libpython{PYTHON} (Debian's name), or use a Python that was built with --enable-shared"
+    hint = f"install libpython{PYTHON} (Debian's name), or use a Python built with --enable-shared"
     return Probe("libpython", False, f"{libpython_name()} not found", hint)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that Triton itself sends to a model before it is ready (`model_warmup`), their tensors in files beside it.
+"""Warm-up requests (`model_warmup`) that Triton sends to a model before it is ready; their tensors are in files.
 
-It sends those of a sample together, one sample after the other. For models whose inputs suffice and whose backend keeps
-a request until it is answered: of a sample it waits for the first request to be let go of, and only logs what fails
+Triton sends the requests of a sample together, one sample after the other. It waits only until a sample's first request
+is released, and only logs failures, so this suits models whose backend keeps a request until it is answered
 (triton-inference-server/core:src/backend_model_instance.cc, WarmUp).
 """
 
@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trtspec.serving.triton.config import ModelConfig
 
-FOLDER = "warmup"  # where Triton looks for the data, in the model's directory
-INT32 = 8  # of Triton's DataType
+FOLDER = "warmup"  # where Triton expects the data, in the model's directory
+INT32 = 8  # value in Triton's DataType
 
 
 @dataclass(frozen=True)
 class Sample:
-    """`requests` equal requests, of inputs of int32 with one dimension beside the batch's."""
+    """`requests` equal requests with int32 inputs of one dimension besides the batch dimension."""
 
     name: str
     requests: int
     inputs: Mapping[str, Sequence[int]]
 
     def file(self, tensor: str) -> str:
-        """Return the name of the file that holds an input."""
+        """Return the name of the file of an input."""
         return f"{self.name}-{tensor}.int32"
 
 
 def add_samples(config: ModelConfig, model: Path, samples: Sequence[Sample]) -> None:
-    """Add samples to a configuration, and write their data below the model's directory."""
+    """Add samples to a configuration and write their data below the model's directory."""
     for sample in samples:
         entry = config.model_warmup.add(name=sample.name, batch_size=sample.requests)
         for tensor, values in sample.inputs.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for SGLang's Engine: strict about what it is told, answers from a table in the model's directory.
+"""A double of SGLang's Engine with strict arguments; responses come from a table in the model's directory.
 
-Names and refusals are those of sgl-project/sglang:python/sglang/srt/{server_args.py,entrypoints/engine.py,sampling/
+Names and errors follow sgl-project/sglang:python/sglang/srt/{server_args.py,entrypoints/engine.py,sampling/
 sampling_params.py,managers/tokenizer_manager.py}@v0.5.23. It computes nothing and proves nothing about SGLang.
 """
 

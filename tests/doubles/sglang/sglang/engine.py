@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engine: every argument is checked, answers come from answers.json in the model's directory.
+"""Engine with checked arguments; responses come from answers.json in the model's directory.
 
-The table maps a prompt's ids, joined by spaces, to its answer: {"steps": [[ids], ...], "drafted": n, "accepted": n,
-"pause_s": seconds before each step, "queue_s": seconds before the first}.
-What a request was given and how it ended stands in requests.jsonl there.
+The table maps a prompt's ids, joined by spaces, to its response: {"steps": [[ids], ...], "drafted": n, "accepted": n,
+"pause_s": seconds before each step, "queue_s": seconds before the first}. requests.jsonl there records the parameters
+and the end of each request.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class TokenizerManager:
 
 
 def _checked(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what is asked; raises as SamplingParams does."""
+    """Return the checked parameters; raises the errors of SamplingParams."""
     if unknown := asked.keys() - SAMPLING:
         raise TypeError(f"Unexpected keyword argument '{min(unknown)}'")
     if asked["temperature"] < 0:

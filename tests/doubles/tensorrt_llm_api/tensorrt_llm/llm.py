@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLM and SamplingParams: every argument is checked, answers come from answers.json in the model's directory.
+"""LLM and SamplingParams with checked arguments; responses come from answers.json in the model's directory.
 
-The table maps a prompt's ids, joined by spaces, to its answer: {"steps": [[ids], ...], "drafted": n, "accepted": n,
-"pause_s": seconds before each step, "queue_s": seconds before the first}.
-What a running request was given and how it ended stands in requests.jsonl there.
+The table maps a prompt's ids, joined by spaces, to its response: {"steps": [[ids], ...], "drafted": n, "accepted": n,
+"pause_s": seconds before each step, "queue_s": seconds before the first}. requests.jsonl there records the parameters
+and the end of each running request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SamplingParams:
 
 
 class RequestError(RuntimeError):
-    """As tensorrt_llm's own."""
+    """The exception of the same name in tensorrt_llm."""
 
 
 class LLM:
@@ -67,7 +67,7 @@ class LLM:
     def generate_async(
         self, inputs: list[int], sampling_params: SamplingParams, *, streaming: bool = False
     ) -> GenerationResult:
-        asyncio.get_running_loop()  # without one the queue of results cannot be awaited
+        asyncio.get_running_loop()  # without a running loop, the queue of results cannot be awaited
         if not (isinstance(inputs, list) and all(isinstance(token, int) for token in inputs)):
             raise TypeError("inputs are a list of token ids")
         if len(inputs) > self.arguments.max_input_len:
@@ -90,7 +90,7 @@ class CompletionOutput:
 
 
 class GenerationResult:
-    """Yields itself after each step, `outputs[0].token_ids` being all tokens so far."""
+    """Yields itself after each step; `outputs[0].token_ids` has all tokens so far."""
 
     def __init__(self, llm: LLM, prompt: list[int], asked: SamplingParams, streaming: bool) -> None:
         self.llm, self.asked, self.streaming = llm, asked, streaming

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much to draft, by what was measured: tokens a second of each length, at each load.
+"""Adaptive draft length: chosen by the measured tokens per second of each length at each load.
 
-Whether drafts pay depends on how many are accepted, and on what a step of either model costs under the load of the
-moment. Both are in the time that a step took and the tokens that it gave, so nothing else is measured. A length may
-follow the text's acceptance without changing its distribution: each step's rule is exact for whatever was drafted.
+Whether drafting pays depends on the acceptance rate and on the cost of a step of either model at the current load. The
+time of a step and the tokens that it yields reflect both, so nothing else is measured. The length may depend on a
+completion's acceptance without changing its distribution, because each step is exact for any draft.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-FIRST_SAMPLES = 4  # of each length, before any is preferred
-MEMORY = 0.95  # what a sample weighs after the next one
-AGAIN_S, AGAIN_STEPS = 10.0, 200.0  # after so long, and so many of its steps, a length is tried again
-BETTER = 1.05  # by so much another length has to be faster
+FIRST_SAMPLES = 4  # samples of each length before one is preferred
+MEMORY = 0.95  # decay of a sample's weight per further sample
+AGAIN_S, AGAIN_STEPS = 10.0, 200.0  # a length is measured again after this time and this many of its steps
+BETTER = 1.05  # another length must be faster by this factor
 
 
 @dataclass
 class _Measured:
-    """What a length gave: decayed sums of seconds, tokens and steps; `samples` are all steps, `last` is when."""
+    """Measurements of a length: decayed sums of seconds, tokens and steps; their number and the latest time."""
 
     seconds: float = 0.0
     tokens: float = 0.0
@@ -32,7 +32,7 @@ class _Measured:
     last: float = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Return whether a sample is wanted to know what this length gives."""
+        """Return whether another sample is needed."""
         if self.samples < FIRST_SAMPLES:
             return True
         return now - self.last > max(AGAIN_S, AGAIN_STEPS * self.seconds / self.weight)
@@ -44,7 +44,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class Choice:
-    """A length, and the load that it was chosen for; `begun` is when."""
+    """A draft length, the load for which it was chosen, and the time at which its step began."""
 
     draft_len: int
     load: int
@@ -52,27 +52,27 @@ class Choice:
 
 
 class Lengths(Protocol):
-    """Chooses how much is drafted."""
+    """A policy that chooses draft lengths."""
 
     def choose(self) -> Choice:
-        """Return how much to draft now."""
+        """Return the length of the next draft."""
 
     def note(self, choice: Choice, tokens: int) -> None:
-        """Note how many tokens a step gave that was begun with a choice and ends now."""
+        """Record the number of tokens of a step that began with `choice` and ends now."""
 
 
 class DraftLengths(Lengths):
-    """Chooses lengths for the texts of one model; asked by many threads."""
+    """Chooses draft lengths for the requests of one model by measured speed; thread-safe."""
 
     def __init__(
         self, most: int, schedule: Sequence[tuple[int, int]] = (), now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Tell what may be chosen.
+        """Set the possible lengths.
 
         Args:
-            most: the longest draft; half of it, and none, are the others.
-            schedule: pairs (texts, draft_len): while at most so many texts are made, at most so much is drafted, and
-                beyond the last pair nothing.
+            most: the longest draft; the other candidates are half of it and 0.
+            schedule: pairs (texts, draft_len): with at most `texts` requests in progress, draft at most `draft_len`
+                tokens; beyond the last pair, do not draft.
             now: a clock in seconds.
         """
         self.most = most
@@ -84,7 +84,7 @@ class DraftLengths(Lengths):
 
     @contextmanager
     def text(self) -> Iterator[None]:
-        """Count a text while it is made."""
+        """Count a request while it is in progress."""
         self._count(1)
         try:
             yield
@@ -118,7 +118,7 @@ class DraftLengths(Lengths):
         found = {length: self._measured.setdefault((load, length), _Measured()) for length in lengths}
         for length, measured in found.items():
             if measured.is_due(now):
-                measured.last = now  # of a length that is tried again, one text takes a sample and not all
+                measured.last = now  # only one request at a time measures a length again
                 return length
         preferred = self._preferred.get(load)
         best = max(lengths, key=lambda length: found[length].rate)
@@ -133,7 +133,7 @@ class DraftLengths(Lengths):
 
 
 class Scheduled(Lengths):
-    """As much as the schedule allows, for texts that are to be made again in the same steps."""
+    """Follows the schedule only, for requests that must be reproducible."""
 
     def __init__(self, lengths: DraftLengths) -> None:
         self._lengths = lengths
@@ -142,4 +142,4 @@ class Scheduled(Lengths):
         return Choice(self._lengths.limit(), 0, 0.0)
 
     def note(self, choice: Choice, tokens: int) -> None:
-        """Measure nothing: other steps are compared with each other."""
+        """Ignore measurements, because a fixed length compares nothing."""

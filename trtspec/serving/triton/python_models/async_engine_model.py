@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model from token ids to token ids, on an engine that answers asynchronously in the server's own process.
+"""Base of models with token ids as input and output whose engine runs asynchronously in the server's process.
 
-One asyncio loop in a thread of its own follows every request and sends every response, so no two threads ever send.
-Stop texts, half characters and limits are those of the torch engine. Which engine it is, its words for a request and
-how it counts is the subclass's.
+One asyncio loop in its own thread handles all requests and sends all responses, so two threads never send at once. Stop
+strings, incomplete characters and limits work as in the torch engine. The subclass provides the engine and converts
+requests and counts.
 """
 
 from __future__ import annotations
@@ -34,22 +34,21 @@ from trtspec.serving.triton.python_models.tensors import (
 )
 from trtspec.serving.triton.python_models.token_io import TokenReader, Unsent
 
-POLL_S = 0.1  # how often a waiting request looks whether its client is still there
+POLL_S = 0.1  # interval at which a waiting request checks whether its client is connected
 SHUTDOWN_S = 30
 
 T = TypeVar("T")
 
 
 class Cancelled(Exception):
-    """The client has left."""
+    """The client has disconnected."""
 
 
 class LoopModel:
-    """Triton calls initialize, execute and finalize by name.
+    """Base class of the models; Triton calls initialize, execute and finalize by name.
 
-    A subclass says what it is called, which file decides how it drafts, which metrics it tells and which variables have
-    to name the GPUs before its engine is imported. It starts and ends its engine, whose requests run on `loop`, and
-    generates.
+    A subclass defines its name, the file that decides how it drafts, its metrics, and the variables that must name the
+    GPUs before its engine is imported. It starts and stops its engine, whose requests run on `loop`, and generates.
     """
 
     NAME: ClassVar[str]
@@ -58,19 +57,19 @@ class LoopModel:
     GPU_VARIABLES: ClassVar[Sequence[str]] = ("CUDA_VISIBLE_DEVICES",)
 
     def start_engine(self, root: Path, version: int, settings: Settings) -> None:
-        """Start the engine of the model in `root`; called in the server's main thread, once the loop runs."""
+        """Start the engine of the model in `root`; called in the server's main thread after the loop has started."""
         raise NotImplementedError
 
     def end_engine(self) -> None:
-        """End the engine, which nothing is asked any more."""
+        """Stop the engine after all requests have ended."""
         raise NotImplementedError
 
     def generate(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
-        """Yield what can be shown as it comes; the last update has a finish reason. Raises Cancelled."""
+        """Yield updates as they arrive; the last one has a finish reason. Raises Cancelled."""
         raise NotImplementedError
 
     def check(self, asked: Request) -> None:
-        """Raise TrtspecError for a request within the limits that the engine does not take all the same."""
+        """Raise TrtspecError for a request that the engine does not support although it is within the limits."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
@@ -78,7 +77,7 @@ class LoopModel:
         self.tokenizer = settings.tokenizer()
         self.reader = TokenReader(self.tokenizer)
         self.limits = Limits(int(settings.parameter("max_seq_len")), int(settings.parameter("max_input_len")))
-        # before the engine is imported: its workers see the GPUs that this process saw then
+        # before the engine is imported, because its workers use the GPUs visible at that time
         if gpus := settings.parameter("gpu_device_ids"):
             os.environ.update(dict.fromkeys(self.GPU_VARIABLES, gpus))
         self.lock = threading.Lock()
@@ -103,7 +102,7 @@ class LoopModel:
         self.shutdown.close()
 
     async def serve(self, request: Any) -> Any:
-        """Answer one request; returns the response where only one may be sent."""
+        """Answer one request; return the response if the model is not decoupled."""
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         text = self.metrics.text()
         try:
@@ -128,13 +127,13 @@ class LoopModel:
         return responder.response
 
     def read(self, inputs: RequestTensors) -> Request:
-        """Return what the tensors of a request ask for; raises for what this engine does not do."""
+        """Parse the tensors of a request; raises TrtspecError for features that this engine does not support."""
         inputs.refuse_unknown(self.inputs, self.NAME)
         refuse_unsupported(inputs, self.NAME)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {self.NAME}")
         if inputs.scalar("num_draft_tokens") is not None:
-            hint = "leave it out; to compare, serve the recipe with method: none beside it"
+            hint = "leave it out; to compare, also serve the recipe with method: none"
             raise TrtspecError(f"num_draft_tokens is not supported by {self.NAME}: {self.DECIDES} decides", hint=hint)
         asked = Request(**self.reader.read(inputs), sampling=SamplingOptions(**read_sampling(inputs, "runtime_")))
         check_request(asked, self.limits, self.tokenizer.vocab_size, has_tokenizer=True)
@@ -143,7 +142,7 @@ class LoopModel:
 
 
 async def unless_cancelled(step: Awaitable[T], is_cancelled: Callable[[], bool], abort: Callable[[], None]) -> T:
-    """Wait for a step of the engine's; raises Cancelled, with the request aborted, where the client leaves."""
+    """Wait for a step of the engine; abort the request and raise Cancelled if the client disconnects."""
     waiting = asyncio.ensure_future(step)
     while not (await asyncio.wait({waiting}, timeout=POLL_S))[0] and not is_cancelled():
         pass
@@ -155,12 +154,12 @@ async def unless_cancelled(step: Awaitable[T], is_cancelled: Callable[[], bool],
 
 
 def located(root: Path, model: str) -> str:
-    """Return a path relative to this model's as an absolute one; a hub id stays."""
+    """Return a path relative to the model's directory as an absolute path; hub ids are returned unchanged."""
     return str((root / model).resolve()) if model.startswith(".") else model
 
 
 async def stop_tasks() -> None:
-    """End what is still running on the loop."""
+    """Cancel all tasks of the loop."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

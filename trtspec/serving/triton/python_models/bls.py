@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One text made by models of a server: one guesses the next tokens and another verifies them, or one makes it alone.
+"""Speculative decoding with models of a server: one drafts tokens and another verifies them, or one works alone.
 
-A target that drafts by itself, or not at all, is asked once for all of a text. Of one that verifies drafts, which is
-TensorRT-LLM's executor, this is relied on (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/,
-batch_manager/trtGptModelInflightBatching.cpp@00825c4e, layers/externalDraftTokensLayer.cpp@1d263f15,
-kernels/speculativeDecoding/externalDraftTokensKernels.cu@2931b93f):
+A target that drafts itself, or does not draft, gets a single call per completion. For a target that verifies drafts,
+which is TensorRT-LLM's executor, this code relies on the following
+(NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp@00825c4e,
+layers/externalDraftTokensLayer.cpp@1d263f15, kernels/speculativeDecoding/externalDraftTokensKernels.cu@2931b93f):
 
-* A request with draft tokens verifies them all in one step and ends there, with those accepted and one more. A target
-  that goes on to as many tokens as it was asked for is as good.
-* Every request brings the whole text. The KV cache is reused, as it has to be with draft tokens, so that only what is
-  new is computed.
-* `draft_logits` say what the tokens were drawn from, which is softmax(draft_logits): temperature, top_k and top_p are
-  applied to the target's own logits only. What replaces a rejected token comes from the residual, and the text has
-  exactly the target's distribution.
-* Without them a draft token has to be the one that the target draws; if it is not, the target draws once more from its
-  whole distribution, so that drafted tokens come too often. Greedy text is the target's, sampled text is not.
-* An end token is not given back, so a text that ends behind an accepted token cannot be told from one that goes on.
+* A request with draft tokens verifies them in one step and ends after it, with the accepted tokens and one more. A
+  target that continues up to the requested number of tokens works as well.
+* Every request contains the whole text. The KV cache is reused, which draft tokens require, so only new tokens are
+  computed.
+* `draft_logits` define the draft distribution, softmax(draft_logits); temperature, top_k and top_p apply only to the
+  target's logits. A rejected token is replaced by one from the residual, so the text has exactly the target's
+  distribution.
+* Without `draft_logits`, a draft token must equal the token that the target samples; otherwise the target samples again
+  from its whole distribution, so drafted tokens occur too often. Greedy output is exact, sampled output is not.
+* An end token is not returned, so a text that ends after an accepted token looks like one that continues.
 
-Therefore the draft of a sampled text always brings logits: those it was drawn by (by temperature alone, since what
-another program keeps for a top_k or top_p cannot be known to the last token), or those of a point mass where it was
-chosen and not drawn. And a request with drafts names no end token; `Endings` finds it in what comes back.
+Therefore the draft of a sampled text always has logits: those that it was sampled from (with temperature only, because
+the tokens that another program keeps for a top_k or top_p cannot be reproduced exactly), or point-mass logits if it
+was chosen deterministically. Requests with drafts set no end token; `Endings` finds it in the output.
 
-Every request of a text in steps gets a seed of its own, and its draft another one: an engine draws all it needs for a
-request from one stream, which it reads from the beginning.
+Every request of a completion has its own seed, and its draft another one, because an engine draws all random numbers of
+a request from the start of one stream.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from trtspec.serving.triton.python_models.adaptive_draft_len import Choice, Leng
 
 Array = npt.NDArray[Any]
 NO_ID = -1
-ALONE_TOKENS = 32  # that the target gives before drafting is thought of again
-NEVER = -1e9  # a logit of no probability; infinities do not pass everywhere
+ALONE_TOKENS = 32  # tokens of the target alone before drafting is tried again
+NEVER = -1e9  # logit of zero probability; not every interface passes infinities
 
 
 class DraftFailed(TrtspecError):
-    """A draft model did not answer, or not in time."""
+    """A draft model failed or timed out."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens guessed, and the logits [tokens, vocab] they were drawn by; None where they were chosen."""
+    """Drafted tokens, and the logits [tokens, vocab] that they were sampled from, or None if they were chosen."""
 
     ids: Sequence[int] = ()
     logits: Array | None = None
@@ -61,12 +61,12 @@ class Draft:
 
 @dataclass(frozen=True)
 class Call:
-    """What one model is asked for once: to go on with a text by `new_tokens`, or to verify a draft.
+    """One call of a model: to continue a text by `new_tokens`, or to verify a draft.
 
-    With `streams` tokens may come one by one, where both models are decoupled, and with `wants_counts` the answers say
-    what the model drafted by itself. `stop_words` are sequences of ids with which a text ends, and `lookahead` the
-    window, n-gram and verification set of a model that looks ahead, where they are not its own. `passed` are tensors
-    [1, ...] by name that the model gets as they came.
+    With `streams`, tokens may arrive one by one if both models are decoupled. With `wants_counts`, the answers contain
+    the model's own draft counts. `stop_words` are sequences of ids that end a text. `lookahead` is the window, n-gram
+    and verification set size of a lookahead model, if not its default. `passed` are tensors [1, ...] that are passed on
+    unchanged, by name.
     """
 
     text: Sequence[int]
@@ -84,9 +84,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """The next tokens, and what was asked for: the logits they were chosen by [tokens, vocab], and how many tokens the
-    model drafted and accepted for them.
-    """
+    """The next tokens and, if requested, their logits [tokens, vocab] and the model's own draft counts."""
 
     ids: list[int]
     logits: Array | None = None
@@ -99,11 +97,10 @@ Model = Callable[[Call], Iterable[Answer]]
 
 @dataclass(frozen=True)
 class Job:
-    """One text to go on with; `endings` say where it ends.
+    """One text to continue; `endings` decide where it ends.
 
-    Where nothing is drafted here (`draft_len` 0), the target is told as much of that as it understands, so that it
-    stops by itself: `end_id` and `stop_words`. It gets `lookahead` and `passed` too, and with `streams` it gives tokens
-    one by one.
+    If nothing is drafted here (`draft_len` 0), the target also gets `end_id` and `stop_words`, so that it stops by
+    itself, `lookahead` and `passed`, and with `streams` it returns tokens one by one.
     """
 
     prompt: Sequence[int]
@@ -120,7 +117,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Step:
-    """What is new: tokens, how many were drafted and accepted for them, and at the end of the text why it ended."""
+    """New tokens, how many were drafted and accepted for them, and at the end of the text its finish reason."""
 
     ids: list[int]
     drafted: int = 0
@@ -129,17 +126,17 @@ class Step:
 
 
 class Drafter(Protocol):
-    """Guesses for one text. What it guesses may depend on the text and on a seed of its own, and on nothing else."""
+    """Drafts for one text. A draft must depend only on the text and on the drafter's own seed."""
 
     def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft | None:
-        """Return at most so many tokens behind `text`, of which `position` are output.
+        """Return at most `at_most` tokens that follow `text`, of which the last `position` are output.
 
-        None where the target is to go on alone for a while: several tokens in one call, if it likes.
+        Return None to let the target continue alone, possibly for several tokens in one call.
         """
 
 
 class ModelDrafter(Drafter):
-    """Guesses with a smaller model of the server."""
+    """Drafts with a smaller model of the server."""
 
     def __init__(
         self,
@@ -150,15 +147,15 @@ class ModelDrafter(Drafter):
         stop_below: float = 0.0,
         fast_logits: bool = False,
     ) -> None:
-        """Tell how it guesses.
+        """Set how to draft.
 
         Args:
             model: the draft model.
-            sampling: the text's own.
-            draws: draw by the text's temperature, where it has one, or choose the most probable token.
-            stop_below: the guess ends where the model finds no token this probable.
-            fast_logits: the model's logits go to the target on the device, and what comes with its answer tells where
-                they are; drawn from them as they are, so at temperature 1.
+            sampling: sampling options of the text.
+            draws: sample with the text's temperature, if it has one, instead of choosing the most probable token.
+            stop_below: end the draft where the model assigns no token this probability.
+            fast_logits: the logits stay on the device, and the answer contains their location for the target; the draft
+                is sampled from them unmodified, at temperature 1.
         """
         self._model = model
         self._draws = (draws or fast_logits) and not sampling.greedy
@@ -187,7 +184,7 @@ class ModelDrafter(Drafter):
 
 
 class Index(Protocol):
-    """Where the last tokens of a growing text stood before."""
+    """Index of earlier occurrences of the last tokens of a growing text."""
 
     matched: int
 
@@ -199,7 +196,7 @@ class Index(Protocol):
 
 
 class LookupDrafter(Drafter):
-    """Guesses what followed the same words before."""
+    """Drafts the tokens that followed an earlier occurrence of the last tokens."""
 
     def __init__(self, index: Index, min_match: int) -> None:
         self._index = index
@@ -212,7 +209,7 @@ class LookupDrafter(Drafter):
 
 
 class GuardedDrafter(Drafter):
-    """Drafts as another does while that works and pays; the target goes on alone where it does not."""
+    """Wraps a drafter; falls back to target-only decoding when it fails or is slower."""
 
     def __init__(
         self,
@@ -221,14 +218,14 @@ class GuardedDrafter(Drafter):
         lengths: Lengths | None,
         on_fallback: Callable[[str, TrtspecError | None], None] = lambda reason, error: None,
     ) -> None:
-        """Tell what decides.
+        """Set the policies.
 
         Args:
-            drafter: raises TrtspecError where it has nothing to say about this text, DraftFailed where it fails.
-            breaker: of the model that drafts, for all texts.
-            lengths: chooses how much to draft; None: as much as is asked for.
-            on_fallback: gets the reason each time that drafting was wanted and the target goes on alone, and what was
-                said: "refused" by the draft model, "failed", or "open": it failed before, and is not asked.
+            drafter: raises TrtspecError if it cannot draft for this text, DraftFailed if it fails.
+            breaker: circuit breaker of the draft model, shared by all texts.
+            lengths: chooses the draft length; without it, the requested length is used.
+            on_fallback: called whenever the target continues alone although drafting was wanted, with the reason and
+                the error: "refused" by the draft model, "failed", or "open" (circuit breaker open, no error).
         """
         self._drafter, self._breaker, self._lengths, self._on_fallback = drafter, breaker, lengths, on_fallback
         self._refused = False
@@ -260,7 +257,7 @@ class GuardedDrafter(Drafter):
             return None
         self._breaker.succeeded()
         if draft_len > at_most:
-            self._choice = None  # shorter than it would be, so it says nothing of the length
+            self._choice = None  # shorter than the choice, so the step is not a sample of that length
         return draft
 
     def _fall_back(self, reason: str, error: TrtspecError | None = None) -> None:
@@ -269,14 +266,14 @@ class GuardedDrafter(Drafter):
 
 
 def generate(job: Job, target: Model, drafter: Drafter | None, vocab_size: int = 0) -> Generator[Step, None, None]:
-    """Yield a text as it comes, the last step with the reason why it ends.
+    """Yield the steps of a text; the last one has the finish reason.
 
     Args:
-        job: the text to go on with.
-        target: the model whose text this is.
-        drafter: guesses; None where the job's `draft_len` is 0.
-        vocab_size: entries of the target's logits, padding included, by which a chosen token is told to be one; 0 for a
-            target that verifies tokens without logits exactly.
+        job: the text to continue.
+        target: the target model.
+        drafter: the drafter, or None if the job's `draft_len` is 0.
+        vocab_size: size of the target's logits including padding, for the point mass of a chosen token; 0 for a target
+            that verifies tokens without logits exactly.
     """
     output: list[int] = []
     while True:
@@ -307,8 +304,8 @@ def generate(job: Job, target: Model, drafter: Drafter | None, vocab_size: int =
 def _call(job: Job, output: Sequence[int], draft: Draft | None, remaining: int, vocab_size: int) -> Call:
     """Return the next call of the target.
 
-    For all of the text where nothing is drafted; for a piece of it where nothing is drafted now; to verify a draft; or
-    for one token where none came.
+    It asks for the whole text if nothing is drafted, for a piece of it while drafting is suspended, for the
+    verification of a draft, or for one token if the draft is empty.
     """
     text, sampling = [*job.prompt, *output], job.sampling.at(len(output), "target")
     if job.draft_len == 0:
@@ -340,15 +337,15 @@ def _point_mass(ids: Sequence[int], vocab_size: int) -> Array:
 
 
 def _accepted(draft: Sequence[int], given: Sequence[int]) -> int:
-    """Return how many draft tokens the given ones begin with: what is given for a rejected one is another."""
+    """Return the number of leading draft tokens in `given`; the replacement of a rejected token always differs."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(draft, given, strict=False))
     return sum(1 for _ in same)
 
 
 def _sure_len(logits: Array, stop_below: float) -> int:
-    """Return how many tokens come before the first where no token is probable enough.
+    """Return the number of tokens before the first position at which no token is probable enough.
 
-    Told by the draft's own distribution and not by the token drawn from it: that would bias the text.
+    The criterion is the draft's distribution, not the sampled token, which would bias the text.
     """
     rows = logits.astype(np.float64)
     best = 1.0 / np.exp(rows - rows.max(-1, keepdims=True)).sum(-1)

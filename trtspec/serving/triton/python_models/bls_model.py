@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to text: one model drafts, or the text so far does, and another verifies; or one model makes the text alone.
+"""The BLS model, from text to text: a draft model or a lookup drafts and a target verifies, or one model works alone.
 
-Each request has a thread of its own, which waits for the models; these batch what all threads ask for. Responses
-leave under one lock, and the final flag rides on the last of a request: many senders with separate final flags crash
-tritonserver 2.51.
+Each request has its own thread, which waits for the models; the models batch the calls of all threads. Responses are
+sent under one lock, and the final flag is set on the last response of a request, because many senders with separate
+final flags crash tritonserver 2.51.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from trtspec.serving.triton.python_models.tensors import (
 from trtspec.serving.triton.python_models.tokenize import TextReader
 
 NAME = "tensorrt_llm_bls"
-OF_THE_REQUEST = ("INVALID_ARG", "UNSUPPORTED")  # whatever else a model says, the next text may hear too
+OF_THE_REQUEST = ("INVALID_ARG", "UNSUPPORTED")  # other errors may also affect the next request
 METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS)
 EDITS = {
     name: NEUTRAL_SCORING[name]
@@ -128,12 +128,12 @@ class TritonPythonModel:
 
     @property
     def told(self) -> tuple[known.Family, ...]:
-        """Return the metrics there are: of an engine that drafts by itself only its counts are known."""
+        """Return the exported metrics; an engine that drafts itself reports only its counts."""
         here = (*known.OF_STEPS, *known.OF_POSITIONS) if self.method != "none" else ()
         return (*METRICS, *here, *(known.OF_FALLBACKS if self.draft_model else ()))
 
     def start(self, request: Any) -> Responder:
-        """Give one request a thread, once there is a place for it."""
+        """Start a thread for a request once a slot is free."""
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         if self.nudge.is_own(request):
             responder.send_tensors(list, final=True)
@@ -144,7 +144,7 @@ class TritonPythonModel:
         return responder
 
     def answer(self, inputs: HeldTensors, responder: Responder, text: Text) -> None:
-        """Answer one request; whatever goes wrong is its own error."""
+        """Answer one request; any error becomes the error of this request."""
         left = False
         try:
             with inputs.naming():
@@ -177,17 +177,17 @@ class TritonPythonModel:
                 responder.send_failure(error)
 
     def steps(self, job: Job, line: Line, inputs: HeldTensors) -> Generator[Step]:
-        """Yield one text as its models make it."""
+        """Yield the steps of one completion."""
         drafter = self.drafter(line, job.sampling, inputs.scalar("use_draft_logits"))
         if drafter:
             drafter = GuardedDrafter(drafter, self.breaker, self.lengths_of(job, inputs), self.note_fallback)
         yield from generate(job, ServerModel(line, self.target), drafter, self.vocab_size)
 
     def lengths_of(self, job: Job, inputs: HeldTensors) -> Lengths | None:
-        """Return what chooses how much is drafted for a text.
+        """Return the policy for the draft lengths of one completion, or None if the request sets num_draft_tokens.
 
-        What its client asks for, or the schedule where it can be made again by its seed: in other steps the numbers
-        that it is drawn by are others. Else what was measured to be fast.
+        A sampled request with a seed follows the schedule only, because its random numbers depend on the steps and it
+        must be reproducible. Otherwise lengths are chosen by measured speed.
         """
         if inputs.scalar("num_draft_tokens") is not None:
             return None
@@ -195,41 +195,45 @@ class TritonPythonModel:
         return Scheduled(self.lengths) if again else self.lengths
 
     def note_fallback(self, reason: str, error: TrtspecError | None) -> None:
-        """Count that the target goes on alone; the log has why, but not for each text while the draft is left out."""
+        """Count that the target continues without the draft; log the reason, except while the breaker is open."""
         self.metrics.fallback(reason)
         if error:
-            pb_utils.Logger.log_warn(f"the target goes on without its draft: {error}")
+            pb_utils.Logger.log_warn(f"continuing without the draft: {error}")
 
     def tell_breaker(self, is_open: bool) -> None:
-        """Say that the draft is left out from now on, or asked again."""
+        """Export and log a change of the circuit breaker."""
         self.metrics.breaker(is_open)
-        what = "failed several times and is left out for a while" if is_open else "answers again"
+        what = "failed several times and is disabled for a while" if is_open else "works again"
         pb_utils.Logger.log_warn(f"{self.draft_model} {what}")
 
     def refuse(self, inputs: RequestTensors) -> None:
-        """Raise for the first input that asks for what is not done here."""
+        """Raise TrtspecError for the first unsupported input."""
         inputs.refuse_unknown(self.inputs, NAME)
         refuse_other_than(UNSERVED, inputs, NAME)
         refuse_unserved(inputs, self.inputs, NAME)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {NAME}")
         if inputs.scalar("stream", False) and not self.decoupled:
-            raise TrtspecError("stream is not served by this repository", hint="build it with serving.streaming: true")
+            raise TrtspecError(
+                "stream is not supported by this repository", hint="build it with serving.streaming: true"
+            )
         if self.method == "none" and inputs.scalar("num_draft_tokens") is not None:
-            hint = "leave it out; to compare, serve the recipe with method: none beside it"
-            raise TrtspecError("num_draft_tokens is not served by this repository: the engine decides", hint=hint)
+            hint = "leave it out; to compare, also serve the recipe with method: none"
+            raise TrtspecError("num_draft_tokens is not supported by this repository: the engine decides", hint=hint)
         sampling = SamplingOptions(**read_sampling(inputs))
         if 0 < self.max_top_k < sampling.top_k:
             hint = f"at most {self.max_top_k}, or leave it out to sample from all tokens"
-            raise TrtspecError(f"top_k is {sampling.top_k}, and this engine samples from {self.max_top_k}", hint=hint)
+            raise TrtspecError(
+                f"top_k is {sampling.top_k}, but this engine supports at most {self.max_top_k}", hint=hint
+            )
         if self.greedy_only and not sampling.greedy:
             hint = "leave temperature, top_k and top_p out, or build with method: draft_target"
             raise TrtspecError("this engine always takes the most probable token and cannot sample", hint=hint)
         if (self.greedy_only or self.lookahead) and (edits := self.edits(inputs)):
-            raise TrtspecError(f"{edits[0][0]} is not served by this engine, which drafts by itself without it")
+            raise TrtspecError(f"{edits[0][0]} is not supported by this engine, whose own drafting ignores it")
 
     def read(self, inputs: RequestTensors) -> Job:
-        """Return what the tensors of a request ask for."""
+        """Parse the tensors of a request."""
         prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
         max_tokens, wanted = inputs.scalar("max_tokens"), inputs.scalar("num_draft_tokens", self.draft_len)
         total = len(prompt) + max_tokens
@@ -240,13 +244,14 @@ class TritonPythonModel:
                 total > self.max_seq_len
             ),
         }
-        for complaint in (said for said, holds in complaints.items() if holds):
+        for complaint in (each for each, holds in complaints.items() if holds):
             raise TrtspecError(complaint)
         passed, least = self.edits(inputs), self.min_tokens(inputs)
         end_ids, stop = self.end_ids(inputs.scalar("end_id")), tuple(inputs.texts("stop_words"))
         if least > 1 and len(end_ids) > 1:
             raise TrtspecError(
-                f"min_tokens {least} is not supported by {NAME} for a model of several end ids", hint="name one: end_id"
+                f"min_tokens {least} is not supported by {NAME} for a model with several end ids",
+                hint="set end_id to one",
             )
         return Job(
             prompt=prompt,
@@ -257,20 +262,20 @@ class TritonPythonModel:
             end_id=end_ids[0] if end_ids else NO_ID,
             stop_words=[*([token] for token in end_ids[1:]), *self.words(stop)],
             lookahead=self.read_lookahead(inputs),
-            streams=self.decoupled,  # so that a stop text, and a client that leaves, end it at once
+            streams=self.decoupled,  # stop strings and disconnections then end it immediately
             passed=passed,
         )
 
     def end_ids(self, asked: int | None) -> tuple[int, ...]:
-        """Return the ids that end a text."""
+        """Return the end ids of a request."""
         if not self.is_nvidia:
             return end_ids_of(self.tokenizer, asked)
         return self.tokenizer.named("eos_token") if asked is None else nvidia_end_ids(asked)
 
     def min_tokens(self, inputs: RequestTensors) -> int:
-        """Return how many tokens a text has at least; 0 where no end id has a logit that could be masked.
+        """Return the minimum number of tokens; 0 if no end id has a logit that could be masked.
 
-        Clients that measure send min_tokens with an end id beyond the vocabulary, so that nothing ends a text.
+        Benchmark clients send min_tokens with an end id beyond the vocabulary so that nothing ends a completion.
         """
         least: int = inputs.scalar("min_tokens", 0)
         ends = self.end_ids(inputs.scalar("end_id"))
@@ -278,9 +283,10 @@ class TritonPythonModel:
         return least if has_end or least < 0 else 0
 
     def edits(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
-        """Return the tensors that change the target's logits, where a request has any.
+        """Return the tensors of a request that change the target's logits.
 
-        TensorRT-LLM's executor counts no token of a draft when it verifies the next: the target then writes alone.
+        With edits the target works without a draft, because TensorRT-LLM's executor does not count a draft's own tokens
+        when it verifies the next ones.
         """
         least = self.min_tokens(inputs)
         asked = ((name, inputs.whole(name)) for name in EDITS if name != "min_tokens" or least)
@@ -291,28 +297,28 @@ class TritonPythonModel:
         return found if bias is None else [*found, ("embedding_bias", bias[None])]
 
     def words(self, stop: Sequence[str]) -> Iterator[list[int]]:
-        """Yield stop texts as ids, where they can be written so: the engine then stops there by itself."""
+        """Yield the stop strings that have a token sequence as ids, for the engine to stop at."""
         for text in stop:
             with suppress(TrtspecError):
                 yield self.reader.pieces.encode(text)
 
     def read_lookahead(self, inputs: RequestTensors) -> tuple[int, ...]:
-        """Return the sizes of lookahead that a request lowers: all three or, for most requests, none.
+        """Return the lookahead sizes of a request: all three, or none for most requests.
 
-        Ones that are too large are refused here, since the executor finds them only in the midst of a step, which
-        other requests share (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11).
+        Sizes above the limits are rejected here, because the executor detects them only during a step that other
+        requests share (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11).
         """
         sizes = tuple(size for name in LOOKAHEAD_SIZES if (size := inputs.scalar(name)) is not None)
         if sizes and not self.lookahead:
-            raise TrtspecError(f"{LOOKAHEAD_SIZES[0]} is not served by this repository: its method is not lookahead")
+            raise TrtspecError(f"{LOOKAHEAD_SIZES[0]} is not supported by this repository: its method is not lookahead")
         if len(sizes) not in (0, len(LOOKAHEAD_SIZES)):
-            raise TrtspecError(f"{', '.join(LOOKAHEAD_SIZES)} come together or not at all")
+            raise TrtspecError(f"{', '.join(LOOKAHEAD_SIZES)} must be set together")
         if any(size > limit for size, limit in zip(sizes, self.lookahead, strict=False)):
-            raise TrtspecError(f"lookahead sizes {sizes} are above those of the engine, {self.lookahead}")
+            raise TrtspecError(f"lookahead sizes {sizes} exceed the engine's, {self.lookahead}")
         return sizes
 
     def drafter(self, line: Line, sampling: SamplingOptions, use_draft_logits: bool | None) -> Drafter | None:
-        """Return what drafts for one request, if anything does."""
+        """Return the drafter of one request, or None if the target drafts itself."""
         options = self.options
         if self.method == "none":
             return None
@@ -328,7 +334,7 @@ class TritonPythonModel:
 
 
 def telling_failures(model: ServerModel, name: str) -> Model:
-    """Return a draft model whose refusals are told apart: of this text, or of none in particular."""
+    """Wrap a draft model so that its general failures raise DraftFailed, unlike errors of a single request."""
 
     def ask(call: Call) -> list[Answer]:
         try:
@@ -337,19 +343,19 @@ def telling_failures(model: ServerModel, name: str) -> Model:
             if is_of_the_request(error):
                 raise
             if ended := end_stopped(name):
-                pb_utils.Logger.log_error(f"{name} was stopped, and its process {ended} is ended")
+                pb_utils.Logger.log_error(f"{name} was stopped; killed its process {ended}")
             raise DraftFailed(error.message, where=error.where) from None
 
     return ask
 
 
 def is_of_the_request(error: Exception) -> bool:
-    """Return whether an error is this request's alone, so that its client can do something about it."""
+    """Return whether an error was caused by the request, so that its client can fix it."""
     return error.status in OF_THE_REQUEST if isinstance(error, ModelRefusal) else isinstance(error, TrtspecError)
 
 
 class Transcript:
-    """A text as its client sees it, and what it took."""
+    """The visible text of a completion and its counts."""
 
     def __init__(
         self, stream: TextStream, prompt: Sequence[int], *, shows_prompt: bool, accumulates: bool, drafts: bool
@@ -360,14 +366,14 @@ class Transcript:
         self.unshown = list(prompt) if shows_prompt else []
         self.new_tokens = self.drafted = self.accepted = self.steps = 0
         self.drafts, self.accepted_at = drafts, list[int]()
-        self.text, self.shown = "", 0  # not sent yet, and the number of its tokens
+        self.text, self.shown = "", 0  # unsent text and its number of tokens
 
     def add(self, step: Step) -> bool:
-        """Take what is new; returns whether there is anything to show."""
+        """Add a step and return whether there is new text to send."""
         self.new_tokens += len(step.ids)
         self.drafted += step.drafted
         self.accepted += step.accepted
-        if self.drafts and step.ids:  # then each is a step of the target
+        if self.drafts and step.ids:  # each step is then one of the target
             self.steps += 1
             add_accepted(self.accepted_at, step.accepted)
         text, shown = self.stream.add([*self.unshown, *step.ids], last=step.finish_reason is not None)
@@ -382,7 +388,7 @@ class Transcript:
         return Stats(*counted, tuple(self.accepted_at))
 
     def tensors(self) -> list[tuple[str, Array]]:
-        """Return the output tensors of the text not sent yet."""
+        """Return the output tensors with the unsent text."""
         text, shown = self.text, self.shown
         if not self.accumulates:
             self.text, self.shown = "", 0
@@ -408,7 +414,7 @@ def follow(
     *,
     streams: bool,
 ) -> None:
-    """Send what the steps bring, as one response or several."""
+    """Send the results of the steps, as one response or several."""
     with closing(steps):
         for step in steps:
             news = transcript.add(step)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which clients have left, seen by one thread for all requests of a model, so that what runs for them can be ended.
+"""Detection of disconnected clients by one thread for all requests of a model, so that their work can be cancelled.
 
-A model's own thread waits for the next token meanwhile, which may be long in coming or never come.
+The thread of a request cannot detect it, because it waits for the next token, which may take long or never arrive.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import threading
 import traceback
 from collections.abc import Callable
 
-POLL_S = 0.2  # each look is a message to the server
+POLL_S = 0.2  # each check is a message to the server
 
 
 class Watch:
-    """One request whose client may leave."""
+    """One watched request."""
 
     def __init__(self, is_cancelled: Callable[[], bool], on_left: Callable[[], None], end: Callable[[Watch], None]):
         self._is_cancelled, self._on_left, self._end = is_cancelled, on_left, end
@@ -23,7 +23,7 @@ class Watch:
         self.has_left = False
 
     def look(self) -> None:
-        """Call `on_left` where the client has left, once."""
+        """Call `on_left` once if the client has disconnected."""
         with self._lock:
             if self._over or self.has_left or not self._is_cancelled():
                 return
@@ -31,9 +31,10 @@ class Watch:
         on_left()
 
     def close(self) -> None:
-        """Look no more: to be called before the last response, behind which the server knows the request no longer.
+        """Stop watching; call it before the last response, after which the server no longer knows the request.
 
-        Nor is it held any more, which holds its watch: a cycle of references would wait for a collection.
+        This also drops the references to the request, which refers to its watch, because a reference cycle would stay
+        until a garbage collection.
         """
         with self._lock:
             self._over, self._is_cancelled, self._on_left = True, _never, _nothing
@@ -49,7 +50,7 @@ def _nothing() -> None:
 
 
 class Departures:
-    """Watches requests until each is over."""
+    """Watches requests until each is closed."""
 
     def __init__(self) -> None:
         self._watched: set[Watch] = set()
@@ -78,6 +79,6 @@ class Departures:
             for each in watched:
                 try:
                     each.look()
-                except Exception:  # of one request, and the others are watched on
+                except Exception:  # an error of one request must not affect the others
                     traceback.print_exc()
                     each.close()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last word of a model to whoever still waits when its server's drain ends: an error, and no silent close.
+"""Graceful end of open requests: a model answers them with an error before its server's drain ends.
 
-Triton lets open requests finish and then exits; a Python model hears nothing of either. Whoever ends a server therefore
-writes a file beside the repository a moment before, and each model answers what is open with an error then.
+Triton lets open requests finish and then exits, without notifying a Python model of either. The process that stops a
+server therefore creates a file next to the repository shortly before, and each model then answers its open requests
+with an error.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 POLL_S = 0.1
-FILE = "ending"  # beside the repository
+FILE = "ending"  # in the parent directory of the repository
 
 
 def ending_file(repository: Path) -> Path:
-    """Return the file that says that the drain of a repository's server ends."""
+    """Return the file that marks the end of the drain of a repository's server."""
     return repository.parent / FILE
 
 
 class Shutdown:
-    """Calls `end` of each open request, once, when the file is there."""
+    """Calls `end` of each open request once when the file appears."""
 
     def __init__(self, model: str) -> None:
-        """Watch for the end of the server of the model in this directory."""
+        """Watch the server of the model in the directory `model`."""
         self._file = ending_file(Path(model).parent)
         self._open: dict[object, Callable[[], None]] = {}
         self._lock = threading.Lock()

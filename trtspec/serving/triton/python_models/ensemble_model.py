@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to text by one model of token ids, which is asked on the server's own gRPC port by one stream a text.
+"""The `ensemble` model, from text to text, which calls one token-level model over the server's own gRPC port.
 
-It does what an ensemble of preprocessing, that model and postprocessing would, and one thing more: Triton does not
-cancel a step of an ensemble that has begun, but here a client that leaves takes its request along.
+It replaces a Triton ensemble of preprocessing, that model and postprocessing. Triton does not cancel a running step of
+an ensemble; this model cancels the inner request when the client disconnects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trtspec.serving.triton.python_models.scheduler_wakeup import Nudge
 from trtspec.serving.triton.python_models.tensors import Array, HeldTensors, RequestTensors, Settings, tensor_of_words
 from trtspec.serving.triton.python_models.tokenize import TextReader
 
-# What is handed on as it came, and what the model of token ids calls it.
+# Inputs that are passed on unchanged, and their names in the token-level model.
 PASSED = {
     "max_tokens": "request_output_len",
     "num_draft_tokens": "num_draft_tokens",
@@ -54,7 +54,7 @@ PASSED = {
     "return_context_logits": "return_context_logits",
     "return_generation_logits": "return_generation_logits",
 }
-# The outputs that a text is made of; all others are handed on as they are.
+# The outputs from which the text is decoded; all others are passed on unchanged.
 IDS, LENGTH, CONTINUES = "output_ids", "sequence_length", "continuation"
 TEXT = "text_output"
 
@@ -94,7 +94,7 @@ class TritonPythonModel:
         self.shutdown.close()
 
     def start(self, request: Any) -> Responder:
-        """Give one request a thread, once there is a place for it."""
+        """Start a thread for a request once a slot is free."""
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         if self.nudge.is_own(request):
             responder.send_tensors(list, final=True)
@@ -105,7 +105,7 @@ class TritonPythonModel:
         return responder
 
     def answer(self, inputs: HeldTensors, wanted: set[str], responder: Responder) -> None:
-        """Answer one request; whatever goes wrong is its own error."""
+        """Answer one request; any error becomes the error of this request."""
         left = False
         try:
             with inputs.naming(TEXT_NAMES), closing(self.server.ask(self.request(inputs, wanted))) as reply:
@@ -119,7 +119,7 @@ class TritonPythonModel:
             responder.send_cancelled() if left else responder.send_failure(error)
 
     def hand_on(self, reply: Any, before_last: Callable[[], None], responder: Responder) -> None:
-        """Send what the model answers, with its ids as text; the last response has the final flag."""
+        """Send the model's responses with their ids decoded; the last one has the final flag."""
         for response, is_last in reply:
             if is_last:
                 before_last()
@@ -129,7 +129,7 @@ class TritonPythonModel:
                 responder.send_end()
 
     def request(self, inputs: HeldTensors, wanted: set[str]) -> Any:
-        """Return what the model of token ids is asked."""
+        """Return the request to the token-level model."""
         request = service_pb2.ModelInferRequest(model_name=self.model)
         for name, array in [*self.read(inputs), *passed_on(inputs)]:
             request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
@@ -139,7 +139,7 @@ class TritonPythonModel:
         return request
 
     def read(self, inputs: HeldTensors) -> list[tuple[str, Array]]:
-        """Return the tensors that say in ids what a request says in text."""
+        """Return the tensors that result from tokenizing the request's text fields."""
         inputs.refuse_unknown(self.inputs, "this model")
         refuse_unserved(inputs, self.inputs, "this model")
         prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
@@ -171,7 +171,7 @@ class TritonPythonModel:
 
 
 def passed_on(inputs: HeldTensors) -> list[tuple[str, Array]]:
-    """Return what a request brings that is the model's own."""
-    beams = (inputs.scalar("beam_width") or 1) > 1  # with one, a penalty of the length has no effect
+    """Return the tensors that are passed on unchanged."""
+    beams = (inputs.scalar("beam_width") or 1) > 1  # a length penalty does not affect a single beam
     found = ((inner, inputs.array(name)) for name, inner in PASSED.items() if beams or name != "length_penalty")
     return [(inner, array[None]) for inner, array in found if array is not None]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model of a server answers in the place of tensors, and of what kind it is.
+"""Errors of another model of the server, and their codes.
 
-A stream brings the words alone. Triton would end it with a status where its metadata asks for `triton_grpc_error`, but
-before 2.68 the responses behind that touch memory that was freed, of which the server dies
-(triton-inference-server/server#8708). So the kind is read from the words; ones that are not known are of the request.
+A stream carries only the message. Triton would end a stream with a status if its metadata sets `triton_grpc_error`, but
+before 2.68 the responses after that access freed memory and crash the server (triton-inference-server/server#8708). The
+code is therefore derived from the message; unknown messages count as errors of the request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trtspec.core.errors import Overloaded, TrtspecError
 from trtspec.serving.triton.python_models.tensors import SHUTTING_DOWN
 
 REFUSED = "INVALID_ARG"
-# Triton's codes by gRPC's; whatever else went wrong is the server's fault.
+# Triton's codes by gRPC's; all others are internal errors.
 STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: REFUSED,
     grpc.StatusCode.NOT_FOUND: "NOT_FOUND",
@@ -25,7 +25,7 @@ STATUSES = {
     grpc.StatusCode.ALREADY_EXISTS: "ALREADY_EXISTS",
     grpc.StatusCode.CANCELLED: "CANCELLED",
 }
-# In the words of Triton's core, its Python backend, TensorRT-LLM's backend, and our own models.
+# Message parts of Triton's core, its Python backend, TensorRT-LLM's backend, and our own models.
 WORDS = {
     "maximum queue size": "UNAVAILABLE",
     Overloaded.WORDS: "UNAVAILABLE",
@@ -45,7 +45,7 @@ WORDS = {
 
 
 class ModelRefusal(TrtspecError):
-    """What another model of the server answered in the place of tensors; `status` is Triton's name of its kind."""
+    """An error response of another model; `status` is Triton's error code."""
 
     def __init__(self, message: str, status: str, *, where: str | None = None) -> None:
         super().__init__(message, where=where)
@@ -53,21 +53,21 @@ class ModelRefusal(TrtspecError):
 
 
 def status_of(message: str) -> str:
-    """Return Triton's name of the kind of an error."""
+    """Return Triton's code of an error message."""
     return next((status for words, status in WORDS.items() if words in message), REFUSED)
 
 
 def refusal_of(message: str) -> ModelRefusal:
-    """Return what an answer says that has an error's words."""
+    """Return the error for an error message."""
     return ModelRefusal(message, status_of(message))
 
 
 def refusal(error: grpc.RpcError) -> ModelRefusal:
-    """Return why there are no more responses."""
+    """Return the error for a gRPC failure."""
     return ModelRefusal(error.details() or "no reason given", STATUSES.get(error.code(), "INTERNAL"))
 
 
 def is_last(response: Any, parameter: str) -> bool:
-    """Return whether a response is a request's last: one that never reached its model says it in words alone."""
-    said = response.infer_response.parameters
-    return said[parameter].bool_param if parameter in said else bool(response.error_message)
+    """Return whether a response is the last of its request; an error from before the model lacks the parameter."""
+    parameters = response.infer_response.parameters
+    return parameters[parameter].bool_param if parameter in parameters else bool(response.error_message)

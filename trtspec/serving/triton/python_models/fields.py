@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of a request's fields: older ones, those of clients that no model here reads, and misspelt ones.
+"""Names of request fields: current and older names, unsupported ones, and suggestions for misspelled ones.
 
-Triton makes each key of `generate` that is not an input a parameter of the request, and NVIDIA's models do not read
-these. So a misspelt `temperature` would have no effect and no error. Facts of NVIDIA's models of v0.5.0 to v0.17.0
-(triton-inference-server/tensorrtllm_backend:all_models/inflight_batcher_llm), and of clients: `async_request_trt_llm`
-(vllm-project/vllm:vllm/benchmarks, sgl-project/sglang:python/sglang/bench_serving.py) sends `accumulate_tokens` and
-`min_length`, genai-perf (triton-inference-server/perf_analyzer) `min_length` and `model`.
+Triton turns each key of `generate` that is not an input into a parameter of the request, and NVIDIA's models ignore
+parameters, so a misspelled `temperature` would silently do nothing. Facts of NVIDIA's models of v0.5.0 to
+v0.17.0 (triton-inference-server/tensorrtllm_backend:all_models/inflight_batcher_llm), and of clients:
+`async_request_trt_llm` (vllm-project/vllm:vllm/benchmarks, sgl-project/sglang:python/sglang/bench_serving.py) sends
+`accumulate_tokens` and `min_length`, genai-perf (triton-inference-server/perf_analyzer) `min_length` and `model`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from trtspec.serving.triton.nvidia_compat import INPUTS, unserved
 
 Kind: TypeAlias = "type[np.uint64] | type[np.int32] | type[np.bool_]"
 
-# What NVIDIA's models called an input before, by its name now.
+# Older names of inputs in NVIDIA's models, by current name.
 OLDER: dict[str, tuple[str, Kind]] = {
     "seed": ("random_seed", np.uint64),
     "min_tokens": ("min_length", np.int32),
     "return_perf_metrics": ("return_kv_cache_reuse_stats", np.bool_),
 }
-# What a model from text to text and one from token ids to token ids call the same.
+# Names of the same field in text-level models and in token-level models.
 TOKEN_NAMES = {
     "max_tokens": "request_output_len",
     "top_k": "runtime_top_k",
@@ -41,7 +41,7 @@ TOKEN_NAMES = {
     "bad_words": "bad_words_list",
 }
 TEXT_NAMES = {inner: outer for outer, inner in TOKEN_NAMES.items()}
-# Names of other APIs, and how to ask for the same here.
+# Names of other APIs, and the equivalent here.
 ELSEWHERE = {
     "output_len": "max_tokens",
     "max_new_tokens": "max_tokens",
@@ -56,7 +56,7 @@ ELSEWHERE = {
     "echo": "exclude_input_in_output",
     "logprobs": "return_log_probs",
 }
-# Of Triton's own protocol, and what clients send that changes no text of NVIDIA's models either.
+# Fields of Triton's protocol, and fields sent by clients that do not affect NVIDIA's models either.
 TRITON = (
     "id",
     "model",
@@ -71,7 +71,7 @@ TRITON = (
 )
 TRITON_PREFIX = "triton_"
 UNSERVED = frozenset(name for model in INPUTS for name in unserved(model))
-# Of inputs that no model here acts on, the values that ask for nothing; the first two are of a search by beams.
+# No-op values of unsupported inputs; the first two affect beam search only.
 NEUTRAL: dict[str, tuple[float, ...]] = {
     "early_stopping": (False, True),
     "beam_search_diversity_rate": (0,),
@@ -84,20 +84,20 @@ MAX_SHOWN = 64
 
 
 def parameters_of(request: Any) -> dict[str, Any]:
-    """Return the parameters of a request; none where this Triton's Python backend does not report them."""
+    """Return the parameters of a request; empty if this Triton's Python backend does not report them."""
     text = request.parameters() if hasattr(request, "parameters") else ""
     found: dict[str, Any] = json.loads(text) if text else {}
     return found
 
 
 def refuse_unknown(parameters: Mapping[str, Any], declared: Collection[str], engine: str) -> None:
-    """Raise TrtspecError for the first parameter that no model reads, with the nearest of the `declared` inputs."""
+    """Raise TrtspecError for the first unknown parameter, with the closest of the `declared` inputs as a hint."""
     older = {name for name, _ in OLDER.values()}
     for name, value in parameters.items():
         if name in older or name in TRITON or name.startswith(TRITON_PREFIX):
             continue
         if name in ("length_penalty", "len_penalty") and _is_number(value):
-            continue  # with one beam it has no effect
+            continue  # no effect with a single beam
         if name in UNSERVED:
             if value not in NEUTRAL.get(name, ("", False)):
                 raise TrtspecError(f"{name} {shown(value)} is not supported by {engine}", hint="leave it out")
@@ -106,7 +106,7 @@ def refuse_unknown(parameters: Mapping[str, Any], declared: Collection[str], eng
 
 
 def value_of(name: str, value: Any, kind: Kind) -> Any:
-    """Return a parameter's value as the array [1, 1] that an input of this name has; raises TrtspecError."""
+    """Return a parameter's value as the array [1, 1] of the input of this name; raises TrtspecError if invalid."""
     if kind is np.bool_:
         if isinstance(value, bool):
             return np.array([[value]])
@@ -119,7 +119,7 @@ def value_of(name: str, value: Any, kind: Kind) -> Any:
 
 
 def renamed(message: str, names: Mapping[str, str]) -> str:
-    """Return a message with names in the place of others, where they stand as words."""
+    """Return a message with field names replaced where they occur as whole words."""
     if not names:
         return message
     pattern = rf"(?<![\w.\"])({'|'.join(map(re.escape, names))})(?!\w)"
@@ -127,7 +127,7 @@ def renamed(message: str, names: Mapping[str, str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value as JSON."""
+    """Return a value as JSON, truncated."""
     text = json.dumps(value)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 4]}..."
 
@@ -138,7 +138,7 @@ def _hint(name: str, known: Collection[str]) -> str:
         if near in known and near != name:
             return f"did you mean {near}?"
     if name == "ignore_eos":
-        return "to go on behind the end of the text, send end_id -1"
+        return "to continue after the end token, send end_id -1"
     close = difflib.get_close_matches(name[:MAX_SHOWN], known, 1)
     return f"did you mean {close[0]}?" if close else "leave it out; the model's configuration lists its inputs"
 

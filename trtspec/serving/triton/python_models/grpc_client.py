@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server that a Python model runs in, asked from inside the model.
+"""A gRPC client for the server that a Python model runs in.
 
-Requests go through the server's gRPC port and not through the Python backend's own calls, `exec` and `async_exec`:
-those make numpy arrays of what comes back without holding Python's lock (infer_request.cc, InferRequest::Exec, and
-pb_stub.cc, Stub::ProcessBLSResponseDecoupled, at triton-inference-server/python_backend@f9088ff of July 2026, and
-before), so that a model with several threads dies of it sooner or later. Besides, a gRPC request can be cancelled.
+Requests use the server's gRPC port instead of the Python backend's `exec` and `async_exec`, which create numpy arrays
+from responses without holding Python's lock (infer_request.cc, InferRequest::Exec, and pb_stub.cc,
+Stub::ProcessBLSResponseDecoupled, at triton-inference-server/python_backend@f9088ff of July 2026, and before), so a
+model with several threads eventually crashes. A gRPC request can also be cancelled.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from trtspec.serving.triton.python_models.cancellation import Watch
 from trtspec.serving.triton.python_models.errors import ModelRefusal, is_last, refusal, refusal_of
 
 TRUE = ("true", "1")
-# A response then says whether it is the last, and comes without tensors where that is all it says.
+# A response then has a flag for the last one, and the last may come without tensors.
 ASKS_FOR_LAST, IS_LAST = "triton_enable_empty_final_response", "triton_final_response"
-LONGEST_TEXT_S = 3600.0  # a model whose process died never answers
+LONGEST_TEXT_S = 3600.0  # a model whose process died never responds
 NO_LIMIT = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]  # logits are large
 OPTIONS = [
     *NO_LIMIT,
-    (ChannelOptions.SingleThreadedUnaryStream, 1),  # a third thread a text would be one switch more a token
+    (ChannelOptions.SingleThreadedUnaryStream, 1),  # avoids a third thread per request and its context switch per token
 ]
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 def own_address(argv: Sequence[str]) -> str:
-    """Return where the server that was started with `argv` answers gRPC on this machine.
+    """Return the gRPC address on this machine of the server that was started with `argv`.
 
     Raises:
-        TrtspecError: if it does not, or only to those with a certificate.
+        TrtspecError: if gRPC is disabled or requires a certificate.
     """
     words = [word for argument in argv for word in argument.split("=", 1)]
     options = dict(zip(words, [*words[1:], ""], strict=True))
     if options.get("--allow-grpc", "true").lower() not in TRUE:
-        raise TrtspecError("the server was started with --allow-grpc=false, but its models are asked by gRPC")
+        raise TrtspecError("the server was started with --allow-grpc=false, but its models use gRPC")
     if options.get("--grpc-use-ssl", "false").lower() in TRUE:
-        raise TrtspecError("the server was started with --grpc-use-ssl, but its models are asked without a certificate")
+        raise TrtspecError("the server was started with --grpc-use-ssl, but its models lack a certificate")
     host = options.get("--grpc-address", "0.0.0.0")
     return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('--grpc-port', '8001')}"
 
 
 class OwnServer:
-    """The server at an address, asked by many threads at once."""
+    """The server at an address; thread-safe."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address, OPTIONS)
         self._open = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer
-        # a stream of one request, said to be so: nothing waits for a second
+        # declared as a stream of one request, so that nothing waits for a second
         self._ask = self._channel.unary_stream(
             METHOD,
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
@@ -68,11 +68,11 @@ class OwnServer:
         )
 
     def open(self) -> Stream:
-        """Return a stream for the calls that make one text. To be closed: a server does not end before its streams."""
+        """Return a stream for the calls of one completion; close it, because the server waits for it at exit."""
         return Stream(self._open)
 
     def ask(self, request: Any) -> Reply:
-        """Return the responses to one request, which has a stream of its own; to be closed as well."""
+        """Return the responses to one request on its own stream; close it as well."""
         request.parameters[ASKS_FOR_LAST].bool_param = True
         return Reply(self._ask(request, timeout=LONGEST_TEXT_S))
 
@@ -87,10 +87,10 @@ class Reply:
         self._responses = responses
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
-        """Yield each response, and whether it is the last; raises ModelRefusal where the model gives another answer."""
+        """Yield each response and whether it is the last; raises ModelRefusal if the model returns an error."""
         ended, refused = False, None
         try:
-            # to the stream's own end: the server may keep a request that is cancelled behind its last response
+            # Read to the end of the stream: if cancelled after its last response, the server may keep the request.
             for response in self._responses:
                 ended = is_last(response, IS_LAST)
                 if not response.error_message:
@@ -102,27 +102,27 @@ class Reply:
         except grpc.RpcError as error:
             raise refused or refusal(error) from None
         if refused or not ended:
-            raise refused or ModelRefusal("the server closed the stream before it had answered", "UNAVAILABLE")
+            raise refused or ModelRefusal("the server closed the stream before the last response", "UNAVAILABLE")
 
     def close(self) -> None:
-        """End the request, if it is not answered yet; another thread may do so."""
+        """Cancel the request if it is still open; thread-safe."""
         self._responses.cancel()
 
 
 class Stream:
-    """Requests one after the other, each after the last response to the one before.
+    """A stream of requests, each sent after the last response to the previous one.
 
-    To open one takes as long as all else that is done for a small request.
+    Opening a stream takes as long as all other work for a small request.
     """
 
     def __init__(self, open_stream: Callable[..., Any]) -> None:
         self._requests: SimpleQueue[Any] = SimpleQueue()
         requests = iter(self._requests.get, None)
         self._responses = open_stream(requests, timeout=LONGEST_TEXT_S)
-        self._waits = False  # for the last response to a request
+        self._waits = False  # True until the last response to a request
 
     def ask(self, request: Any) -> Iterator[Any]:
-        """Yield the responses to a ModelInferRequest; raises ModelRefusal where the server does not give them all."""
+        """Yield the responses to a ModelInferRequest; raises ModelRefusal if one is an error or missing."""
         request.parameters[ASKS_FOR_LAST].bool_param = True
         self._waits = True
         self._requests.put(request)
@@ -136,12 +136,12 @@ class Stream:
                     return
         except grpc.RpcError as error:
             raise refusal(error) from None
-        raise ModelRefusal("the server closed the stream before it had answered", "UNAVAILABLE")
+        raise ModelRefusal("the server closed the stream before the last response", "UNAVAILABLE")
 
     def close(self) -> None:
-        """End the stream: by whoever asks, since what comes is read here, by others with `cancel`.
+        """Close the stream from the thread that uses it, because responses are read here; other threads call `cancel`.
 
-        Without an open request the server is let end it by itself: a stream that is cancelled then may stay there.
+        Without an open request, the server ends the stream by itself: a stream cancelled then may stay open.
         """
         if self._waits:
             self.cancel()
@@ -152,13 +152,13 @@ class Stream:
                 pass
 
     def cancel(self) -> None:
-        """End the stream whatever is open; any thread may do so."""
+        """Cancel the stream in any state; thread-safe."""
         self._responses.cancel()
         self._requests.put(None)
 
 
 class Line:
-    """What the calls that make one text go by: a stream, and another one where that broke or was given up."""
+    """The connection of one completion's calls: a stream that is reopened after a failure or timeout."""
 
     def __init__(self, server: OwnServer, watch: Callable[[Callable[[], bool], Callable[[], None]], Watch]) -> None:
         self._server, self._watch = server, watch
@@ -167,7 +167,7 @@ class Line:
         self._lock = threading.Lock()
 
     def ask(self, request: Any, timeout_s: float = LONGEST_TEXT_S) -> Iterator[Any]:
-        """Yield the responses to a request; raises ModelRefusal, also where the last does not come in time."""
+        """Yield the responses to a request; raises ModelRefusal for an error or if the last is late."""
         stream, deadline = self._opened(), time.monotonic() + timeout_s
         watch = self._watch(lambda: time.monotonic() > deadline, stream.cancel) if timeout_s < LONGEST_TEXT_S else None
         try:
@@ -175,23 +175,23 @@ class Line:
         except ModelRefusal:
             self._drop(stream)
             if watch and watch.has_left:
-                raise ModelRefusal(f"no answer in {timeout_s:g} s", "UNAVAILABLE") from None
+                raise ModelRefusal(f"no response within {timeout_s:g} s", "UNAVAILABLE") from None
             raise
         finally:
             if watch:
                 watch.close()
-                if watch.has_left:  # the stream is cancelled, if not yet then in a moment
+                if watch.has_left:  # the stream is cancelled or about to be
                     self._drop(stream)
 
     def close(self) -> None:
-        """End the stream, by whoever asked."""
+        """Close the stream; call it from the thread that uses it."""
         with self._lock:
             self._closed = True
             if self._stream:
                 self._stream.close()
 
     def cancel(self) -> None:
-        """End what is not answered yet, by any thread; nothing is asked any more."""
+        """Cancel the open request and reject further ones; thread-safe."""
         with self._lock:
             self._closed = True
             if self._stream:
@@ -213,6 +213,6 @@ class Line:
 
 
 def own_server() -> OwnServer:
-    """Return the server that this process is a model of."""
+    """Return a client for the server of this process."""
     argv = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
     return OwnServer(own_address(argv))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics that served models export, by what an engine has to tell for them. Values only, no Triton."""
+"""The metrics exported by served models, grouped by what an engine reports. Values only, no Triton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-# In seconds: what a step takes is at the lower end, what a person waits for at the upper one.
+# Bucket bounds in seconds, from the time of a step to the patience of a user.
 WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TOKEN_TIMES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 TEXT_TIMES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -19,9 +19,9 @@ FINISH_REASONS = ("length", "end_id", "stop", "cancelled", "refused", "error")
 
 @dataclass(frozen=True)
 class Family:
-    """One metric; every one has the labels `model` and `method`, and may have one more, `label`.
+    """One metric; it has the labels `model` and `method`, and optionally one more, `label`.
 
-    `known` are values of that label whose counts start at 0; a rate cannot see the first of any other.
+    `known` are values of that label whose counters start at 0; the first increment of any other is invisible to rates.
     """
 
     name: str
@@ -41,12 +41,12 @@ REQUESTS = Family(
     "trtspec_requests_total",
     "counter",
     "requests",
-    "Requests that ended, by why they did",
+    "Finished requests by reason",
     "finish_reason",
     FINISH_REASONS,
 )
-PROMPT_TOKENS = Family("trtspec_prompt_tokens_total", "counter", "tokens", "Tokens of the prompts that were begun")
-GENERATED_TOKENS = Family("trtspec_generated_tokens_total", "counter", "tokens", "Tokens that were generated")
+PROMPT_TOKENS = Family("trtspec_prompt_tokens_total", "counter", "tokens", "Prompt tokens of the started requests")
+GENERATED_TOKENS = Family("trtspec_generated_tokens_total", "counter", "tokens", "Generated tokens")
 TTFT = Family(
     "trtspec_time_to_first_token_seconds",
     "histogram",
@@ -58,7 +58,7 @@ TPOT = Family(
     "trtspec_time_per_output_token_seconds",
     "histogram",
     "seconds",
-    "Mean time of a request's tokens after the first ones",
+    "Mean time per token of a request after its first tokens",
     buckets=TOKEN_TIMES,
 )
 DURATION = Family(
@@ -68,36 +68,38 @@ DURATION = Family(
     "Time from a request's arrival in the model to its last token",
     buckets=TEXT_TIMES,
 )
-RUNNING = Family("trtspec_requests_running", "gauge", "requests", "Requests that the engine works on now")
+RUNNING = Family("trtspec_requests_running", "gauge", "requests", "Requests in progress in the engine")
 QUEUE = Family(
     "trtspec_queue_seconds",
     "histogram",
     "seconds",
-    "Time from a request's arrival in the model until its engine took it in",
+    "Time from a request's arrival in the model until its engine accepts it",
     buckets=WAITS,
 )
-WAITING = Family("trtspec_requests_waiting", "gauge", "requests", "Requests that arrived and wait for the engine")
-DRAFTED = Family("trtspec_drafted_tokens_total", "counter", "tokens", "Draft tokens verified, all nodes of a tree")
-ACCEPTED = Family("trtspec_accepted_tokens_total", "counter", "tokens", "Draft tokens that were accepted")
+WAITING = Family("trtspec_requests_waiting", "gauge", "requests", "Requests waiting for the engine")
+DRAFTED = Family(
+    "trtspec_drafted_tokens_total", "counter", "tokens", "Verified draft tokens, including all nodes of a tree"
+)
+ACCEPTED = Family("trtspec_accepted_tokens_total", "counter", "tokens", "Accepted draft tokens")
 STEPS = Family("trtspec_decode_steps_total", "counter", "steps", "Decode steps of the target, summed over requests")
 BY_POSITION = Family(
     "trtspec_accepted_tokens_by_position_total",
     "counter",
     "tokens",
-    "Draft tokens accepted at each place of the draft, a tree's depth, from 1",
+    "Accepted draft tokens by position in the draft (depth of a tree), from 1",
     "position",
 )
 FALLBACKS = Family(
     "trtspec_fallbacks_total",
     "counter",
     "calls",
-    "Times the target went on without the draft, by why",
+    "Times that the target continued without the draft, by reason",
     "reason",
     FALLBACK_REASONS,
 )
-BREAKER = Family("trtspec_breaker_open", "gauge", "0 or 1", "Whether the draft is left out because it failed")
+BREAKER = Family("trtspec_breaker_open", "gauge", "0 or 1", "Whether the draft is disabled because it failed")
 
-# What an engine tells, and what is exported for it.
+# Metrics by what an engine reports.
 OF_TEXTS = (REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TTFT, TPOT, DURATION, RUNNING)
 OF_QUEUE = (QUEUE, WAITING)
 OF_DRAFTS = (DRAFTED, ACCEPTED)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a served model counts, for Triton's /metrics.
+"""The metrics of a served model, reported to Triton's /metrics.
 
 A call of Triton's metrics API takes 25 µs, and concurrent calls from two threads crash tritonserver 2.51
-(benchmarks/experiments/log.md). Each text therefore keeps only its last counts, and one thread of the model adds the
-differences and reports them to Triton at most twice a second.
+(benchmarks/experiments/log.md). Each request therefore keeps only its latest counts, and one thread of the model adds
+the differences and reports them to Triton at most twice a second.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Occupancy = Callable[[], tuple[int, int]]
 
 
 class Metrics:
-    """The metrics of one model; `families` are those that its engine tells enough for.
+    """The metrics of one model; `families` are those that its engine can report.
 
-    `occupancy` returns how many requests run and how many wait, where the engine knows better than its texts. Where
-    Triton takes no metrics, the model serves on without them, and the log says so once.
+    `occupancy` returns the numbers of running and waiting requests, if the engine knows them better. If Triton does not
+    accept metrics, the model serves without them and logs that once.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Metrics:
         self._thread.start()
 
     def text(self) -> Text:
-        """Return what follows a request that has just arrived."""
+        """Return the metrics of a request that has just arrived."""
         text = Text(self._end)
         if self._exported:
             with self._lock:
@@ -59,18 +59,18 @@ class Metrics:
         return text
 
     def fallback(self, reason: str) -> None:
-        """Count that the target went on without the draft."""
+        """Count that the target continued without the draft."""
         with self._lock:
             self._sums[known.FALLBACKS, reason] += 1
         self._changed.set()
 
     def breaker(self, is_open: bool) -> None:
-        """Note whether the draft is left out for now."""
+        """Record whether the circuit breaker is open."""
         self._breaker_open = is_open
         self._changed.set()
 
     def close(self) -> None:
-        """Tell Triton what is left, and end."""
+        """Report the remaining counts to Triton and stop."""
         if self._exported:
             self._closing.set()
             self._changed.set()
@@ -112,7 +112,8 @@ class Metrics:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                # unbounded without requests: then nothing changes. With them, none tells when it comes to run
+                # No timeout without requests, because nothing changes then. With requests, poll: they may start running
+                # unnoticed.
                 self._changed.wait(PERIOD_S if self._open else None)
                 self._changed.clear()
                 self._closing.wait(PERIOD_S)
@@ -125,11 +126,11 @@ class Metrics:
             self._exported = None
             self._open.clear()
             self._ended.clear()
-        self._log.log_warn(f"this model exports no metrics: {type(error).__name__}: {error}")
+        self._log.log_warn(f"metrics are disabled for this model: {type(error).__name__}: {error}")
 
 
 class Exported:
-    """The metrics as Triton has them; a family that this model does not export takes nothing."""
+    """The metrics registered with Triton; values of unregistered families are ignored."""
 
     def __init__(self, pb_utils: Any, args: Mapping[str, str], families: Collection[Family]) -> None:
         self._labels = {"model": args["model_name"], "method": method_of(args)}
@@ -137,20 +138,20 @@ class Exported:
         kinds, self._made = pb_utils.MetricFamily, {}
         for family in families:
             kind = getattr(kinds, family.kind.upper(), None)
-            if kind is None:  # histograms came with Triton 24.09
-                pb_utils.Logger.log_warn(f"{family.name} is not exported: this Triton has no {family.kind}s")
+            if kind is None:  # histograms require Triton 24.09
+                pb_utils.Logger.log_warn(f"{family.name} is not exported: this Triton lacks {family.kind}s")
                 continue
             self._made[family] = kinds(name=family.name, description=family.description, kind=kind)
             for value in family.known or ("",) * (not family.label):
                 self._metric(family, value)
 
     def increment(self, family: Family, value: str, amount: float) -> None:
-        """Raise a counter."""
+        """Increase a counter."""
         if amount > 0 and family in self._made:
             self._metric(family, value).increment(amount)
 
     def observe(self, family: Family, amount: float) -> None:
-        """Put a value into a histogram."""
+        """Add a value to a histogram."""
         if family in self._made:
             self._metric(family).observe(amount)
 
@@ -168,7 +169,7 @@ class Exported:
 
 
 def method_of(args: Mapping[str, str]) -> str:
-    """Return the speculation method of the artifact that a model lies in; "unknown" where it lies in none."""
+    """Return the speculation method of the artifact that contains a model; "unknown" without an artifact."""
     try:
         manifest = json.loads((Path(args["model_repository"]).parents[1] / "manifest.json").read_bytes())
         return str(manifest["recipe"]["speculation"]["method"])

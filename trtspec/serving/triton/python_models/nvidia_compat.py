@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests as NVIDIA's models take them where a recipe has `serving.defaults: nvidia`: inputs that nothing acts on."""
+"""Rejection of unsupported inputs for recipes with `serving.defaults: nvidia`, whose models declare NVIDIA's inputs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, 
 
 
 def refuse_unserved(inputs: RequestTensors, declared: Collection[str], engine: str) -> None:
-    """Raise for the first of a model's declared inputs that asks for what is not done; empty ones ask for nothing."""
+    """Raise TrtspecError for the first declared input that is unsupported and not empty or a no-op."""
     names = UNSERVED.intersection(declared)
     refuse_other_than({name: NEUTRAL[name] for name in names & NEUTRAL.keys()}, inputs, engine)
     for name in sorted(names - NEUTRAL.keys()):
-        if _asks(inputs.whole(name)):
+        if _is_set(inputs.whole(name)):
             raise TrtspecError(f"{name} is not supported by {engine}", hint="leave it out")
 
 
-def _asks(array: Array | None) -> bool:
+def _is_set(array: Array | None) -> bool:
     if array is None or array.size == 0:
         return False
     return any(array.reshape(-1).tolist()) if array.dtype == object else True

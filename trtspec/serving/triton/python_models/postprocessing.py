@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids to text: of a whole answer, or of one piece of a stream."""
+"""The postprocessing model: token ids to text, of a complete response or one piece of a stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtspec.serving.triton.python_models.tensors import (
 
 
 class TritonPythonModel:
-    """Triton calls these by name."""
+    """Triton calls initialize and execute by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
@@ -36,7 +36,7 @@ class TritonPythonModel:
         continues = inputs.scalar("CONTINUATION", False)
         rows, lengths = inputs.required("TOKENS_BATCH").tolist(), inputs.required("SEQUENCE_LENGTH").tolist()
         if len(rows) != len(lengths):
-            raise TrtspecError(f"TOKENS_BATCH has {len(rows)} texts, SEQUENCE_LENGTH {len(lengths)} lengths")
+            raise TrtspecError(f"TOKENS_BATCH has {len(rows)} rows, but SEQUENCE_LENGTH has {len(lengths)}")
         tokens = [ids[: length_of("SEQUENCE_LENGTH", length, ids)] for ids, length in zip(rows, lengths, strict=True)]
         texts = [self.pieces.text(check_ids("TOKENS_BATCH", ids), continues=continues).encode() for ids in tokens]
         return [("OUTPUT", np.array(texts, dtype=object))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to token ids."""
+"""The preprocessing model: text to token ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtspec.serving.triton.python_models.tokenize import TextReader
 
 
 class TritonPythonModel:
-    """Triton calls these by name."""
+    """Triton calls initialize and execute by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
@@ -45,14 +45,15 @@ class TritonPythonModel:
             ("STOP_WORDS_IDS", self.words(stop + more_ends)),
             ("BAD_WORDS_IDS", self.words(bad)),
             ("EMBEDDING_BIAS", np.zeros((1, 0), np.float32) if bias is None else bias[None]),
-            ("DECODER_INPUT_ID", np.array([[pad_id]], np.int32)),  # of models with an encoder, which none here is
+            # used by encoder-decoder models only, which are unsupported
+            ("DECODER_INPUT_ID", np.array([[pad_id]], np.int32)),
             ("REQUEST_DECODER_INPUT_LEN", np.array([[1]], np.int32)),
             ("OUT_END_ID", np.array([[end_id]], np.int32)),
             ("OUT_PAD_ID", np.array([[pad_id]], np.int32)),
         ]
 
     def words(self, words: list[list[int]]) -> Array:
-        """Return words as a tensor [1, 2, n]; n is at least 1, and 0 for no words where NVIDIA's is."""
+        """Return words as a tensor [1, 2, n]; n is at least 1, except that NVIDIA's tensor is empty without words."""
         if not words and self.is_nvidia:
             return np.zeros((1, 2, 0), np.int32)
         return tensor_of_words(words)[None]

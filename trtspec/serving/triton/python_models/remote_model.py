@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another model of the same server, asked from inside a Python model: calls as tensors, and tensors as answers."""
+"""Another model of the same server, called from a Python model: calls to tensors and tensors to answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_v
 
 
 class ServerModel:
-    """A model with the tensors of NVIDIA's tensorrt_llm. All calls that make one text share a line."""
+    """A model with the tensors of NVIDIA's tensorrt_llm; all calls of one completion share a line."""
 
     def __init__(self, line: Line, name: str, timeout_s: float = LONGEST_TEXT_S) -> None:
         self._line = line
@@ -29,9 +29,9 @@ class ServerModel:
         self._timeout_s = timeout_s
 
     def __call__(self, call: Call) -> Iterator[Answer]:
-        """Yield what the model answers; raises ModelRefusal with its words if it refuses, or has no answer in time.
+        """Yield the model's answers; raises ModelRefusal with its message if it fails or times out.
 
-        Whoever takes fewer answers has to close the line.
+        A caller that stops early must close the line.
         """
         counted = (0, 0)
         try:
@@ -62,9 +62,9 @@ def read_outputs(response: Any) -> dict[str, Array]:
 
 
 def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple[Answer, tuple[int, int]]:
-    """Return what one response says, and the counts of drafted and accepted tokens, which were `counted` before it.
+    """Return the answer in one response, and the cumulative draft counts, which were `counted` before it.
 
-    A model counts from the beginning of a request, an answer from the one before.
+    A model counts from the start of a request, an answer from the previous one.
     """
     length = int(outputs["sequence_length"].reshape(-1)[0])
     logits = outputs.get("generation_logits")
@@ -81,7 +81,7 @@ def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple
 
 
 def tensors(call: Call) -> list[tuple[str, Array]]:
-    """Return the tensors of a call, with the batch dimension of one request."""
+    """Return the tensors of a call, with a batch dimension of 1."""
     named = [
         ("input_ids", np.array([call.text], np.int32)),
         ("input_lengths", np.array([[len(call.text)]], np.int32)),
@@ -105,7 +105,7 @@ def tensors(call: Call) -> list[tuple[str, Array]]:
 
 
 def _sampling(sampling: SamplingOptions) -> list[tuple[str, Array]]:
-    """Return all of them always: what the executor takes for those that are missing is not what our clients mean."""
+    """Return all sampling tensors, because the executor's defaults differ from trtspec's."""
     greedy = sampling.greedy
     return [
         ("temperature", np.array([[1.0 if greedy else sampling.temperature]], np.float32)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request as its metrics see it: when it came, began and ended, and what it took."""
+"""The metrics of one request: arrival, start and end times, and counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.serving.triton.python_models.metric_families import Family
 
 
 class Text:
-    """One request on its way. Its engine's thread says how far it is, the thread of the metrics reads that."""
+    """The progress of one request; written by the engine's thread, read by the metrics thread."""
 
     def __init__(self, on_end: Callable[[Text], None]) -> None:
         self._on_end = on_end
@@ -23,23 +23,23 @@ class Text:
         self._first_at = 0.0
         self._first_tokens = 0
         self._counts = self._published = Stats()
-        self._times: deque[tuple[Family, float]] = deque()  # which two threads may use
+        self._times: deque[tuple[Family, float]] = deque()  # thread-safe
         self.has_started = self._has_waited = False
         self.reason: str | None = None
 
     def handed_over(self) -> None:
-        """Note that the engine has the request, of which it may say later how long it waited."""
+        """Record that the engine has the request; it may report the queueing time later."""
         self.has_started = True
 
     def started(self, queue_s: float | None = None) -> None:
-        """Note that the engine took the request in, after so many seconds or just now."""
+        """Record that the engine accepted the request, after `queue_s` seconds or now."""
         self.has_started = True
         if not self._has_waited:
             self._has_waited = True
             self._times.append((known.QUEUE, time.monotonic() - self._arrived if queue_s is None else queue_s))
 
     def updated(self, update: Update) -> None:
-        """Take news of an engine that says all there is to know."""
+        """Record an update of an engine that reports all counts."""
         if update.queue_s is not None:
             self.started(update.queue_s)
         if update.finish_reason:
@@ -48,16 +48,16 @@ class Text:
             self.progressed(update.stats)
 
     def progressed(self, counts: Stats) -> None:
-        """Take the counts so far; the first with a token say when that came."""
+        """Record the counts so far; the first with a token determine the time to first token."""
         self._counts = counts
         if not self._first_tokens and counts.new_tokens:
             self._first_at, self._first_tokens = time.monotonic(), counts.new_tokens
             self._times.append((known.TTFT, self._first_at - self._arrived))
 
     def ended(self, reason: str, counts: Stats | None = None) -> None:
-        """Note why the text ended, and its last counts.
+        """Record the finish reason and the final counts.
 
-        An answer that comes whole says nothing of its first token.
+        A response in one piece does not reveal the time to first token.
         """
         if self.reason is not None:
             return
@@ -74,11 +74,11 @@ class Text:
         self._on_end(self)
 
     def failed(self, error: Exception) -> None:
-        """Note that the text ended with an error: what was wrong before the engine took it in was refused."""
+        """Record an error: "refused" if the engine had not accepted the request yet."""
         self.ended("refused" if isinstance(error, TrtspecError) and not self.has_started else "error")
 
     def add_news(self, sums: Counter[tuple[Family, str]]) -> None:
-        """Add what was counted since this was called before."""
+        """Add the counts since the previous call."""
         now, before = self._counts, self._published
         self._published = now
         sums[known.PROMPT_TOKENS, ""] += now.prompt_tokens - before.prompt_tokens
@@ -91,5 +91,5 @@ class Text:
             sums[known.BY_POSITION, str(place)] += accepted - earlier
 
     def take_times(self) -> list[tuple[Family, float]]:
-        """Return what was measured since this was called before, in seconds."""
+        """Return the times measured since the previous call, in seconds."""
         return [self._times.popleft() for _ in range(len(self._times))]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The responses of one request: sent as they come, or one kept until `execute` returns it.
+"""The responses of one request: sent as they are produced, or a single one kept until `execute` returns it.
 
-Many senders with separate final flags crash tritonserver 2.51: all responses of a model leave under one lock, and the
-final flag is set on the last response of a request.
+Many senders with separate final flags crash tritonserver 2.51. All responses of a model are therefore sent under one
+lock, with the final flag on the last response of a request.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from trtspec.serving.triton.python_models.fields import parameters_of
 from trtspec.serving.triton.python_models.tensors import Array, cancelled, failure, respond, shutting_down
 
 DEPARTURES = os.environ.get(VARIABLE, "")
-REQUESTS_PER_PLACE = 2  # so that an engine does not wait for the next one
+REQUESTS_PER_PLACE = 2  # keeps the engine busy between requests
 
 
 class Places:
-    """How many requests a model of several threads has at once; others wait in the server's own queue.
+    """Limits the concurrent requests of a multi-threaded model; others wait in the server's queue.
 
-    That queue has the recipe's bound: the server refuses what goes beyond it with its own status.
+    That queue has the recipe's limit, beyond which the server rejects requests with its own status.
     """
 
     def __init__(self, max_batch_size: int) -> None:
@@ -34,16 +34,16 @@ class Places:
         self._free = threading.Semaphore(self.count)
 
     def hold(self, start: Callable[[], Future[Any]]) -> None:
-        """Start what answers a request, once there is a place for it, which it has until it is done.
+        """Start a request once a slot is free; the slot is released when its future completes.
 
-        Called by `execute`, so that the server's queue fills meanwhile.
+        Call it from `execute`, so that further requests fill the server's queue.
         """
         self._free.acquire()
         start().add_done_callback(lambda _: self._free.release())
 
 
 class Room:
-    """How many requests a model takes in that waits for none: beyond that it refuses them itself."""
+    """Limits the open requests of a model whose `execute` does not wait; further requests are rejected."""
 
     def __init__(self, max_batch_size: int, max_queue_size: int) -> None:
         self._max_queue_size = max_queue_size
@@ -58,7 +58,7 @@ class Room:
 
 
 class Responder:
-    """Answers one request of a model; `lock` is shared by all requests of the model."""
+    """Sends the responses of one request; `lock` is shared by all requests of the model."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class Responder:
         shutdown.add(self, self.send_shutdown)
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for a response any more; behind the last one the server is not asked."""
+        """Return whether the client is gone or has its last response, after which the server must not be queried."""
         with self._own:
             return self._is_final or self._is_cancelled() or has_departed(DEPARTURES, self._client)
 
     def send_tensors(self, make: Callable[[], list[tuple[str, Array]]], *, final: bool) -> None:
-        """Send those of the tensors that `make` returns which the request names."""
+        """Send those tensors of `make()` that the request names."""
         self.send(respond(self._pb_utils, make, self._wanted), final=final)
 
     def send_failure(self, error: Exception) -> None:
@@ -96,19 +96,19 @@ class Responder:
         self.send(failure(self._pb_utils, error), final=True)
 
     def send_cancelled(self) -> None:
-        """Tell a client that left."""
+        """Send the response for a disconnected client."""
         self.send(cancelled(self._pb_utils), final=True)
 
     def send_shutdown(self) -> None:
-        """Tell a client that the server ends; what its engine still says is for nobody."""
+        """Send an error because the server shuts down; later output of the engine is discarded."""
         self.send(shutting_down(self._pb_utils), final=True)
 
     def send_end(self) -> None:
-        """Say that the last response was the last."""
+        """Mark the end of the responses without another one."""
         self.send(None, final=True)
 
     def send(self, response: Any, *, final: bool) -> None:
-        """Send one response, none behind the last; where only one may be sent, keep it for `result`."""
+        """Send one response, unless the last was sent; keep it for `result` if the model is not decoupled."""
         with self._own:
             if self._is_final:
                 return
@@ -132,6 +132,7 @@ class Responder:
         self._done.set()
 
     def result(self) -> Any:
-        """Return the response once there is one."""
-        self._done.wait()  # unbounded: who answers sends a last response or abandons it, also to a client that left
+        """Wait for the response and return it."""
+        # no timeout: every request ends with a last response or `abandon`, also if its client disconnects
+        self._done.wait()
         return self.response

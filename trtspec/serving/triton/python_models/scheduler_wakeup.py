@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the server hand over what came while `execute` ran.
+"""Wake Triton's dynamic batcher after `execute`, so that it delivers requests that arrived during the call.
 
-Triton's batcher asks a model with a bounded queue only while the model waits for work, and nothing tells it when that
-is so again: a request that came during `execute` waits for the next one to come, or half a second
+With a bounded queue, Triton's batcher calls a model only while the model waits for work, and it is not notified when
+the model becomes idle: a request that arrives during `execute` waits for the next request or for half a second
 (triton-inference-server/core, DynamicBatchScheduler::WaitForPayloadSlotAvailable and RateLimiter::PayloadSlotAvailable,
-at r24.10 and in June 2026). The bound is wanted: what goes beyond it gets 503. So a model sends a request to itself
-a moment after `execute`, which is answered with nothing.
+at r24.10 and in June 2026). The bound is needed to reject further requests with 503. Therefore the model sends itself a
+request shortly after `execute`, and answers it with an empty response.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tritonclient.grpc import service_pb2
 from trtspec.core.errors import TrtspecError
 from trtspec.serving.triton.python_models.grpc_client import OwnServer
 
-BEHIND_S = (0.002, 0.01)  # the second for what came while the model executed the first
-AGAIN_S = 0.01  # where the server's thread was not back yet from `execute`: the nudge waits there as well
+BEHIND_S = (0.002, 0.01)  # the second wake-up is for requests that arrived while the first was executed
+AGAIN_S = 0.01  # retry interval: `execute` may not have returned to the server yet, and the wake-up then waits too
 ENDS_S = 1.0
 
 
 class Nudge:
-    """Nudges the server for one model of texts, which calls `behind` in `execute`."""
+    """Sends wake-up requests for one model, whose `execute` must run inside `behind`."""
 
     def __init__(self, server: OwnServer, model: str) -> None:
         self._server, self._model = server, model
-        self._id = f"nudge-{secrets.token_hex(16)}"  # not for clients to send
+        self._id = f"nudge-{secrets.token_hex(16)}"  # unguessable for clients
         self._executes = False
         self._wanted, self._began, self._closed = threading.Event(), threading.Event(), threading.Event()
         self._asking = ThreadPoolExecutor(4)
@@ -40,12 +40,12 @@ class Nudge:
         self._thread.start()
 
     def is_own(self, request: Any) -> bool:
-        """Return whether a request is a nudge, to be answered with nothing."""
+        """Return whether a request is a wake-up, to be answered with an empty response."""
         return bool(request.request_id() == self._id)
 
     @contextmanager
     def behind(self, requests: Sequence[Any]) -> Iterator[None]:
-        """Nudge the server a moment after this, unless the model executes again without; nudges alone want no other."""
+        """Wake the batcher shortly after the block, unless `execute` runs again or all requests were wake-ups."""
         self._executes = True
         self._began.set()
         try:
@@ -56,7 +56,7 @@ class Nudge:
                 self._wanted.set()
 
     def close(self) -> None:
-        """End, before the server's channel is closed."""
+        """Stop; call it before the server's channel is closed."""
         self._closed.set()
         self._wanted.set()
         self._thread.join(ENDS_S)
@@ -64,16 +64,16 @@ class Nudge:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._wanted.wait()  # unbounded: nothing came
+            self._wanted.wait()  # no timeout: nothing to do until the next `execute`
             self._wanted.clear()
             for behind_s in BEHIND_S:
                 self._began.clear()
                 if self._closed.wait(behind_s) or self._executes or self._began.is_set():
                     break
-                self._nudge()
+                self._wake()
 
-    def _nudge(self) -> None:
-        """Send requests until one of them, or any other, has come."""
+    def _wake(self) -> None:
+        """Send requests until one of them, or any other, arrives."""
         while not (self._executes or self._closed.is_set()):
             self._asking.submit(self._ask)
             if self._began.wait(AGAIN_S):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that change logits, and those that tell log probabilities: as NVIDIA's tensorrt_llm has them, and more.
+"""Tensors that change logits or return log probabilities: NVIDIA's, and extensions.
 
-`prompt_ignore_length` is TensorRT-LLM's own of 1.2; `num_top_logprobs`, `top_logprobs` and `top_logprob_ids` are ours.
+`prompt_ignore_length` is from TensorRT-LLM 1.2; `num_top_logprobs`, `top_logprobs` and `top_logprob_ids` are extensions
+of trtspec.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from trtspec.serving.triton.python_models.tensors import Array, RequestTensors, 
 
 
 def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> LogitEdits:
-    """Return how a request changes the target's logits.
+    """Return the changes of the target's logits that a request contains.
 
-    Omitted tensors take the values of `defaults`. What has no tensor, bad words and biases of `defaults` count beside
-    those of the request.
+    Omitted tensors take the values of `defaults`. Bad words and biases of `defaults`, and its settings without a
+    tensor, apply in addition to the request's.
     """
     words, bias = inputs.array("bad_words_list"), inputs.array("embedding_bias")
     return LogitEdits(
@@ -39,7 +40,7 @@ def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> Logit
 
 
 def read_wanted_scores(inputs: RequestTensors) -> dict[str, Any]:
-    """Return what a request wants to be told of its tokens, as keyword arguments of the engine's Request."""
+    """Return the scores that a request asks for, as keyword arguments of the engine's Request."""
     top = inputs.scalar("num_top_logprobs", 0)
     return {
         "return_logits": inputs.scalar("return_generation_logits", False),
@@ -49,7 +50,7 @@ def read_wanted_scores(inputs: RequestTensors) -> dict[str, Any]:
 
 
 def score_tensors(scores: Scores, cum_log_prob: float) -> list[tuple[str, Array]]:
-    """Return the output tensors of one beam's tokens; `cum_log_prob` is the whole text's so far."""
+    """Return the output tensors of one beam's tokens; `cum_log_prob` covers the completion so far."""
     found: list[tuple[str, Array]] = []
     if scores.logits is not None:
         found.append(("generation_logits", scores.logits[None, None]))

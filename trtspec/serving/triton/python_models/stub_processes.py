@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of the other Python models of this server."""
+"""The stub processes of the other Python models of this server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 STUB = b"triton_python_backend_stub"
 STOPPED = ("T", "t")
-STATE, PARENT = 0, 1  # of /proc/PID/stat, behind the process's name
+STATE, PARENT = 0, 1  # fields of /proc/PID/stat after the process name
 
 
 def end_stopped(model: str) -> list[int]:
-    """End the processes of a model that are stopped, and return which those were.
+    """Kill the stopped processes of a model and return their ids.
 
-    tritonserver aborts when it waits some seconds for a lock that a stopped process holds; of one that ended it just
-    says that the model is not healthy.
+    tritonserver aborts if it waits some seconds for a lock held by a stopped process; of a dead process it only reports
+    that the model is not healthy.
     """
     ended = []
     for process in _processes(model):
@@ -34,6 +34,6 @@ def _processes(model: str) -> Iterator[Path]:
     wanted = f"/{model}/".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            said = (process / "cmdline").read_bytes()
-            if STUB in said and wanted in said:
+            command = (process / "cmdline").read_bytes()
+            if STUB in command and wanted in command:
                 yield process

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python models of the repository share: parameters, the tensors of a request and of its response.
+"""Shared code of the repository's Python models: parameters, request tensors and response tensors.
 
-Runs inside Triton's Python stub. The stub's own module is handed in, so that all of this runs without a server too.
+It runs inside Triton's Python stub. The stub's module is a parameter, so the code also runs without a server.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from trtspec.serving.triton.python_models.fields import OLDER, parameters_of, re
 
 Array = npt.NDArray[Any]
 NO_ID = -1
-REFUSED, INTERNAL = "INVALID_ARG", "INTERNAL"  # Triton's names of kinds of errors
+REFUSED, INTERNAL = "INVALID_ARG", "INTERNAL"  # Triton's names of error codes
 SHUTTING_DOWN = "the server is shutting down"
 
-# Tensors that clients send with every request and no engine here acts on: the values that ask for nothing. A penalty of
-# the length is of a search by beams: with one beam it has no effect, whatever it is.
+# No-op values of tensors that clients send with every request and no engine here supports. A length penalty affects
+# beam search only, so any value is accepted.
 NEUTRAL: dict[str, tuple[float, ...]] = {
     "beam_width": (0, 1),
     "num_return_sequences": (0, 1),
     "return_context_logits": (False,),
 }
-# Those that not every engine acts on.
+# No-op values of tensors that only some engines support.
 NEUTRAL_SCORING: dict[str, tuple[float, ...]] = {
     "repetition_penalty": (1,),
     "min_tokens": (0, 1),
@@ -49,7 +49,7 @@ BIASES = ("embedding_bias", "embedding_bias_weights")
 
 
 class Settings:
-    """A model's configuration as Triton hands it to `initialize`."""
+    """A model's configuration as passed to `initialize`."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
         self._config = json.loads(args["model_config"])
@@ -66,33 +66,33 @@ class Settings:
 
     @property
     def max_queue_size(self) -> int:
-        """Return how many requests may wait; artifacts of before say it of the server's queue, not of the model's."""
+        """Return how many requests may wait; old artifacts set it in the server's queue policy, not a parameter."""
         policy = self._config.get("dynamic_batching", {}).get("default_queue_policy", {})
         return self.count("max_queue_size") or int(policy.get("max_queue_size", 0))
 
     @property
     def inputs(self) -> list[str]:
-        """Return the names of the tensors that a request may bring."""
+        """Return the names of the model's inputs."""
         return [tensor["name"] for tensor in self._config["input"]]
 
     def parameter(self, key: str) -> str:
-        """Return a parameter's text; one that is missing is an error that names it."""
+        """Return a parameter's text; raises TrtspecError if it is missing."""
         try:
             return str(self._config["parameters"][key]["string_value"])
         except KeyError:
             raise TrtspecError(f"parameter {key!r} is missing", where=str(self._root / "config.pbtxt")) from None
 
     def count(self, key: str) -> int:
-        """Return a parameter that is a number, 0 where an artifact of before has none."""
+        """Return an integer parameter, or 0 if an old artifact lacks it."""
         return int(self.parameter(key)) if key in self._config["parameters"] else 0
 
     def flag(self, key: str) -> bool:
-        """Return whether a parameter is true; one that is left out is not."""
+        """Return whether a parameter is "true"; False if it is missing."""
         return bool(self._config["parameters"].get(key) == {"string_value": "true"})
 
     @property
     def is_nvidia(self) -> bool:
-        """Return whether a request means what it does not say as NVIDIA's model of this name has it."""
+        """Return whether omitted fields of a request take NVIDIA's defaults."""
         return bool(self._config["parameters"].get(PARAMETER) == {"string_value": NVIDIA})
 
     @property
@@ -111,24 +111,24 @@ class Settings:
         return value
 
     def path(self, key: str) -> Path | None:
-        """Return a parameter as a path, relative ones from the model's directory; an empty one is None."""
+        """Return a parameter as a path, relative to the model's directory, or None if it is empty."""
         value = self.parameter(key)
         return (self._root / value).resolve() if value else None
 
     def required_path(self, key: str) -> Path:
-        """Return a parameter as a path; an empty one is an error that names it."""
+        """Return a parameter as a path; raises TrtspecError if it is empty."""
         if path := self.path(key):
             return path
-        raise TrtspecError(f"parameter {key!r} names no path", where=str(self._root / "config.pbtxt"))
+        raise TrtspecError(f"parameter {key!r} is empty, expected a path", where=str(self._root / "config.pbtxt"))
 
     def tokenizer(self) -> Tokenizer:
-        """Load the tokenizer that `tokenizer_dir` names."""
-        # Triton's stub starts no interpreter of ours; `deploy` tried the file
+        """Load the tokenizer in `tokenizer_dir`."""
+        # Vetting would start another interpreter, which Triton's stub cannot do; `deploy` has vetted the file.
         return Tokenizer((self._root / self.parameter("tokenizer_dir")).resolve(), vetted=True)
 
 
 class RequestTensors:
-    """The input tensors of one request, which carries one prompt."""
+    """The input tensors of one request, which has one prompt."""
 
     def __init__(self, pb_utils: Any, request: Any) -> None:
         self._get = pb_utils.get_input_tensor_by_name
@@ -136,26 +136,26 @@ class RequestTensors:
         self.parameters = parameters_of(request)
 
     def whole(self, name: str) -> Array | None:
-        """Return a tensor with its batch dimension, also one with an older name; None where the client sent none.
+        """Return a tensor with its batch dimension, also under its older name, or None if the client sent none.
 
-        Raises TrtspecError for a request with both names and different values.
+        Raises TrtspecError if a request has both names with different values.
         """
         array = self.sent(name)
         if name not in OLDER or (other := self._older(name)) is None:
             return array
         if array is not None and array.tolist() != other.tolist():
             older = OLDER[name][0]
-            said = f"{name} is {array.item()} and {older} is {other.item()}"
-            raise TrtspecError(f"{said}: they are the same field", hint="send one of them")
+            values = f"{name} is {array.item()} and {older} is {other.item()}"
+            raise TrtspecError(f"{values}: they are the same field", hint="send one of them")
         return other
 
     def sent(self, name: str) -> Array | None:
-        """Return the tensor of just this name; None where the client sent none."""
+        """Return the tensor with exactly this name, or None if the client sent none."""
         tensor = self._get(self._request, name)
         return None if tensor is None else tensor.as_numpy()
 
     def _older(self, name: str) -> Array | None:
-        """Return the field by its older name: a tensor, or a parameter."""
+        """Return the value under the field's older name, from a tensor or a parameter."""
         older, kind = OLDER[name]
         array = self.sent(older)
         if array is None and older in self.parameters:
@@ -163,12 +163,12 @@ class RequestTensors:
         return array
 
     def refuse_unknown(self, declared: Sequence[str], engine: str) -> None:
-        """Raise TrtspecError for a field that is not one of the `declared` inputs, and that nothing reads."""
+        """Raise TrtspecError for a field that is not one of the `declared` inputs and is not otherwise supported."""
         refuse_unknown(self.parameters, declared, engine)
 
     @contextmanager
     def naming(self, names: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Name fields in errors as the request does: by `names`, and by older names where it has those."""
+        """Use the request's own field names in errors: mapped by `names`, and older names if it used them."""
         try:
             yield
         except TrtspecError as error:
@@ -178,31 +178,31 @@ class RequestTensors:
                 if older in self.parameters or self.sent(older) is not None
             }
             message = renamed(error.message, names or {})
-            # both stand in an error about two names of one field
+            # an error about two names of one field contains both
             error.message = message if any(older in message for older in used.values()) else renamed(message, used)
             raise
 
     def array(self, name: str) -> Array | None:
-        """Return a tensor without its batch dimension; None where the client sent none."""
+        """Return a tensor without its batch dimension, or None if the client sent none."""
         array = self.whole(name)
         if array is None:
             return None
         if array.shape[0] != 1:
             raise TrtspecError(
-                f"{name} has {array.shape[0]} rows: send one prompt a request", hint="send several requests"
+                f"{name} has {array.shape[0]} rows: send one prompt per request", hint="send several requests"
             )
         row: Array = array[0]
         return row
 
     def required(self, name: str) -> Array:
-        """Return a tensor without its batch dimension; raises TrtspecError for a request without it."""
+        """Return a tensor without its batch dimension; raises TrtspecError if it is missing."""
         array = self.array(name)
         if array is None:
-            raise TrtspecError(f"the request has no {name}")
+            raise TrtspecError(f"the request lacks {name}")
         return array
 
     def scalar(self, name: str, default: Any = None) -> Any:
-        """Return the one value of a tensor as a Python value."""
+        """Return the single value of a tensor as a Python value."""
         array = self.array(name)
         if array is None:
             return default
@@ -211,12 +211,12 @@ class RequestTensors:
         return array.item()
 
     def numbers(self, name: str) -> list[Any]:
-        """Return the values of a tensor; none where the client sent none."""
+        """Return the values of a tensor; an empty list if the client sent none."""
         array = self.array(name)
         return [] if array is None else array.reshape(-1).tolist()
 
     def texts(self, name: str) -> list[str]:
-        """Return the strings of a tensor that are not empty."""
+        """Return the nonempty strings of a tensor."""
         array = self.array(name)
         items = [] if array is None else array.reshape(-1).tolist()
         try:
@@ -226,7 +226,7 @@ class RequestTensors:
 
 
 class HeldTensors(RequestTensors):
-    """The input tensors of one request as they were, for a thread that reads them when the server's memory is gone."""
+    """A copy of a request's input tensors, for threads that outlive the server's buffers."""
 
     def __init__(self, inputs: RequestTensors, names: Sequence[str]) -> None:
         found = ((name, inputs.sent(name)) for name in names)
@@ -238,7 +238,7 @@ class HeldTensors(RequestTensors):
 
 
 def refuse_other_than(neutral: Mapping[str, tuple[float, ...]], inputs: RequestTensors, engine: str) -> None:
-    """Raise for the first input that has another value than the neutral ones."""
+    """Raise TrtspecError for the first input whose value is not one of its no-op values."""
     for name, accepted in neutral.items():
         value = inputs.scalar(name)
         if value is not None and value not in accepted:
@@ -246,7 +246,7 @@ def refuse_other_than(neutral: Mapping[str, tuple[float, ...]], inputs: RequestT
 
 
 def refuse_unsupported(inputs: RequestTensors, engine: str) -> None:
-    """Raise for the first input that asks for what an engine does not do that neither edits nor tells logits."""
+    """Raise TrtspecError for the first input unsupported by an engine without logit edits and log probabilities."""
     refuse_other_than(NEUTRAL | NEUTRAL_SCORING, inputs, engine)
     if any(bias is not None and bias.any() for bias in map(inputs.array, BIASES)):
         raise TrtspecError(f"embedding_bias is not supported by {engine}")
@@ -256,47 +256,47 @@ def refuse_unsupported(inputs: RequestTensors, engine: str) -> None:
 
 
 def wants_stream(inputs: RequestTensors, name: str, *, decoupled: bool) -> bool:
-    """Return whether the answer is to come in pieces; raises TrtspecError where the repository gives whole ones."""
+    """Return whether to stream the response; raises TrtspecError if the repository does not stream."""
     wanted = bool(inputs.scalar(name, False))
     if wanted and not decoupled:
-        raise TrtspecError("stream is not served by this repository", hint="build it with serving.streaming: true")
+        raise TrtspecError("stream is not supported by this repository", hint="build it with serving.streaming: true")
     return wanted
 
 
 def end_ids_of(tokenizer: Tokenizer, asked: int | None) -> tuple[int, ...]:
-    """Return the ids that end a text: one of the tokenizer's own stands for all of them, -1 for none."""
+    """Return the end ids of a request: all of the tokenizer's for None or one of them, none for -1."""
     own = tokenizer.end_ids
     return own if asked is None or asked in own else (() if asked == NO_ID else (check_end_id(asked),))
 
 
 def nvidia_end_ids(asked: int | None) -> tuple[int, ...]:
-    """Return the one id that NVIDIA's tensorrt_llm ends a text at; without one all tokens are made."""
+    """Return the only end id, as NVIDIA's tensorrt_llm does; without one, all requested tokens are generated."""
     return () if asked in (None, NO_ID) else (check_end_id(asked),)
 
 
 def check_end_id(asked: int) -> int:
-    """Return an id that is to end a text; TrtspecError for none, as what 2^31 is in 32 bits."""
+    """Return a valid end id; raises TrtspecError for one below -1, such as 2^31 in 32 bits."""
     if asked < NO_ID:
         raise TrtspecError(f"end_id is {asked}, expected a token id, or {NO_ID} for none")
     return asked
 
 
 def length_of(name: str, length: int, ids: Sequence[int]) -> int:
-    """Return how many of `ids` count; TrtspecError where that is more than there are, or less than none."""
+    """Return the number of valid `ids`; raises TrtspecError if it is negative or exceeds their number."""
     if not 0 <= length <= len(ids):
-        raise TrtspecError(f"{name} is {length}, expected 0 to {len(ids)}, which is as many as there are tokens")
+        raise TrtspecError(f"{name} is {length}, expected 0 to {len(ids)}, the number of tokens")
     return length
 
 
 def check_ids(name: str, ids: Sequence[int]) -> Sequence[int]:
-    """Return token ids; TrtspecError where one is negative, which no tokenizer takes."""
+    """Return token ids; raises TrtspecError if one is negative, which tokenizers do not accept."""
     if odd := next((token for token in ids if token < 0), None):
         raise TrtspecError(f"{name} has the token id {odd}, expected 0 or more")
     return ids
 
 
 def tensor_of_words(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-    """Return words as NVIDIA's [2, n] tensor: the ids of all, and where each ends; padded with 0 and -1."""
+    """Return words as NVIDIA's [2, n] tensor: the ids of all words, and the end of each; padded with 0 and -1."""
     ids = [token for word in words for token in word]
     ends = np.cumsum([len(word) for word in words], dtype=np.int32)
     tensor = np.array([[0], [-1]], np.int32).repeat(max(1, len(ids)), axis=1)
@@ -306,7 +306,7 @@ def tensor_of_words(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
 
 
 def words_of_tensor(tensor: Array) -> list[list[int]]:
-    """Return the words of a [2, n] tensor."""
+    """Return the words in a [2, n] tensor."""
     if tensor.ndim != 2 or tensor.shape[0] != 2:
         raise TrtspecError(
             f"a word list has the shape {list(tensor.shape)}, expected [2, n]: ids and where each word ends"
@@ -314,18 +314,18 @@ def words_of_tensor(tensor: Array) -> list[list[int]]:
     ids, ends = tensor.tolist()
     bounds = [0, *(end for end in ends if end > 0)]
     if bounds != sorted(set(bounds)) or bounds[-1] > len(ids):
-        raise TrtspecError(f"a word list has the ends {bounds[1:]}, expected rising numbers up to {len(ids)}")
+        raise TrtspecError(f"a word list has the ends {bounds[1:]}, expected increasing numbers up to {len(ids)}")
     return [ids[start:end] for start, end in pairwise(bounds)]
 
 
 def read_sampling(
     inputs: RequestTensors, prefix: str = "", defaults: Mapping[str, float] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return how to sample, as TensorRT-LLM's executor does: greedy unless top_k or top_p ask for more than one token.
+    """Return the sampling options as TensorRT-LLM's executor reads them: greedy unless top_k or top_p allow sampling.
 
-    A temperature alone does not, and a top_p of 0 is none (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/
-    defaultDecodingParams.h@1020a8d7, triton_backend's utils.cc). With neither limit, `top_p` 1 samples from all tokens.
-    `defaults` are the values of omitted ones.
+    A temperature alone does not enable sampling, and a top_p of 0 means unset (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/
+    layers/defaultDecodingParams.h@1020a8d7, triton_backend's utils.cc). With neither limit, `top_p` 1 samples from all
+    tokens. `defaults` are the values of omitted fields.
     """
     top_k = inputs.scalar(f"{prefix}top_k", int(defaults.get("top_k", 0)))
     top_p = inputs.scalar(f"{prefix}top_p", defaults.get("top_p", 0.0))
@@ -341,7 +341,7 @@ def read_sampling(
 
 
 class Counts(Protocol):
-    """What a text took so far, in tokens."""
+    """Token counts of a completion so far."""
 
     @property
     def prompt_tokens(self) -> int: ...
@@ -363,7 +363,7 @@ class Counts(Protocol):
 
 
 def count_tensors(counts: Counts) -> list[tuple[str, Array]]:
-    """Return the output tensors that say what a text took."""
+    """Return the output tensors with the token counts."""
     rate = counts.accepted / counts.drafted if counts.drafted else 0.0
     return [
         ("acceptance_rate", np.array([[rate]], np.float32)),
@@ -377,11 +377,10 @@ def count_tensors(counts: Counts) -> list[tuple[str, Array]]:
 
 
 def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]], wanted: Container[str]) -> Any:
-    """Return the response that has the wanted ones of the tensors that `make` returns.
+    """Return a response with those tensors of `make()` that the request names in `wanted`.
 
-    The wanted ones are those that the request names. Sending any other ends the stub of tritonserver before 2.53 on
-    Python 3.12 and newer: it frees them without Python's lock (python_backend#390). What goes wrong in `make` is this
-    request's error and nobody else's.
+    Sending any other tensor crashes the stub of tritonserver before 2.53 on Python 3.12 and newer, which frees it
+    without holding Python's lock (python_backend#390). An exception in `make` becomes the error of this request only.
     """
     try:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in make() if name in wanted])
@@ -392,39 +391,39 @@ def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]], wanted: 
 def respond_each(
     pb_utils: Any, requests: list[Any], make: Callable[[RequestTensors], list[tuple[str, Array]]]
 ) -> list[Any]:
-    """Return a response for each request, of the tensors that `make` returns for its inputs."""
+    """Return a response for each request with the tensors that `make` returns for its inputs."""
     return [
-        respond(pb_utils, partial(_made, pb_utils, request, make), request.requested_output_names())
+        respond(pb_utils, partial(_make_tensors, pb_utils, request, make), request.requested_output_names())
         for request in requests
     ]
 
 
-def _made(
+def _make_tensors(
     pb_utils: Any, request: Any, make: Callable[[RequestTensors], list[tuple[str, Array]]]
 ) -> list[tuple[str, Array]]:
     return make(RequestTensors(pb_utils, request))
 
 
 def cancelled(pb_utils: Any) -> Any:
-    """Return the response to a client that left."""
+    """Return the response for a client that disconnected."""
     error = pb_utils.TritonError("the request was cancelled", pb_utils.TritonError.CANCELLED)
     return pb_utils.InferenceResponse(error=error)
 
 
 def shutting_down(pb_utils: Any) -> Any:
-    """Return the response to a client whose text is not whole when the server ends."""
+    """Return the response for a request that the server's shutdown interrupts."""
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(SHUTTING_DOWN, pb_utils.TritonError.UNAVAILABLE))
 
 
 def failure(pb_utils: Any, error: Exception) -> Any:
-    """Return an error response; the server's log has what no client can act on, under an id that the client gets."""
+    """Return an error response; internal errors are logged under an id, and the client gets only the id."""
     status = getattr(error, "status", REFUSED) if isinstance(error, TrtspecError) else INTERNAL
-    message = _told(pb_utils, error) if status == INTERNAL else str(error)
+    message = _client_message(pb_utils, error) if status == INTERNAL else str(error)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, status)))
 
 
-def _told(pb_utils: Any, error: Exception) -> str:
-    """Return what a client is told of an internal error; one of another model has its id and is in the log."""
+def _client_message(pb_utils: Any, error: Exception) -> str:
+    """Return the client's message for an internal error; log it, unless it has the id of another model's log entry."""
     fault = fault_of(str(error))
     if fault is None:
         import traceback

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the models from token ids to token ids share: the text that a request brings, and the ids of its answer."""
+"""Input and output of the token-level models: the text in a request and the ids in its response."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from trtspec.serving.triton.python_models.tensors import (
 
 
 class TokenReader:
-    """Reads the tensors of requests; with `is_nvidia` a text ends at the end id that is given, and no other."""
+    """Reads the tensors of requests; with `is_nvidia`, only the request's own end id ends a text."""
 
     def __init__(self, tokenizer: Tokenizer, *, is_nvidia: bool = False) -> None:
         self._tokenizer, self._is_nvidia = tokenizer, is_nvidia
         self._pieces = Pieces(tokenizer)
 
     def read(self, inputs: RequestTensors) -> dict[str, Any]:
-        """Return the text to go on with and what ends it, as keyword arguments of the engine's Request."""
+        """Return the prompt and its stop conditions, as keyword arguments of the engine's Request."""
         ids = inputs.required("input_ids").tolist()
         ends, words = self._stops(inputs.array("stop_words_list"))
         return {
@@ -44,7 +44,7 @@ class TokenReader:
         }
 
     def _stops(self, tensor: Array | None) -> tuple[list[int], list[list[int]]]:
-        """Return stop words as end ids and as words: a special token alone has no text that could be looked for."""
+        """Return stop words as end ids and as words: a single special token lacks a text that could be searched for."""
         words = [] if tensor is None else words_of_tensor(tensor)
         ends = [word for word in words if len(word) == 1 and word[0] in self._tokenizer.silent]
         return [token for (token,) in ends], [word for word in words if word not in ends]
@@ -54,10 +54,10 @@ class TokenReader:
 
 
 class Unsent:
-    """The ids of one answer that its client has not got yet, and their scores where they are wanted.
+    """The ids of one response that are not sent yet, and their scores if requested.
 
-    The prompt is among them where `exclude_input_in_output` is false, and of a whole answer where a request does not
-    say, as NVIDIA's model of this name has it.
+    The prompt is included if `exclude_input_in_output` is false, and by default for non-streamed requests, as in
+    NVIDIA's model of this name.
     """
 
     def __init__(self, inputs: RequestTensors, prompt_ids: Sequence[int], *, streaming: bool) -> None:
@@ -68,7 +68,7 @@ class Unsent:
         self._continues = False
 
     def add(self, ids: Sequence[int], scores: Scores | None = None) -> None:
-        """Take new ids and their scores."""
+        """Add new ids and their scores."""
         self._ids += ids
         if scores is None:
             return
@@ -77,7 +77,7 @@ class Unsent:
             self._cum_log_prob += float(scores.log_probs.sum(dtype=np.float64))
 
     def take(self, counts: Counts) -> list[tuple[str, Array]]:
-        """Return all of it as the tensors of one response, beside `counts`; no ids are one pad id of length 0."""
+        """Return the unsent ids and `counts` as the tensors of one response; no ids become one pad id of length 0."""
         ids, self._ids = self._ids, []
         scores, self._scores = self._scores, []
         continues, self._continues = self._continues, True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLM and SamplingParams as NVIDIA/TensorRT-Edge-LLM:experimental/server@0.11.0 has them: only what is passed here.
+"""LLM and SamplingParams of NVIDIA/TensorRT-Edge-LLM:experimental/server@0.11.0, with the parts used here.
 
-Answers come from answers.json in the model's directory, a list of pieces of text for each prompt; one token a piece.
-What requests were asked for is in `LLM.asked`.
+Responses come from answers.json in the model's directory: a list of text pieces per prompt, one token per piece.
+`LLM.asked` records the parameters of requests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StreamDelta:
 
 
 class Deltas:
-    """An iterator that can be closed, as the engine's own."""
+    """A closable iterator, as the engine's own."""
 
     def __init__(self, deltas: Iterator[StreamDelta]) -> None:
         self.deltas, self.closed = deltas, False

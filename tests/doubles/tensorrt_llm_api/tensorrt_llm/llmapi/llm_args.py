@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of two ages: up to 1.2 (dispatch by `from_dict`, assertions), then pydantic's union by decoding_type.
+"""Classes of two generations: up to 1.2 (dispatch by `from_dict`, assertions), then pydantic's union by decoding_type.
 
-What they take and refuse is that of NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py @v1.0.0, @v1.2.1 and @0004396.
+Accepted and rejected values follow NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py @v1.0.0, @v1.2.1 and
+@0004396.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class KvCacheConfig(StrictBaseModel):
 if IS_OLD:
 
     class _Fields(StrictBaseModel):
-        """What a version's base class has of its own."""
+        """The fields of a version's base class."""
 
         max_draft_len: int | None = None
         if MINOR < 2:

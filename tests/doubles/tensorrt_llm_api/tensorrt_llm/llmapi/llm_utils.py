@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model.yaml becomes arguments: in the older version sections have to be made before LLM gets them."""
+"""Conversion of a model.yaml to arguments; in the older version, sections must be objects before LLM gets them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BuildOptions, and where its engines are cached; a test holds both against the package's own."""
+"""BuildOptions and the engine cache path; a test compares both with the real package."""
 
 from __future__ import annotations
 
