@@ -17,7 +17,7 @@ from trtspec.core import hashing
 from trtspec.core.errors import TrtspecError
 from trtspec.core.hashing import FilesBeside, Hashlib, grow, hash_with
 
-LONG = hashing.LEAST_COMPANY_BYTES
+LONG = hashing.MIN_SHARED_BYTES
 
 
 class Several(Hashlib):
@@ -188,7 +188,10 @@ def test_a_file_that_ends_before_its_size_has_no_digest(
     with pytest.raises(TrtspecError) as caught:
         FilesBeside(paths[:3]).digests(1)
     first = str(caught.value)
-    assert f"{paths[1]}: {2 * LONG:,} of its {3 * LONG + 77:,} bytes were read: it changed meanwhile" in first
+    assert (
+        f"{paths[1]}: {2 * LONG:,} of its {3 * LONG + 77:,} bytes were read; the file changed while it was being read"
+        in first
+    )
 
 
 def test_an_interrupt_where_files_are_taken_leaves_nobody_waiting(code: Several, paths: list[Path]) -> None:

@@ -53,7 +53,7 @@ def test_an_unknown_name_lists_what_is_there(site: Path) -> None:
 def test_a_name_of_ours_cannot_be_taken(site: Path) -> None:
     install(site, "none = extra:METHOD")
     where = "entry point 'none' of extra 2.0 in the group trtspec.methods: "
-    refused(f"{where}'none' is there already\nhint: give it a name of its own")
+    refused(f"{where}'none' is already registered\nhint: choose another name")
 
 
 @pytest.mark.parametrize(
