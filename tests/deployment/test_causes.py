@@ -22,21 +22,21 @@ DOCKER = {
     "new docker": ("docker: unknown command: docker compose\n", "docker has no compose plugin"),
     "no daemon": (
         "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
-        "the docker daemon does not answer",
+        "the docker daemon is not reachable",
     ),
     "no access": (
         "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: "
         'Get "http://%2Fvar%2Frun%2Fdocker.sock/v1.47/info": dial unix /var/run/docker.sock: connect: permission denied',  # noqa: E501
-        "this user may not use the docker daemon",
+        "permission denied for the docker daemon",
     ),
     "no such image": (
         f"Error response from daemon: manifest for ghcr.io/a/b@{DIGEST} not found: manifest unknown: manifest unknown",
-        "the image was not found, or its registry refuses access to it",
+        "image not found, or access denied by its registry",
     ),
     "private image": (
         "Error response from daemon: pull access denied for a/b, repository does not exist or may require "
         "'docker login': denied: requested access to the resource is denied",
-        "the image was not found, or its registry refuses access to it",
+        "image not found, or access denied by its registry",
     ),
     "no login": ("Error response from daemon: unauthorized: authentication required", "the registry refuses access"),
     "no registry": (
@@ -45,7 +45,7 @@ DOCKER = {
     ),
     "no GPU": (
         'Error response from daemon: could not select device driver "nvidia" with capabilities: [[gpu]]',
-        "docker cannot give the container a GPU",
+        "docker cannot provide a GPU to the container",
     ),
     "full disk": ("write /var/lib/docker/tmp/x: no space left on device", "the disk of the docker daemon is full"),
 }
@@ -65,7 +65,7 @@ LATER = {
     "late": ("application not healthy after 5m0s", "the container was not healthy in time"),
 }
 KUBECTL = {
-    "no context": ("config", "error: current-context is not set", "kubectl has no cluster"),
+    "no context": ("config", "error: current-context is not set", "kubectl has no current context"),
     "unreachable": (
         "apply",
         "The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?",
@@ -179,7 +179,7 @@ def test_docker_that_cannot_be_asked_does_not_make_a_deployment_dead(tool: Path,
     refused = trtspec("rm", "tiny")
     assert (refused.code, "'tiny' is unknown" in refused.err) == (1, True)
     forced = trtspec("rm", "--force", "tiny", "--json")
-    assert "the docker daemon does not answer" in forced.document["removed"][0]["left"]
+    assert "the docker daemon is not reachable" in forced.document["removed"][0]["left"]
     assert trtspec("ps").out == "nothing was deployed\n"
 
 

@@ -24,12 +24,12 @@ def test_a_server_that_answers_is_well() -> None:
 @pytest.mark.parametrize(
     ("seen", "after", "words"),
     [
-        ({"ended": -9}, 0, "the server ended by itself with status -9"),
+        ({"ended": -9}, 0, "the server exited with status -9"),
         ({"died": ["tensorrt_llm"]}, 0, "the process of tensorrt_llm died"),
         ({"stopped": ["tensorrt_llm"]}, STOPPED_S, "the process of tensorrt_llm is stopped"),
         ({"stopped": ["tritonserver"], "waits_since": 100.0}, STOPPED_S, "the process of tritonserver is stopped"),
-        ({"waits_since": 100.0}, SILENT_S, "a request for one token has no answer since 3 s, and nothing runs"),
-        ({"refusals": 3, "said": "no"}, 0, "a request for one token was refused 3 times: no"),
+        ({"waits_since": 100.0}, SILENT_S, "a request for one token has been unanswered for 3 s, and no thread is running"),
+        ({"refusals": 3, "said": "no"}, 0, "a request for one token failed 3 times: no"),
     ],
 )
 def test_a_fault_is_seen_in_time_and_named(seen: dict[str, object], after: float, words: str) -> None:
@@ -40,7 +40,7 @@ def test_a_fault_is_seen_in_time_and_named(seen: dict[str, object], after: float
 def test_a_server_with_much_to_do_may_answer_late_but_not_never() -> None:
     assert verdicts(60, waits_since=100.0, computes=True) == []
     [first, *_] = verdicts(BUSY_S + 1, waits_since=100.0, computes=True)
-    assert first == (BUSY_S, "a request for one token has no answer since 600 s")
+    assert first == (BUSY_S, "a request for one token has been unanswered for 600 s")
 
 
 def full_since(progress: list[int | None]) -> list[float | None]:
@@ -75,8 +75,8 @@ def test_a_full_server_that_does_nothing_hangs(computes: bool, after: float) -> 
     first, said = next(each for each in found if each[1])
     assert first == after
     assert said == (
-        f"a request for one token is refused as one too many, and no other gets on, since {after:.0f} s"
-        + ("" if computes else ", and nothing runs")
+        f"a request for one token found a full queue without progress for {after:.0f} s"
+        + ("" if computes else ", and no thread is running")
     )
 
 

@@ -199,7 +199,7 @@ def test_many_gpus_are_groups_of_machines() -> None:
         ("embedded", {}, {"artifact": "image:name:tag"}, "says not where the artifact lies"),
         ("embedded", {}, {"namespace": "A"}, "option namespace: 'A' is no DNS label"),
         ("embedded", {}, {"gateway": "main"}, "option gateway: '' is no DNS label"),
-        ("embedded", {}, {"replicas": "x"}, "option replicas: 'x' is no whole number"),
+        ("embedded", {}, {"replicas": "x"}, "option replicas: 'x' is not a whole number"),
         ("embedded", {}, {"replicas": "9"}, "a number is out of its range"),
         ("embedded", {}, {"weight": "101"}, "a number is out of its range"),
         ("embedded", {}, {"prometheus": "x\ny"}, "is no address"),
@@ -207,7 +207,7 @@ def test_many_gpus_are_groups_of_machines() -> None:
         ("embedded", {}, {"form": "helm"}, "'helm' is none of deployment, kserve, dynamo"),
         ("embedded", {}, {"form": "dynamo"}, "dynamo starts engines that serve by themselves, which embedded does not"),
         ("vllm", {}, {"form": "kserve", "artifact": f"modelpack:{IMAGE}"}, "KServe mounts no modelpack"),
-        ("embedded", {}, {"image": "name:tag"}, "is no image by digest"),
+        ("embedded", {}, {"image": "name:tag"}, "is not an image with a digest"),
     ],
 )
 def test_what_cannot_be_rendered_is_said(backend: str, sections: dict, settings: dict, said: str) -> None:
@@ -439,7 +439,7 @@ def test_pods_that_never_become_ready_are_told(artifact: Path, trtspec: Run, kub
     ("words", "said"),
     [
         ([], "--target kubernetes needs --detach"),
-        (["--detach"], "no image is named"),
+        (["--detach"], "no image given"),
         (["--detach", "--image", IMAGE, "--http-port", "1"], "a cluster's service has its own address and ports"),
         (["--detach", "--image", IMAGE], "says not where the artifact lies"),
     ],

@@ -134,7 +134,7 @@ def test_a_killed_supervisor_is_dead_with_its_last_words_and_can_be_deployed_aga
     found = status("echo")
     assert found["state"] == "dead"
     assert "Started Metrics Service" in found["log"]
-    with pytest.raises(DeployError, match="the server ended by itself with status -9") as caught:
+    with pytest.raises(DeployError, match="the server exited with status -9") as caught:
         server.wait()  # unbounded: the server has ended already
     assert "Started Metrics Service" in caught.value.hint
     again = deploy()
@@ -274,7 +274,7 @@ def test_an_unknown_name_lists_the_known(state: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "", "A", "a/b", "a" * 64])
 def test_a_name_is_no_path(name: str) -> None:
-    with pytest.raises(DeployError, match="is no name of a deployment"):
+    with pytest.raises(DeployError, match="is not a valid deployment name"):
         status(name)
 
 

@@ -104,7 +104,7 @@ def test_damaged_state_of_a_dead_deployment_is_removed_as_the_hint_says(
     (journal.root / "state.json").write_bytes(content)
     with pytest.raises(DeployError, match="state cannot be read") as caught:
         journal.read()
-    assert caught.value.hint == "none of its processes runs: remove the file"
+    assert caught.value.hint == "none of its processes is running; remove the file"
     (journal.root / "state.json").unlink()
     assert journal.read() is None
     assert deployment_names() == []

@@ -95,7 +95,7 @@ def test_requested_port_that_is_taken_is_an_error_with_its_owner() -> None:
         port = holder.getsockname()[1]
         with pytest.raises(DeployError, match=f"grpc port {port} is {SELF}") as caught:
             choose_ports(DeployOptions(ports={"grpc": port}))
-    assert caught.value.hint == "choose another with --grpc-port, or leave it out and the next free port is used"
+    assert caught.value.hint == "choose another with --grpc-port, or omit the option to use the next free port"
 
 
 def test_port_without_permission_is_not_called_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_rm_of_an_unreadable_record_needs_force(ended: None, trtspec: Run) -> No
     (DeploymentJournal("stopped").root / "state.json").write_text("{")
     assert "state cannot be read" in trtspec("rm", "stopped").err
     forced = trtspec("rm", "--force", "stopped")
-    assert (forced.code, "warning: it may still run: its record could not be read" in forced.err) == (0, True)
+    assert (forced.code, "warning: it may still run: its record is unreadable" in forced.err) == (0, True)
     assert "stopped" not in [each["name"] for each in deployments()]
 
 
@@ -127,7 +127,7 @@ def test_cause_of_death_is_the_killed_supervisor(workplace: Path, trtspec: Run) 
 def test_cause_of_death_is_the_signal_that_the_supervisor_noted(workplace: Path) -> None:
     journal, record = dead()
     journal.log.write_bytes(note_of_signal(signal.SIGTERM) + SHUTDOWN.encode())
-    assert cause_of_death(journal, record).endswith("was told to end by SIGTERM, and not by trtspec stop")
+    assert cause_of_death(journal, record).endswith("was stopped by SIGTERM, not by trtspec stop")
     foreground = replace(record, detached=False)
     assert cause_of_death(journal, foreground).startswith("the command that served it in the foreground ended")
 

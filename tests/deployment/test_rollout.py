@@ -184,7 +184,7 @@ def test_one_that_dies_or_stops_while_it_has_requests_is_rolled_back(live: Live,
     rollout = read_rollout(live.journal)
     assert rollout is not None
     assert rollout.state == "rolled-back"
-    assert "died" in rollout.reason or "stopped" in rollout.reason or "ended by itself" in rollout.reason
+    assert "died" in rollout.reason or "stopped" in rollout.reason or "exited with" in rollout.reason
     assert live.record == before
     assert live.answers()
     assert not live.processes(revision)

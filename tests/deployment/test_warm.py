@@ -97,4 +97,4 @@ def test_a_unit_waits_too_and_a_container_cannot_be_asked(artifact: Path, trtspe
     assert "--wait-warm" in trtspec("deploy", artifact, "--systemd", "--wait-warm").out
     refused = trtspec("deploy", artifact, "--target", "docker", "--wait-warm")
     assert refused.code == 1
-    assert "nobody here can ask the entries of docker" in refused.err
+    assert "target docker does not support --wait-warm" in refused.err

@@ -80,7 +80,7 @@ def test_a_full_disk_below_the_deployments(trtspec: Run, workplace: Path, monkey
         1,
         [
             f"error: no space left on {workplace / 'state'}",
-            "hint: give it room or access there, or point TRTSPEC_STATE at another directory",
+            "hint: free space or grant access there, or set TRTSPEC_STATE to another directory",
         ],
     )
 
