@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make setup` says before it installs anything."""
+"""Messages of `make setup` about the Python interpreter."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_is_missing_is_said_all_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_its_words_come_before_anything_is_installed(tmp_path: Path) -> None:
-    """`make setup` with a Python that cannot be used ends with its words, and makes no environment."""
+    """`make setup` with an unsupported Python prints the reason and creates no environment."""
     python = tmp_path / "python"
     code = "import sys; sys.version_info = (3, 99, 0, 'final', 0); sys.argv = sys.argv[1:]"
     script = f"{code}; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"

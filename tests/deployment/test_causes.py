@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docker and kubectl print when they fail, and the cause that `deploy` names."""
+"""Output of failing docker and kubectl commands, and the cause that `deploy` reports."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ LATER = {
     "late": ("application not healthy after 5m0s", "the container was not healthy in time"),
 }
 KUBECTL = {
-    "no context": ("config", "error: current-context is not set", "kubectl has no current context"),
+    "no context": ("config", "error: current-context is not set", "kubectl's current context is not set"),
     "unreachable": (
         "apply",
         "The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?",
@@ -96,7 +96,7 @@ APPLIED = {
     "missing kind": (
         'error: resource mapping not found for name: "x" namespace: "" from "x.yaml": no matches for kind '
         '"LeaderWorkerSet" in version "leaderworkerset.x-k8s.io/v1"\nensure CRDs are installed first',
-        "the cluster has no resource of the kind LeaderWorkerSet",
+        "the cluster does not support resources of kind LeaderWorkerSet",
     ),
     "namespace": (
         'Error from server (NotFound): error when creating "x": namespaces "serving" not found',
@@ -115,7 +115,7 @@ def artifact(workplace: Path) -> Path:
 
 @pytest.fixture
 def tool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> Path:
-    """The directory of a stand-in for the program that the test is about, which is on PATH."""
+    """The directory of a double of the tested program, which is on PATH."""
     name = "kubectl" if "kubectl" in request.node.name else "docker"
     root = tmp_path_factory.mktemp(name)
     Installation(root).add_program(name, **{f"{name.upper()}_DOUBLE": str(root)})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target docker: what its compose file says, and what docker is told (a stand-in, which verifies nothing)."""
+"""The docker target: content of its compose file, and docker commands (run by a double that verifies nothing)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def artifact(workplace: Path) -> Path:
 
 @pytest.fixture
 def docker(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of a stand-in for docker that is on PATH."""
+    """The directory of a double of docker that is on PATH."""
     root = tmp_path_factory.mktemp("docker")
     Installation(root).add_program("docker", DOCKER_DOUBLE=str(root))
     monkeypatch.setenv("PATH", str(root / "bin"), prepend=":")
@@ -75,7 +75,7 @@ def test_a_stop_waits_for_the_longest_stream() -> None:
 
 
 def test_gpus_are_those_up_to_the_last_of_the_placement() -> None:
-    """A container counts its GPUs from 0, and the models name them by number."""
+    """A container numbers its GPUs from 0, and the models refer to them by number."""
     parallel, placement = {"model": "./t", "parallel": {"tensor": 2}}, {"placement": {"target": [1, 2]}}
     found = service(backend="llmapi", target=parallel, serving=placement)
     device = found["deploy"]["resources"]["reservations"]["devices"][0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a server by what was seen of it, and when it is started again; the clock is the test's."""
+"""Failure detection from health samples, and restart delays; the test controls the clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEP = 0.25
 
 
 def verdicts(seconds: float, **seen: object) -> list[tuple[float, str]]:
-    """Return what is said, and after how long, of looks that all see the same."""
+    """Return the failure, and the time until it is detected, for constant samples."""
     judge = Judge()
     times = [100 + STEP * number for number in range(int(seconds / STEP) + 1)]
     return [(time - 100, fault) for time in times if (fault := judge.fault(Look(time, **seen)))]
@@ -28,7 +28,11 @@ def test_a_server_that_answers_is_well() -> None:
         ({"died": ["tensorrt_llm"]}, 0, "the process of tensorrt_llm died"),
         ({"stopped": ["tensorrt_llm"]}, STOPPED_S, "the process of tensorrt_llm is stopped"),
         ({"stopped": ["tritonserver"], "waits_since": 100.0}, STOPPED_S, "the process of tritonserver is stopped"),
-        ({"waits_since": 100.0}, SILENT_S, "a request for one token has been unanswered for 3 s, and no thread is running"),
+        (
+            {"waits_since": 100.0},
+            SILENT_S,
+            "a request for one token has been unanswered for 3 s, and no thread is running",
+        ),
         ({"refusals": 3, "said": "no"}, 0, "a request for one token failed 3 times: no"),
     ],
 )
@@ -44,7 +48,7 @@ def test_a_server_with_much_to_do_may_answer_late_but_not_never() -> None:
 
 
 def full_since(progress: list[int | None]) -> list[float | None]:
-    """Return since when nothing is answered after each question of a second, all refused as too many."""
+    """Return the start of the unanswered period after each probe (one per second, all rejected with a full queue)."""
     waiting, found = Waiting(), []
     for second, done in enumerate(progress):
         waiting.asked(100.0 + second)
@@ -55,7 +59,7 @@ def full_since(progress: list[int | None]) -> list[float | None]:
 
 def test_word_that_it_is_full_is_no_answer() -> None:
     assert full_since([7, 7, 7, 7]) == [100.0] * 4
-    assert full_since([None, None, 7, None, 7]) == [100.0] * 5, "it says nothing that would be for it"
+    assert full_since([None, None, 7, None, 7]) == [100.0] * 5, "no evidence of progress"
 
 
 def test_a_full_server_that_gets_on_is_waited_for_anew() -> None:
@@ -89,7 +93,7 @@ def test_an_answer_ends_the_waiting() -> None:
     assert (waiting.since, waiting.is_full) == (None, False)
     waiting.asked(5.0)
     waiting.refused_as_full(5.5, 9)
-    assert waiting.since == 5.0, "what it did before the answer says nothing"
+    assert waiting.since == 5.0, "progress before the answer does not count"
 
 
 def test_a_process_that_was_only_looked_at_by_a_debugger_goes_on() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rm`, `version`, and what `status` and `history` report of a deployment that died."""
+"""`rm`, `version`, and the reports of `status` and `history` about a dead deployment."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_cause_of_death_is_the_kernel_where_its_log_has_the_process(
     (tmp_path / "kmsg").write_text(line.format(record.pid, program))
     assert cause_of_death(journal, record).startswith("the kernel killed its supervisor")
     (tmp_path / "kmsg").write_text(line.format(record.pid, "postgres"))
-    assert cause_of_death(journal, record).endswith("was killed"), "a process of another container has this number"
+    assert cause_of_death(journal, record).endswith("was killed"), "a process of another container has this pid"
 
 
 def test_telling_lines_leave_out_a_shutdown_and_inner_lines_of_tracebacks() -> None:

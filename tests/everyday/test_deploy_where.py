@@ -172,6 +172,6 @@ def test_one_artifact_is_served_twice(echo: Path, trtspec: Run) -> None:
     assert "echo starts" in trtspec("logs", "two").out
     assert trtspec("stop", "one").out == "one is stopped\n"
     assert trtspec("status", "two").code == 0
-    with pytest.raises(DeployError, match=f"'two' is deployed already, at {ELSEWHERE}") as caught:
+    with pytest.raises(DeployError, match=f"'two' is already deployed at {ELSEWHERE}") as caught:
         local.deploy_local(echo, DeployOptions(name="two"))
-    assert caught.value.hint == f"say --host {ELSEWHERE}, or trtspec stop two first"
+    assert caught.value.hint == f"use --host {ELSEWHERE}, or trtspec stop two first"

@@ -84,14 +84,14 @@ _GROWING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only writing raises thes
 
 
 def refusal(error: OSError) -> str | None:
-    """Return a description of an operating system error, to be followed by a path; None if it indicates a bug."""
+    """Return a description of an operating system error, to be followed by a path, or None for a bug."""
     if not error.errno:  # UnfitFile, whose message is trtspec's
         return f"{error.strerror}:" if error.strerror else None
     return f"{_EXHAUSTED[error.errno]} at" if error.errno in _EXHAUSTED else _REFUSALS.get(error.errno)
 
 
 def describe_refusal(error: OSError, otherwise: str) -> str | None:
-    """Return the description with the error's path, or `otherwise` if it has none; None as for `refusal`."""
+    """Return the description with the error's path, falling back to `otherwise`; None as for `refusal`."""
     refused, path = refusal(error), refused_at(error)
     if refused and not path and error.errno in _EXHAUSTED:
         return _EXHAUSTED[error.errno]
@@ -99,7 +99,7 @@ def describe_refusal(error: OSError, otherwise: str) -> str | None:
 
 
 def remedy_of(error: OSError) -> str | None:
-    """Return the remedy for an operating system error; None if it depends on the command."""
+    """Return the remedy for an operating system error, or None if it depends on the command."""
     return _REMEDIES.get(error.errno or 0)
 
 
@@ -140,7 +140,7 @@ class TrtspecError(Exception):
     """An error that the user can act on: the problem, where it is, and a hint."""
 
     exit_code = 1
-    remedy: str | None = None  # shown if the error has no hint of its own
+    remedy: str | None = None  # default hint
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -158,7 +158,7 @@ class TrtspecError(Exception):
 class CheckpointError(TrtspecError):
     """A source or converted checkpoint is unreadable or inconsistent.
 
-    The class has no default remedy because it depends on the cause.
+    The remedy depends on the cause, so the class does not set one.
     """
 
 

@@ -129,7 +129,7 @@ def is_guarded(path: Path) -> bool:
 
 @cache
 def _is_private_group(gid: int) -> bool:
-    """Return whether a group is root's or this user's private group and has no other members."""
+    """Return whether a group is root's or this user's private group without other members."""
     import grp
     import pwd
 

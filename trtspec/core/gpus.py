@@ -92,7 +92,7 @@ GPUS = {
         _gpu("b200", "B200", 100, 178, 8000, (2250, 4500), 900, f"{_DATA_CENTER}/dgx-b200/"),
         _gpu("rtx5090", "RTX 5090", 120, 31, 1792, (209.5, 419), 64, _RTX_BLACKWELL),
         _gpu("rtxpro6000", "RTX PRO 6000", 120, 94, 1792, (503.8, 1007.6), 64, f"{_RTX}/professional-desktop-gpus/"),
-        # memory is shared with the CPU and not reported by a driver: that of the largest module; one GPU per machine
+        # memory is shared with the CPU and not reported by a driver: size of the largest module; one GPU per machine
         _gpu("jetson-orin", "Orin", 87, 61, 204.8, (42.5, 0), 0, _ORIN),
         _gpu("jetson-thor", "Thor", 110, 122, 273, (258, 517), 0, _THOR),
         _gpu("dgx-spark", "GB10", 121, 119, 273, (125, 250), 0, f"{_RTX}/dgx-spark/"),
@@ -101,7 +101,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU with a recipe's name, in any case; raise TrtspecError with the known names if there is none."""
+    """Return the GPU with a recipe's name, in any case; raise TrtspecError with the known names otherwise."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         hint = did_you_mean(name.lower(), GPUS) or f"known: {', '.join(GPUS)}"

@@ -133,7 +133,7 @@ class _Reading:
 
 
 class FilesBeside:
-    """Hashes files in several threads; other hashing threads can process some of its pieces along with theirs.
+    """Hashes files in several threads; other hashing threads can process some of its pieces too.
 
     All threads use one implementation. Nothing is read while `has_room` returns False; call `wake` when its result may
     have changed. `on_bytes` receives the number of bytes hashed and `on_found` each digest; an exception from either
@@ -186,7 +186,7 @@ class FilesBeside:
     def lent(self, most: int, nbytes: int) -> Iterator[list[_Reading]]:
         """Lend up to `most` idle files, each with its next piece, to be hashed in the block.
 
-        Does not wait for the disk: only pieces in the page cache are lent, so the list may be empty.
+        Does not wait for the disk: only pieces in the page cache are available, so the list may be empty.
         """
         with self._returned() as taken:
             self._take(most, taken)
@@ -257,7 +257,7 @@ class FilesBeside:
             self._changed.notify_all()
 
     def _await(self, taken: list[_Reading]) -> None:
-        """Wait for files and take this thread's share; take none once all files are hashed."""
+        """Wait for files and take this thread's share, which is empty once all files are hashed."""
         while not taken:
             self._take(self._share, taken)
             with self._changed:
@@ -307,7 +307,7 @@ class FilesBeside:
             self._changed.notify_all()
 
     def _close(self) -> None:
-        with self._changed:  # no timeout: each lent file is being hashed
+        with self._changed:  # no timeout: another thread is hashing these files
             self._changed.wait_for(lambda: not self._lent)
             for each in self._idle:
                 each.file.close()

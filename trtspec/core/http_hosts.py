@@ -114,7 +114,7 @@ def is_loopback(bind: str) -> bool:
 
 
 def _split(authority: str) -> tuple[str, str] | None:
-    """Return name and port ("" if absent) of an authority; None if it is malformed."""
+    """Return name and port ("" if absent) of an authority, or None if it is malformed."""
     match = AUTHORITY.fullmatch(authority)
     return (match[1].lower(), match[2] or "") if match else None
 

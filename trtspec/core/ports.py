@@ -57,7 +57,7 @@ def port_in_use(port: int, host: str = LOOPBACK) -> bool:
 
 
 def bind_error(port: int, host: str = LOOPBACK) -> OSError | None:
-    """Return the error with which this process would fail to bind a port; None if it can bind it."""
+    """Return the error with which this process would fail to bind a port, or None."""
     import socket
 
     with socket.socket() as probe:

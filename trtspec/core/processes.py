@@ -41,7 +41,7 @@ def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]
 
 
 def start_time(pid: int) -> int | None:
-    """Return a process's start time in clock ticks since boot; None if it is gone or a zombie.
+    """Return a process's start time in clock ticks since boot, or None if it is gone or a zombie.
 
     Pids are reused; pid and start time together identify a process uniquely.
     """
@@ -50,7 +50,7 @@ def start_time(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third on (state, parent, group ...); None if it ended."""
+    """Return the fields of /proc/PID/stat from the third on (state, parent, group ...), or None if it ended."""
     fields = _stat_text(Path(f"/proc/{pid}/stat")).split()
     return None if not fields or fields[0] in "ZX" else fields
 
@@ -169,7 +169,7 @@ def available_memory(root: Path = Path("/")) -> int:
     meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
     available = int(meminfo.get("MemAvailable", "0 kB").split()[0]) * 1024
     group = _read(root / "proc/self/cgroup").partition("0::/")[2].strip()
-    limit = _read(root / "sys/fs/cgroup" / group / "memory.max").strip()  # "max" is no limit
+    limit = _read(root / "sys/fs/cgroup" / group / "memory.max").strip()  # "max" means unlimited
     return min(available, int(limit)) if limit.isdecimal() else available
 
 

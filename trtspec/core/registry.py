@@ -41,7 +41,7 @@ def _built_in(package: str, part: str) -> list[str]:
 
 @cache
 def discover_all(package: str, attribute: str, part: str = "") -> dict[str, Any]:
-    """Return the built-in extensions and those of installed packages, sorted by name.
+    """Return the extensions, built in or from installed packages, sorted by name.
 
     Raises TrtspecError for a duplicate name or an entry point that cannot be loaded.
     """

@@ -32,8 +32,8 @@ Serves {name} with docker compose; {variable} is the directory of the artifact:
 Ports at {host}: http {http}, gRPC {grpc} and Prometheus metrics {metrics} without authentication, and the OpenAI API
 {openai} with optional keys. Any client that can reach {host} can send requests and read the metrics. Triton's control
 APIs require a token that is created in the container and never leaves it. To serve other machines, put a proxy with
-TLS and authentication in front. The keys of the OpenAI gateway come from {env_file}, which is optional and not rendered.
-The container runs as an unprivileged user, without capabilities, on a read-only file system, and writes only to memory."""
+TLS and authentication in front. The keys of the OpenAI gateway come from {env_file} (optional, not rendered).
+The container runs as an unprivileged user without capabilities on a read-only file system; it writes only to memory."""
 
 
 def render_compose(workload: Workload, image: str, host: str, ports: Mapping[str, int]) -> Rendered:

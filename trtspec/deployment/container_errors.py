@@ -127,13 +127,13 @@ KUBECTL = (
     Cause(
         r"current-context is not set|no context chosen|no configuration has been provided"
         r"|invalid configuration: no configuration",
-        "kubectl has no current context",
+        "kubectl's current context is not set",
         "`kubectl config get-contexts` lists the contexts; choose one with --option context=NAME or with "
         "`kubectl config use-context NAME`, or set KUBECONFIG",
     ),
     Cause(
         r'context "(?P<at>[^"]*)" does not exist|context was not found for specified context: (?P<also>\S+)',
-        "kubectl has no context {at}{also}",
+        "unknown kubectl context {at}{also}",
         "`kubectl config get-contexts` lists the contexts",
     ),
     Cause(
@@ -167,7 +167,7 @@ KUBECTL = (
     Cause(
         r'no matches for kind "(?P<at>[^"]*)" in version|doesn\'t have a resource type "(?P<also>[^"]*)"'
         r"|ensure CRDs are installed first",
-        "the cluster has no resource of the kind {at}{also}",
+        "the cluster does not support resources of kind {at}{also}",
         "install its operator (docs/deploy-targets.md lists them), or choose another --option form",
         is_before=False,
     ),

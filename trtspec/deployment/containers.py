@@ -3,7 +3,7 @@
 
 A container runs `trtspec deploy` in the foreground, which stages the models, starts the server, evaluates the gates and
 supervises the server, as on this machine. It runs as an unprivileged user, writes only to /state, /tmp and /dev/shm and
-needs no network. The token of the control APIs is created in the container and never leaves it.
+does not need a network. The token of the control APIs is created in the container and never leaves it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "TRTSPEC_CACHE": f"{STATE}/cache",
     "TRTSPEC_STATE": STATE,
-    "USER": "trtspec",  # the user has no entry in /etc/passwd, which torch looks up
+    "USER": "trtspec",  # torch looks the user up, who is not in /etc/passwd
 }
 PROBE_S, ALIVE_S = 10, 60  # time limits for a text: readiness, liveness
 PROPAGATION_S = 15  # until proxies stop sending requests to a terminating server

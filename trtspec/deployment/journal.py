@@ -74,7 +74,7 @@ class Record:
         openai_host: bind address of the gateway; `host` if empty.
         restarts: number of restarts of the server.
         reason: cause of the last restart.
-        beside: the last failure of a sidecar.
+        beside: a sidecar's last failure.
         drain_s: seconds for open requests on shutdown.
         openai: port of the OpenAI gateway; 0 without one.
         revision: number of the artifact under this name.
@@ -157,7 +157,7 @@ def document_of(record: Record, state: str) -> dict[str, Any]:
 
 
 def status_of(journal: DeploymentJournal, record: Record, state: str) -> dict[str, Any]:
-    """Return the document of `status`: that of `deploy --json` plus the artifact and the log file."""
+    """Return the document of `status`: the fields of `deploy --json`, the artifact and the log file."""
     served = {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
     return document_of(record, state) | served
 
@@ -184,7 +184,7 @@ class DeploymentJournal:
         self.children = self.root / "children.json"
 
     def read(self) -> Record | None:
-        """Return the last record; None if the name was never deployed.
+        """Return the last record, or None if the name was never deployed.
 
         If the file is lost or damaged and the deployment runs, the record is reconstructed from its processes.
         """
@@ -324,7 +324,7 @@ def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return an entry of the journal; None for a truncated or foreign line."""
+    """Return an entry of the journal, or None for a truncated or foreign line."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -70,7 +70,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         with path.open("rb") as file:
             yield file
     except FileNotFoundError:
-        raise DeployError("this deployment has no log on this machine", where=str(path)) from None
+        raise DeployError("the deployment's log is not on this machine", where=str(path)) from None
 
 
 def _rest(file: BinaryIO) -> Iterator[bytes]:
@@ -81,7 +81,7 @@ def _rest(file: BinaryIO) -> Iterator[bytes]:
 def _start_of_last(file: BinaryIO, lines: int) -> int:
     """Return the offset of the last `lines` lines; reads backwards from the end only as far as needed."""
     end = place = file.seek(0, os.SEEK_END)
-    wanted = lines + _ends_with_newline(file, end)  # newlines up to that of the preceding line
+    wanted = lines + _ends_with_newline(file, end)  # newlines to find, including the preceding line's
     while place > 0 and lines:
         begin = max(0, place - PIECE_BYTES)
         file.seek(begin)

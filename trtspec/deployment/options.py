@@ -26,12 +26,12 @@ class DeployOptions:
         openai_host: bind address of the OpenAI gateway; `host` if empty.
         ports: requested ports by name, of PORTS; the target chooses the others.
         timeout_s: seconds until the first answer.
-        drain_s: seconds for open requests on shutdown; None for the target's default.
+        drain_s: seconds for open requests on shutdown, or None for the target's default.
         skip_gates: gates that are not evaluated.
         manifest: the SHA-256 that the artifact's manifest must have; "" for any.
         trusted_report: the SHA-256 of the report in the artifact that settles its gates; "" for none.
         shares: percentages of requests for a new revision, in order; empty for the recipe's.
-        shadow: percentage of the other requests to mirror to it; None for the recipe's.
+        shadow: percentage of the other requests to mirror to it, or None for the recipe's.
         wait_warm: wait for a first text from each endpoint; a new revision has served texts before it is live.
         settings: target-specific settings by name.
         before_live: called once the server has answered; an exception ends the deployment.

@@ -132,7 +132,7 @@ def former_ports(record: Record | None, target: str, options: DeployOptions) -> 
 
 
 def taken_port(children: Sequence[Child], pids: Collection[int], *, ended: bool = False) -> PortTaken | None:
-    """Return the port of `children` on which a process other than `pids` listens; None if there is none.
+    """Return the port of `children` on which a process other than `pids` listens, if any.
 
     With `ended`, a port that is bound without listening counts too.
     """

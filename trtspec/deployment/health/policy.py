@@ -28,10 +28,10 @@ class Look:
         ended: exit status, None while the server runs.
         died: models whose processes are gone while the server reports them ready.
         stopped: processes in the stopped state.
-        waits_since: start of the pending probe request; None if there is none.
+        waits_since: start of the pending probe request, if any.
         computes: whether any thread ran or waited for a processor.
         refusals: number of consecutive probe requests that failed for a reason other than a full queue.
-        said: the message of the last of them.
+        said: the last failure's message.
         is_full: whether the pending probe was last rejected because the queue is full.
     """
 
@@ -48,7 +48,7 @@ class Look:
 
 @dataclass
 class Waiting:
-    """The time since which probe requests, sent one after another, are unanswered; None after an answer.
+    """The time since which probe requests, sent one after another, are unanswered, or None after an answer.
 
     A queue-full reply counts as progress only if the server's counters moved since the previous one.
     """
@@ -138,7 +138,7 @@ class Restarts:
     _failed: list[float] = field(default_factory=list)
 
     def delay(self, now: float) -> float | None:
-        """Record a failure and return the seconds until the next start; None to give up."""
+        """Record a failure and return the seconds until the next start, or None to give up."""
         self._failed = [*(time for time in self._failed if now - time < self.within_s), now]
         before = len(self._failed) - 1
         if before >= self.at_most and not self.came_up:

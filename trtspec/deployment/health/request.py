@@ -51,7 +51,7 @@ def probe(name: str, within_s: float) -> None:
             return
         raise
     if "text_output" not in answer:
-        raise DeployError("the response has no text_output")
+        raise DeployError("the response lacks text_output")
 
 
 if __name__ == "__main__":
