@@ -169,7 +169,7 @@ def test_deploy_takes_the_machine_that_built(built: Path, tmp_path: Path) -> Non
 
 
 def test_deploy_refuses_a_server_without_the_backend(built: Path, tmp_path: Path) -> None:
-    assert refusal(built, server(tmp_path / "triton")) == "this tritonserver has no tensorrtllm backend"
+    assert refusal(built, server(tmp_path / "triton")) == "this tritonserver lacks the tensorrtllm backend"
 
 
 def test_a_machine_whose_version_is_a_candidate_is_the_images(built: Path, trtllm: Installation) -> None:  # noqa: F811

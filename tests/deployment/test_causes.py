@@ -38,7 +38,10 @@ DOCKER = {
         "'docker login': denied: requested access to the resource is denied",
         "image not found, or access denied by its registry",
     ),
-    "no login": ("Error response from daemon: unauthorized: authentication required", "the registry refuses access"),
+    "no login": (
+        "Error response from daemon: unauthorized: authentication required",
+        "access to the image denied by the registry",
+    ),
     "no registry": (
         'Error response from daemon: Get "https://nowhere/v2/": dial tcp: lookup nowhere on 127.0.0.53:53: no such host',  # noqa: E501
         "the registry cannot be reached",
@@ -60,8 +63,8 @@ LATER = {
         "connectivity: failed to bind host port 127.0.0.1:8000/tcp: address already in use",
         "127.0.0.1:8000 is in use",
     ),
-    "unhealthy": ("container tiny-server-1 is unhealthy", "the container started and did not answer a request"),
-    "ended": ("container tiny-server-1 exited (1)", "the container started and did not answer a request"),
+    "unhealthy": ("container tiny-server-1 is unhealthy", "the container started but did not answer a request"),
+    "ended": ("container tiny-server-1 exited (1)", "the container started but did not answer a request"),
     "late": ("application not healthy after 5m0s", "the container was not healthy in time"),
 }
 KUBECTL = {
@@ -91,7 +94,7 @@ APPLIED = {
     "forbidden": (
         'Error from server (Forbidden): error when creating "x": deployments.apps is forbidden: User "ada" cannot create '  # noqa: E501
         'resource "deployments" in API group "apps" in the namespace "default"',
-        "the cluster forbids this user to do that",
+        "this user lacks permission for the operation",
     ),
     "missing kind": (
         'error: resource mapping not found for name: "x" namespace: "" from "x.yaml": no matches for kind '
@@ -217,7 +220,7 @@ def test_kubectl_failure_of_apply_is_recorded(case: str, tool: Path, artifact: P
 def test_kubectl_that_is_refused_while_it_waits_is_no_timeout(tool: Path, artifact: Path, trtspec: Run) -> None:
     breaks(tool, "rollout", APPLIED["forbidden"][0])
     done = deploy_kubectl(trtspec, artifact)
-    assert (done.code, "kubectl rollout failed: the cluster forbids" in done.err) == (1, True)
+    assert (done.code, "kubectl rollout failed: this user lacks permission" in done.err) == (1, True)
     breaks(tool, "rollout", "error: timed out waiting for the condition")
     late = deploy_kubectl(trtspec, artifact)
     assert (late.code, "the pods were not ready in time" in late.err) == (101, True)

@@ -51,7 +51,7 @@ def full_since(progress: list[int | None]) -> list[float | None]:
     """Return the start of the unanswered period after each probe (one per second, all rejected with a full queue)."""
     waiting, found = Waiting(), []
     for second, done in enumerate(progress):
-        waiting.asked(100.0 + second)
+        waiting.record_request(100.0 + second)
         waiting.refused_as_full(100.5 + second, done)
         found.append(waiting.since)
     return found
@@ -73,7 +73,7 @@ def test_a_full_server_that_does_nothing_hangs(computes: bool, after: float) -> 
     for number in range(int((BUSY_S + 10) / STEP)):
         now = 100 + number * STEP
         if number % 4 == 0:
-            waiting.asked(now)
+            waiting.record_request(now)
             waiting.refused_as_full(now, 7)
         found.append((now - 100, judge.fault(Look(now, None, (), (), waiting.since, computes, is_full=True))))
     first, said = next(each for each in found if each[1])
@@ -86,12 +86,12 @@ def test_a_full_server_that_does_nothing_hangs(computes: bool, after: float) -> 
 
 def test_an_answer_ends_the_waiting() -> None:
     waiting = Waiting()
-    waiting.asked(1.0)
+    waiting.record_request(1.0)
     waiting.refused_as_full(1.0, 7)
     assert waiting.is_full
-    waiting.answered()
+    waiting.record_answer()
     assert (waiting.since, waiting.is_full) == (None, False)
-    waiting.asked(5.0)
+    waiting.record_request(5.0)
     waiting.refused_as_full(5.5, 9)
     assert waiting.since == 5.0, "progress before the answer does not count"
 

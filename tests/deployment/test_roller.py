@@ -200,7 +200,7 @@ def test_a_server_that_cannot_be_ended_takes_no_promotion_back(roller: Roller, m
 
     roller.journal.root.mkdir(parents=True)
     nothing = lambda *_, **__: None  # noqa: E731
-    roller._shares = SimpleNamespace(give=nothing, drain=nothing, settle=nothing)  # type: ignore[assignment]
+    roller._shares = SimpleNamespace(give=nothing, drain=nothing, finalize=nothing)  # type: ignore[assignment]
     roller._replace = lambda *_: Before()  # type: ignore[assignment,return-value]
     monkeypatch.setattr(roller_module, "throw_away", lambda journal, revision, kept: thrown.append(kept))
     monkeypatch.setattr(roller, "_carry_out", roller._promote)

@@ -102,7 +102,7 @@ def test_unit_that_sees_all_it_needs_has_no_warning(seen: Path) -> None:
 
 def test_artifact_below_tmp_is_hidden_from_the_unit(seen: Path, tmp_path: Path) -> None:
     [warning] = unit_warnings(tmp_path / "tmp" / "build", {})
-    assert warning.startswith(f"the unit cannot read the artifact ({tmp_path}/tmp/build): {tmp_path}/tmp is another")
+    assert warning.startswith(f"the unit cannot read the artifact ({tmp_path}/tmp/build): {tmp_path}/tmp is private")
     assert "PrivateTmp=yes" in warning
     assert "move it to a directory such as /opt or /srv" in warning
     link = seen.parent / "link"

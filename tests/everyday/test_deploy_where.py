@@ -94,8 +94,8 @@ def test_gateway_of_containers_has_no_address_of_its_own(workplace: Path, trtspe
 def test_what_is_no_address_is_refused_before_anything_is_measured(host: str, target: Target, trtspec: Run) -> None:
     refused = trtspec("deploy", "build/tiny", "--host", host)
     assert refused.code == 1
-    assert "listen at" in refused.err
-    assert "hint: an IPv4 address of this machine: 127.0.0.1 for itself alone, 0.0.0.0 for all" in refused.err
+    assert "address" in refused.err
+    assert "hint: use an IPv4 address of this machine: 127.0.0.1 for local clients only, 0.0.0.0 for all" in refused.err
     assert target.asked == {}
 
 

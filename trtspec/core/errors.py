@@ -91,7 +91,7 @@ def refusal(error: OSError) -> str | None:
 
 
 def describe_refusal(error: OSError, otherwise: str) -> str | None:
-    """Return the description with the error's path, falling back to `otherwise`; None as for `refusal`."""
+    """Return the description with the error's path, or with `otherwise` if it has none, like `refusal`."""
     refused, path = refusal(error), refused_at(error)
     if refused and not path and error.errno in _EXHAUSTED:
         return _EXHAUSTED[error.errno]

@@ -71,8 +71,8 @@ def _open_regular(path: Path, *, follow: bool) -> int:
 def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
     """Return the bytes of a regular file; raise OSError, or UnfitFile if it has more than `max_bytes`.
 
-    The buffer has the file's size. A file that grows while it is read raises UnfitFile. `follow` is that of
-    `open_regular`.
+    The buffer has the file's size. A file that grows while it is read raises UnfitFile. See `open_regular` for
+    `follow`.
     """
     descriptor = _open_regular(path, follow=follow)
     try:

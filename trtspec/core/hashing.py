@@ -103,7 +103,7 @@ def grow(code: Hashing, grown: Sequence[tuple[Any, memoryview]], most: int) -> N
     if beside is None or free <= 0 or nbytes < MIN_SHARED_BYTES:
         code.grow(grown)
         return
-    with beside.lent(free, nbytes) as borrowed:
+    with beside.lease(free, nbytes) as borrowed:
         code.grow([*grown, *((each.digest, each.piece) for each in borrowed)])
 
 
@@ -135,9 +135,9 @@ class _Reading:
 class FilesBeside:
     """Hashes files in several threads; other hashing threads can process some of its pieces too.
 
-    All threads use one implementation. Nothing is read while `has_room` returns False; call `wake` when its result may
-    have changed. `on_bytes` receives the number of bytes hashed and `on_found` each digest; an exception from either
-    ends the run. The callbacks are called from all threads and must not block.
+    All threads use one implementation. They stop reading while `has_room` returns False; call `wake` when its result
+    may have changed. `on_bytes` receives the number of bytes hashed and `on_found` each digest; an exception from
+    either ends the run. The callbacks are called from all threads and must not block.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class FilesBeside:
             self._changed.notify_all()
 
     @contextmanager
-    def lent(self, most: int, nbytes: int) -> Iterator[list[_Reading]]:
+    def lease(self, most: int, nbytes: int) -> Iterator[list[_Reading]]:
         """Lend up to `most` idle files, each with its next piece, to be hashed in the block.
 
         Does not wait for the disk: only pieces in the page cache are available, so the list may be empty.

@@ -181,7 +181,7 @@ def render(
 ) -> list[str]:
     """Write the files that serve an artifact on a target below `out` and return their paths; nothing is started.
 
-    `manifest` and `trusted_report` are those of DeployOptions.
+    See DeployOptions for `manifest` and `trusted_report`.
     """
     where = find_target(target)
     if where.render is None:

@@ -27,9 +27,9 @@ CHUNK_BYTES = 4096
 class HealthProbe:
     """Requests a process's health repeatedly in a thread.
 
-    `silent_since` is the time of the first unanswered request; None if there is none. Any response counts, even one
-    that reports the server as not ready, and so does a closed connection, because the event loop is running.
-    `closed_since` is the time since which the address refuses connections.
+    `silent_since` is the time of the first unanswered request, if any. Any response counts, even one that reports the
+    server as not ready, and so does a closed connection, because the event loop is running. `closed_since` is the time
+    since which the address refuses connections.
     """
 
     def __init__(self, url: str) -> None:

@@ -57,11 +57,11 @@ class Waiting:
     is_full: bool = False
     _progress: int | None = None
 
-    def asked(self, now: float) -> None:
+    def record_request(self, now: float) -> None:
         """Record a probe request."""
         self.since = now if self.since is None else self.since
 
-    def answered(self) -> None:
+    def record_answer(self) -> None:
         """Record an answer, even an error."""
         self.since, self.is_full, self._progress = None, False, None
 

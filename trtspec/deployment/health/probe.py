@@ -40,14 +40,14 @@ class Prober:
 
     def _run(self) -> None:
         while not self._over.wait(ASK_EVERY_S):
-            self.waiting.asked(time.monotonic())
+            self.waiting.record_request(time.monotonic())
             try:
                 self._client.generate(SMOKE_REQUEST)
             except TrtspecError as error:
                 self._refused(error.message)
             else:
                 self.refusals = 0
-                self.waiting.answered()
+                self.waiting.record_answer()
 
     def _refused(self, said: str) -> None:
         if BUSY in said:
@@ -56,7 +56,7 @@ class Prober:
         else:
             self.said = said
             self.refusals += 1
-            self.waiting.answered()
+            self.waiting.record_answer()
 
     def _progress(self) -> int | None:
         try:

@@ -224,10 +224,10 @@ class Roller(threading.Thread):
         return f"{share} % of the requests" if self._shares.has_entry else "synthetic requests"
 
     def _look(self, began: float, pairs: list[Pair]) -> Seen:
-        sight = self._shares.sight()
-        new, old = sight.of(self.rollout.record.revision), sight.of(self.old.revision)
-        self._update_mirroring(sight.shadow)
-        return Seen(time.monotonic() - began, old, new, pairs, self._comparable, sight.shadow)
+        stats = self._shares.stats()
+        new, old = stats.of(self.rollout.record.revision), stats.of(self.old.revision)
+        self._update_mirroring(stats.shadow)
+        return Seen(time.monotonic() - began, old, new, pairs, self._comparable, stats.shadow)
 
     def _update_mirroring(self, seen: Shadowed) -> None:
         """Update the mirroring results, and save them at most once per NOTE_EVERY_S."""
@@ -261,7 +261,7 @@ class Roller(threading.Thread):
             before.end(self.old.drain_s + 1)
         with self._logged_errors():
             self._shares.give(100, alone=True)
-            self._shares.settle(record)
+            self._shares.finalize(record)
         with self._logged_errors():
             throw_away(self.journal, record.revision, {self.old.revision})
 

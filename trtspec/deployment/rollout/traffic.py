@@ -43,16 +43,16 @@ class Shares:
             with self._lock:
                 self._give(share, alone, shadow)
 
-    def sight(self) -> Sight:
+    def stats(self) -> Sight:
         """Return the gateway's statistics since the shares last changed."""
         return read_sight(sight_of(self.journal.root / ROUTES))
 
     def drain(self, record: Record, within_s: float) -> None:
         """Wait until a revision's open requests have ended."""
         if self.has_entry:
-            wait_until(lambda: not self.sight().of(record.revision).open, within_s, POLL_S)
+            wait_until(lambda: not self.stats().of(record.revision).open, within_s, POLL_S)
 
-    def settle(self, record: Record) -> None:
+    def finalize(self, record: Record) -> None:
         """Make a restarted gateway route to this revision only."""
         if self.has_entry:
             write_config(revision_config(self.journal, record), self.journal.root / ENTRY_FILE)
@@ -64,5 +64,5 @@ class Shares:
         generation = time.time_ns()
         write_routes(self.journal.root / ROUTES, Routes(generation, routes))
         (url,) = (child.url for child in read_children(self.journal.children))
-        if not wait_until(lambda: self.sight().generation == generation or not answers(url), TAKEN_UP_S):
+        if not wait_until(lambda: self.stats().generation == generation or not answers(url), TAKEN_UP_S):
             raise DeployError("the OpenAI gateway did not apply the new shares")
