@@ -60,7 +60,7 @@ def problems_of(document: dict[str, Any]) -> list[str]:
     if VARIABLE in os.environ and name in real_schemas():
         found += real_problems(document)
     label = document.get("metadata", {}).get("name", "kustomization")
-    return found + ([] if LABEL.fullmatch(label) else [f"{name}: {label!r} is no DNS label"])
+    return found + ([] if LABEL.fullmatch(label) else [f"{name}: {label!r} is not a DNS label"])
 
 
 def pods(document: Any) -> Iterator[dict[str, Any]]:
@@ -160,9 +160,9 @@ def _differences(value: Any, wanted: Any, path: str) -> Iterator[str]:
             yield from _differences(each, wanted[0], path)
     elif wanted in TYPES:
         if type(value) is not TYPES[wanted]:
-            yield f"{path}: {value!r} is no {wanted}"
+            yield f"{path}: {value!r} is not a {wanted}"
     elif value not in wanted.split("|"):
-        yield f"{path}: {value!r} is none of {wanted}"
+        yield f"{path}: {value!r} is not one of {wanted}"
 
 
 def _of_mapping(value: Any, wanted: dict[str, Any], path: str) -> Iterator[str]:
@@ -215,7 +215,7 @@ def real_problems(document: dict[str, Any]) -> list[str]:
 
 
 def _refused(value: Any, schema: dict[str, Any], path: str, is_object: bool = False) -> Iterator[str]:
-    """Yield schema violations of a value; its rules are evaluated only if there are none, as in a cluster."""
+    """Yield schema violations of a value, and rule violations if the schema holds, as in a cluster."""
     found = [*_of_itself(value, schema, path), *_of_parts(value, schema, path, is_object)]
     yield from found
     for rule in () if found else schema.get("x-kubernetes-validations", ()):
@@ -246,12 +246,12 @@ def _of_parts(value: Any, schema: dict[str, Any], path: str, is_object: bool) ->
 PLAIN = (
     *("type", "enum", "pattern", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("multipleOf", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties"),
-    *("anyOf", "oneOf", "allOf", "not"),  # these may not have fields of their own, else the CRD is rejected
+    *("anyOf", "oneOf", "allOf", "not"),  # these may not declare fields, else the CRD is rejected
 )
 
 
 def _of_new(rule: str) -> str:
-    """Return a rule for a new document, which has no `oldSelf`."""
+    """Return a rule for a new document, without `oldSelf`."""
     return rule.replace("oldSelf.hasValue()", "false")
 
 

@@ -239,7 +239,7 @@ def test_page_of_another_site_does_not_use_the_engine(deployment: LocalDeploymen
 
 
 def test_server_itself_listens_for_this_user_alone(deployment: LocalDeployment) -> None:
-    """Of the ports of the deployment's processes, HTTP and metrics belong to the front."""
+    """HTTP and metrics ports belong to the front, not to the server."""
     place = deployment.journal.root / "revisions" / "1"
     assert {path.name for path in place.glob("*.sock")} == {"http.sock", "metrics.sock", "front.sock"}
     assert all(path.stat().st_mode & 0o777 == 0o700 for path in place.glob("*.sock"))

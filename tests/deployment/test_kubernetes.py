@@ -307,9 +307,9 @@ def test_engines_are_started_alone(backend: str, tmp_path: Path) -> None:
         ({"replicas": -1}, "replicas >= 0"),
         ({"runtimeVersionOverride": "1.6"}, "runtimeVersionOverride.matches"),
         ({"colour": "red"}, "colour: unknown field"),
-        ({"name": None}, "None is no str"),
-        ({"type": "epp2"}, "is none of frontend|worker"),
-        ({"sharedMemorySize": 8.5}, "8.5 is no str"),
+        ({"name": None}, "None is not a str"),
+        ({"type": "epp2"}, "is not one of frontend|worker"),
+        ({"sharedMemorySize": 8.5}, "8.5 is not a str"),
         ({"podTemplate": {"spec": {"containers": [{"name": "other"}]}}}, "k.name == 'main'"),
     ],
 )

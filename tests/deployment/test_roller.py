@@ -85,7 +85,7 @@ def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: Roller) ->
     threading.Timer(0.2, pairs.answered.set).start()
     roller._beside(pairs.ask)
     pairs.error = DeployError("a synthetic request failed")
-    with pytest.raises(DeployError, match="of our own failed"):
+    with pytest.raises(DeployError, match="synthetic request failed"):
         roller._beside(pairs.ask)
 
 
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_its_processes_is_the_reason_why_a_request_failed(
     ],
 )
 def test_what_can_still_be_answered_is_waited_for(roller: Roller, fault: str, within_s: float | None) -> None:
-    """A target without its drafter finishes its texts; without the target's process there is no wait."""
+    """A target without its drafter finishes its texts; after the target's process ends, nothing is awaited."""
     drained: list[float] = []
     roller._shares = SimpleNamespace(drain=lambda record, within_s: drained.append(within_s))  # type: ignore[assignment]
     roller._fault = fault

@@ -170,7 +170,7 @@ def is_server(pid: int, place: bytes) -> bool:
 
 
 def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path]) -> None:
-    """Greedy texts resume once the server is back; new requests get 503 meanwhile."""
+    """Greedy texts resume once the server is back; new requests get 503 until then."""
     url, _ = live
     journal = DeploymentJournal("tiny")
     record = journal.known()

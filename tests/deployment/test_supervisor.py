@@ -284,7 +284,7 @@ def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJ
     pids = [supervisor.keeper.running.process.pid, *(each.running.process.pid for each in supervisor.running)]
     assert not any(group_of(pid) for pid in pids)
     assert (journal.known().restarts, journal.known().since) == (0, since)
-    assert journal.known().beside == "entry ended by itself with status -9, and is started again at once"
+    assert journal.known().beside == "entry exited with status -9; restarting now"
     assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [("live", journal.known().beside)]
 
 
