@@ -309,7 +309,7 @@ def test_deploy_refuses_a_server_without_vllm(recipe: Path, trtspec: Run, tmp_pa
     assert trtspec("build", recipe).code == 0
     artifact = recipe.parent / "build" / "tiny"
     assert refusal(artifact, server(tmp_path / "triton")).startswith(
-        "this tritonserver lacks the vllm backend, and what"
+        "this tritonserver lacks the vllm backend, and its fallback"
     )
     document = json.loads((artifact / "model_repository/vllm_model/1/model.json").read_text())
     assert document["model"] == "../../checkpoints/target"

@@ -72,7 +72,7 @@ def ask(deployment: LocalDeployment, path: str, body: dict[str, Any] | None = No
 
 def entry_process(deployment: LocalDeployment) -> int:
     pids = session_of(deployment.record.pid, deployment.record.started)
-    return next((pid for pid in pids if "-m\0trtspec.openai\0" in words_of(pid)), 0)
+    return next((pid for pid in pids if "-m\0trtspec.serving.gateway\0" in words_of(pid)), 0)
 
 
 def test_it_answers_as_the_server_does(deployment: LocalDeployment, port: int) -> None:

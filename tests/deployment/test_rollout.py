@@ -209,11 +209,11 @@ DEPLOYER = """
 import sys
 from pathlib import Path
 from trtspec.store.manifest import load_manifest
-from trtspec.deployment import rolling
+from trtspec.deployment.rollout import commands
 from trtspec.deployment.targets.local import deploy_local
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.rollout.state import Limits
-rolling.limits_of = lambda recipe, shares: Limits((100,), 0.5, 6, max_latency_ratio=20.0)
+commands.limits_of = lambda recipe, shares: Limits((100,), 0.5, 6, max_latency_ratio=20.0)
 print(deploy_local(Path(sys.argv[1]), DeployOptions(detach=True, on_event=lambda *_: print("x", flush=True))).as_dict())
 """
 
