@@ -335,7 +335,7 @@ def test_the_checks_see_what_they_look_for() -> None:
     for change, said in (
         (lambda each: each["spec"].update(colour="red"), "colour"),
         (lambda each: each["spec"].update(replicas="1"), "'1'"),
-        (lambda each: each["metadata"].update(name="a.b"), "no DNS label"),
+        (lambda each: each["metadata"].update(name="a.b"), "not a DNS label"),
         (lambda each: next(accepted.pods(each))["containers"][0].pop("securityContext"), "escalates"),
         (lambda each: next(accepted.pods(each)).update(hostNetwork=True), "hostNetwork"),
         (lambda each: next(accepted.pods(each))["containers"][0]["env"].append({"name": "HOME"}), "('HOME',) is there"),

@@ -189,7 +189,7 @@ def test_port_that_is_taken_while_models_load_is_replaced_by_another(which: str,
     thief.held.close()
     assert getattr(server.record, which) != port
     assert Client(server.record.http).generate({"text_input": "x", "max_tokens": 1})["text_output"] == "x"
-    [said] = [what for state, what in thief.told if state == "ports" and "starting again" in what]
+    [said] = [what for state, what in thief.told if state == "ports" and "retrying" in what]
     assert said.startswith(f"{which} port {port} is in use by ")
 
 
