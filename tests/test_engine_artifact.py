@@ -169,7 +169,7 @@ def test_deploy_takes_the_machine_that_built(built: Path, tmp_path: Path) -> Non
 
 
 def test_deploy_refuses_a_server_without_the_backend(built: Path, tmp_path: Path) -> None:
-    assert refusal(built, server(tmp_path / "triton")) == "this tritonserver has no tensorrtllm backend"
+    assert refusal(built, server(tmp_path / "triton")) == "this tritonserver lacks the tensorrtllm backend"
 
 
 def test_a_machine_whose_version_is_a_candidate_is_the_images(built: Path, trtllm: Installation) -> None:  # noqa: F811
@@ -308,7 +308,9 @@ def test_deploy_refuses_a_server_without_vllm(recipe: Path, trtspec: Run, tmp_pa
     recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: vllm\n  gpu: h100\n"))
     assert trtspec("build", recipe).code == 0
     artifact = recipe.parent / "build" / "tiny"
-    assert refusal(artifact, server(tmp_path / "triton")).startswith("this tritonserver has no vllm backend, and what")
+    assert refusal(artifact, server(tmp_path / "triton")).startswith(
+        "this tritonserver lacks the vllm backend, and its fallback"
+    )
     document = json.loads((artifact / "model_repository/vllm_model/1/model.json").read_text())
     assert document["model"] == "../../checkpoints/target"
     staged = stage_repository(artifact, serving_of(artifact), tmp_path / "stage")

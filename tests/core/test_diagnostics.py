@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of a problem: text for people, keys for programs, and nothing that harms a terminal or leaks a token."""
+"""Rendering of diagnostics: text for users, keys for programs, no terminal control characters and no tokens."""
 
 from __future__ import annotations
 

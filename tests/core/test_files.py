@@ -88,7 +88,7 @@ def test_a_record_of_another_form(changes: dict[str, object], said: str) -> None
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Note what is brought to the disk and what is renamed, in order, by path below the test's directory."""
+    """Record syncs and renames in order, by path below the test's directory."""
     noted: list[str] = []
     replace = os.replace
 
@@ -178,7 +178,7 @@ def test_replace_file_sets_the_permissions_and_the_hole(tmp_path: Path) -> None:
 
 @pytest.fixture
 def short_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each call write three bytes at most, as network file systems may."""
+    """Limit each write call to three bytes, as network file systems may."""
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:3], offset))
 

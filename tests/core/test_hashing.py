@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files are hashed by several threads, and taken along by whoever else hashes, each byte once and in its order."""
+"""Files are hashed by several threads, some together with other digests; each byte once and in order."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trtspec.core import hashing
 from trtspec.core.errors import TrtspecError
 from trtspec.core.hashing import FilesBeside, Hashlib, grow, hash_with
 
-LONG = hashing.LEAST_COMPANY_BYTES
+LONG = hashing.MIN_SHARED_BYTES
 
 
 class Several(Hashlib):
-    """hashlib, said to hash three at once; notes how many it was given, and can be told to wait or to fail."""
+    """A hashlib wrapper that claims to hash three digests together; counts them, and can wait or fail on request."""
 
     most = 3
 
@@ -56,7 +56,7 @@ def sha256_of(path: Path) -> str:
 
 
 class Holding:
-    """Files whose one thread of their own stays with those that it took first until it is told to go on."""
+    """Files whose background thread keeps the ones it took first until it is released."""
 
     def __init__(self, code: Several, paths: list[Path], on_bytes: Callable[[int], None] | None = None) -> None:
         self.files = FilesBeside(paths, on_bytes)
@@ -92,7 +92,7 @@ class Holding:
 
 
 def take_along(code: Several, turns: int, most: int = 3) -> None:
-    """Hash something else for so many turns, and hold it against hashlib."""
+    """Hash other data for some rounds and compare the digest with hashlib's."""
     digest, data = code.begin(), os.urandom(LONG)
     for _ in range(turns):
         grow(code, [(digest, memoryview(data))], most)
@@ -114,13 +114,13 @@ def test_whoever_hashes_takes_files_along(code: Several, paths: list[Path]) -> N
     assert code.given == [1, 2]
     take_along(code, 40)
     assert max(code.given) == 3
-    assert sum(counted) == sum(path.stat().st_size for path in paths[3:])  # all of those that nobody holds
+    assert sum(counted) == sum(path.stat().st_size for path in paths[3:])  # all files that are not being hashed
     holding.release()
     assert holding.digests == [sha256_of(path) for path in paths]
 
 
 def test_other_code_takes_nothing_along(code: Several, paths: list[Path]) -> None:
-    """Digests are of the code that began them."""
+    """Digests belong to the implementation that began them."""
     holding, other = Holding(code, paths), Several()
     take_along(other, 3)
     assert other.given == [1, 1, 1]
@@ -162,7 +162,7 @@ def test_what_is_not_in_the_page_cache_is_not_taken_along(
 def test_only_a_reading_that_waits_finds_the_end(
     code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Linux 5.9 and 5.10 may say 0 of what is not in the page cache (preadv2(2))."""
+    """Linux 5.9 and 5.10 may return 0 bytes for uncached pages (preadv2(2))."""
     preadv = os.preadv
 
     def says_nothing(file: int, buffers: Any, offset: int, flags: int = 0) -> int:
@@ -188,7 +188,10 @@ def test_a_file_that_ends_before_its_size_has_no_digest(
     with pytest.raises(TrtspecError) as caught:
         FilesBeside(paths[:3]).digests(1)
     first = str(caught.value)
-    assert f"{paths[1]}: {2 * LONG:,} of its {3 * LONG + 77:,} bytes were read: it changed meanwhile" in first
+    assert (
+        f"{paths[1]}: {2 * LONG:,} of its {3 * LONG + 77:,} bytes were read; the file changed while it was being read"
+        in first
+    )
 
 
 def test_an_interrupt_where_files_are_taken_leaves_nobody_waiting(code: Several, paths: list[Path]) -> None:
@@ -229,7 +232,7 @@ def test_a_file_that_is_not_there_ends_it(code: Several, paths: list[Path], thre
 def test_a_disk_that_fails_whoever_helps_fails_the_files_alone(
     code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch, work: Callable[[Several, FilesBeside], None]
 ) -> None:
-    """What is taken along is lost, what takes it is hashed as ever; nobody gets an empty digest."""
+    """Borrowed pieces fail, the borrowing thread's digest succeeds, and no digest is empty."""
     preadv = os.preadv
 
     def failing(file: int, buffers: Any, offset: int, flags: int = 0) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Host and Origin headers are accepted, on loopback and elsewhere."""
+"""Accepted Host and Origin headers, on loopback and on other addresses."""
 
 from __future__ import annotations
 

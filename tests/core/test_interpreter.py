@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make setup` says before it installs anything."""
+"""Messages of `make setup` about the Python interpreter."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_what_is_missing_is_said_all_at_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(interpreter, "libpython", lambda: None)
     monkeypatch.setattr(interpreter.importlib.util, "find_spec", lambda name: None)
     assert [fault.partition(":")[0] for fault, _ in interpreter.faults()] == [
-        "no ensurepip, so no virtual environments",
+        "no ensurepip, which virtual environments require",
         f"no {interpreter.libpython_name()}",
     ]
 
 
 def test_its_words_come_before_anything_is_installed(tmp_path: Path) -> None:
-    """`make setup` with a Python that cannot be used ends with its words, and makes no environment."""
+    """`make setup` with an unsupported Python prints the reason and creates no environment."""
     python = tmp_path / "python"
     code = "import sys; sys.version_info = (3, 99, 0, 'final', 0); sys.argv = sys.argv[1:]"
     script = f"{code}; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -51,5 +51,5 @@ def test_its_words_come_before_anything_is_installed(tmp_path: Path) -> None:
     root = Path(interpreter.__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
-    assert "can be used on this machine\n  use another Python: make setup PYTHON=python3.12\n" in done.stderr
+    assert "are supported on this machine\n  use another Python: make setup PYTHON=python3.12\n" in done.stderr
     assert not (tmp_path / "venv").exists()

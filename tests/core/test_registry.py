@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extensions are found in our folder first, then among installed packages."""
+"""Extensions are found in trtspec's folder first, then among installed packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place where packages are installed, for as long as the test runs."""
+    """A directory for installed packages, on sys.path during the test."""
     monkeypatch.syspath_prepend(str(tmp_path))
     discover_all.cache_clear()
     yield tmp_path
@@ -24,7 +24,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(site: Path, entry: str) -> None:
-    """Install a package `extra` whose module defines METHOD and which brings `entry`."""
+    """Install a package `extra` whose module defines METHOD and which has the entry point `entry`."""
     (site / "extra.py").write_text("METHOD = 'brought'\n")
     metadata = site / "extra-2.0.dist-info"
     metadata.mkdir()
@@ -53,7 +53,7 @@ def test_an_unknown_name_lists_what_is_there(site: Path) -> None:
 def test_a_name_of_ours_cannot_be_taken(site: Path) -> None:
     install(site, "none = extra:METHOD")
     where = "entry point 'none' of extra 2.0 in the group trtspec.methods: "
-    refused(f"{where}'none' is there already\nhint: give it a name of its own")
+    refused(f"{where}'none' is already registered\nhint: choose another name")
 
 
 @pytest.mark.parametrize(

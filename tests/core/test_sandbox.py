@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children with limits: what they inherit, what becomes of them, and which error a broken limit is."""
+"""Sandboxed children: their environment, their restarts and the error for each exceeded limit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_child_that_is_killed_is_a_crash() -> None:
     with pytest.raises(SandboxError, match="SIGKILL") as caught:
         child.ask(RENDER, asked)
     assert caught.value.cause == CRASH
-    assert child.ask(RENDER, asked) == {"text": "[]"}  # a new one
+    assert child.ask(RENDER, asked) == {"text": "[]"}  # a new child
     child.end()
 
 
@@ -85,7 +85,7 @@ def test_a_child_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("TZ", "UTC")
     assert run_in_child("os:getenv", "TZ", limits=LIMITS) == "UTC"
-    with pytest.raises(SandboxError, match="bytes is not JSON"):  # the default is what was sent
+    with pytest.raises(SandboxError, match="bytes is not JSON"):  # by default the child returns its input
         run_in_child("os:getenv", "HF_TOKEN", b"none", limits=LIMITS)
 
 
@@ -99,7 +99,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    time.sleep(1.0)  # it computes by then
+    time.sleep(1.0)  # the child is computing by then
     parent.kill()
     parent.wait(timeout=10)
     parent.stdout.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes and ports, against real ones."""
+"""Processes and ports, tested with real ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a cluster would accept rendered documents: schemas, rules in CEL, Pod Security's profile "restricted".
+"""Acceptance of rendered documents by a cluster: schemas, CEL rules, and the Pod Security profile "restricted".
 
-Core kinds are held against Kubernetes' schemas (kubernetes-validate), those of operators against crds.yaml, and where
-TRTSPEC_CRDS names a directory with the operators' own CRDs, against these and their rules.
+Core kinds are checked against Kubernetes' schemas (kubernetes-validate), operator kinds against crds.yaml, and against
+the operators' own CRDs and their rules if TRTSPEC_CRDS is set to a directory with them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import yaml
 
 VERSION = "1.37"
 VARIABLE = "TRTSPEC_CRDS"
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where it is, it is ten times as fast
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 FACTS = yaml.safe_load(Path(__file__).with_name("crds.yaml").read_text())
 TYPES = {"str": str, "int": int}
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -46,13 +46,13 @@ def documents(files: Files) -> list[dict[str, Any]]:
 
 
 def problems(files: Files) -> list[str]:
-    """Return what a cluster would refuse of rendered files, and what nobody may find in them."""
+    """Return what a cluster would reject in rendered files, and any paths of this machine."""
     found = [problem for each in documents(files) for problem in problems_of(each)]
     return found + [f"{path}: {word}" for path, text in files.items() for word in _machine_words(text)]
 
 
 def problems_of(document: dict[str, Any]) -> list[str]:
-    """Return what a cluster would refuse of a document."""
+    """Return what a cluster would reject in a document."""
     name = f"{document['apiVersion']} {document['kind']}"
     found = _unlike(document, FACTS[name], name) if name in FACTS else _core(document)
     for pod in pods(document):
@@ -60,11 +60,11 @@ def problems_of(document: dict[str, Any]) -> list[str]:
     if VARIABLE in os.environ and name in real_schemas():
         found += real_problems(document)
     label = document.get("metadata", {}).get("name", "kustomization")
-    return found + ([] if LABEL.fullmatch(label) else [f"{name}: {label!r} is no DNS label"])
+    return found + ([] if LABEL.fullmatch(label) else [f"{name}: {label!r} is not a DNS label"])
 
 
 def pods(document: Any) -> Iterator[dict[str, Any]]:
-    """Yield the pods' specs in a document, wherever they are."""
+    """Yield the pod specs anywhere in a document."""
     if isinstance(document, dict):
         if "containers" in document:
             yield document
@@ -77,7 +77,7 @@ def pods(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def restricted(pod: Mapping[str, Any]) -> list[str]:
-    """Return what Pod Security's profile "restricted" refuses."""
+    """Return violations of the Pod Security profile "restricted"."""
     found = [f"{key}: true" for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
     found += [f"a volume {kind}" for each in pod.get("volumes", []) for kind in {*each} - {"name"} - RESTRICTED_VOLUMES]
     whole = pod.get("securityContext", {})
@@ -97,7 +97,7 @@ def restricted(pod: Mapping[str, Any]) -> list[str]:
 
 
 def repeated_in(pod: Mapping[str, Any]) -> list[str]:
-    """Return what a pod has twice that Kubernetes' lists hold by these keys, which its schemas do not say."""
+    """Return duplicate keys in a pod's keyed lists, which Kubernetes' JSON schemas do not detect."""
     containers = [*pod["containers"], *pod.get("initContainers", [])]
     lists = [("containers", containers, ["name"]), ("volumes", pod.get("volumes", []), ["name"])]
     for each in containers:
@@ -114,7 +114,7 @@ def _repeated(items: list[dict[str, Any]], keys: list[str], path: str) -> Iterat
 
 
 def _machine_words(text: str) -> list[str]:
-    """Return what must not be in a file that others get: a directory of this machine."""
+    """Return directories of this machine, which published files must not contain."""
     return [word for word in (str(Path.home()), os.getcwd(), "/tmp/pytest") if len(word) > 1 and word in text]
 
 
@@ -130,7 +130,7 @@ def _core(document: dict[str, Any]) -> list[str]:
 
 @functools.cache
 def _keep_schemas() -> None:
-    """Let each file of schemas be parsed once, and not for every document that is held against it."""
+    """Parse each schema file once instead of once per document."""
     from kubernetes_validate import utils
 
     utils.schema_contents = functools.cache(utils.schema_contents)
@@ -140,12 +140,12 @@ def _unlike(document: dict[str, Any], facts: dict[str, Any], name: str) -> list[
     top = {"apiVersion": "str", "kind": "str", "metadata": {"name": "str", "namespace": "str", "labels": {"*": "str"}}}
     fields = {key: value for key, value in facts.items() if key != "rules"}
     if found := list(_differences(document, top | fields, name)):
-        return found  # rules are asked of what its schema takes, as a cluster does it
+        return found  # as in a cluster, rules are evaluated only for values that match the schema
     return [f"{name}: {rule}" for rule in facts.get("rules", []) if not evaluate(rule, document["spec"])]
 
 
 def _differences(value: Any, wanted: Any, path: str) -> Iterator[str]:
-    """Yield where a value is not as the facts have it."""
+    """Yield where a value violates the schema facts."""
     if wanted in ("Pod", "PodTemplate"):
         template = value if wanted == "PodTemplate" else {"spec": value}
         metadata = template.get("metadata", {})
@@ -160,9 +160,9 @@ def _differences(value: Any, wanted: Any, path: str) -> Iterator[str]:
             yield from _differences(each, wanted[0], path)
     elif wanted in TYPES:
         if type(value) is not TYPES[wanted]:
-            yield f"{path}: {value!r} is no {wanted}"
+            yield f"{path}: {value!r} is not a {wanted}"
     elif value not in wanted.split("|"):
-        yield f"{path}: {value!r} is none of {wanted}"
+        yield f"{path}: {value!r} is not one of {wanted}"
 
 
 def _of_mapping(value: Any, wanted: dict[str, Any], path: str) -> Iterator[str]:
@@ -184,12 +184,12 @@ def _program(rule: str) -> Any:
 
 
 def _lower_ascii(text: Any) -> Any:
-    """Return what Kubernetes' own function of this name does, which cel-python lacks."""
+    """Implement Kubernetes' CEL function lowerAscii, which cel-python lacks."""
     return type(text)("".join(each.lower() if each.isascii() else each for each in text))
 
 
 def evaluate(rule: str, value: Any) -> bool:
-    """Return whether a rule of CEL holds of a value, `self`."""
+    """Return whether a CEL rule holds for the value `self`."""
     from celpy.adapter import json_to_cel
 
     return bool(_program(rule).evaluate({"self": json_to_cel(value)}))
@@ -197,7 +197,7 @@ def evaluate(rule: str, value: Any) -> bool:
 
 @functools.cache
 def real_schemas() -> dict[str, dict[str, Any]]:
-    """Return the schemas of the CRDs in the directory that TRTSPEC_CRDS names, by apiVersion and kind."""
+    """Return the schemas of the CRDs in the directory TRTSPEC_CRDS, by apiVersion and kind."""
     found = {}
     for path in sorted(Path(os.environ[VARIABLE]).glob("*.yaml")):
         spec = yaml.load(path.read_text(), yaml.CSafeLoader)["spec"]
@@ -208,14 +208,14 @@ def real_schemas() -> dict[str, dict[str, Any]]:
 
 
 def real_problems(document: dict[str, Any]) -> list[str]:
-    """Return what a CRD's own schema and rules refuse of a document, its defaults filled in first."""
+    """Return violations of a CRD's own schema and rules, after filling in its defaults."""
     filled = copy.deepcopy(document)
     schema = real_schemas()[f"{document['apiVersion']} {document['kind']}"]
     return list(_refused(filled, schema, document["kind"], is_object=True))
 
 
 def _refused(value: Any, schema: dict[str, Any], path: str, is_object: bool = False) -> Iterator[str]:
-    """Yield what a schema refuses of a value; its rules are asked where that is nothing, as a cluster does it."""
+    """Yield schema violations of a value, and rule violations if the schema holds, as in a cluster."""
     found = [*_of_itself(value, schema, path), *_of_parts(value, schema, path, is_object)]
     yield from found
     for rule in () if found else schema.get("x-kubernetes-validations", ()):
@@ -246,17 +246,17 @@ def _of_parts(value: Any, schema: dict[str, Any], path: str, is_object: bool) ->
 PLAIN = (
     *("type", "enum", "pattern", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("multipleOf", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties"),
-    *("anyOf", "oneOf", "allOf", "not"),  # which hold no fields of their own, or the CRD is not taken
+    *("anyOf", "oneOf", "allOf", "not"),  # these may not declare fields, else the CRD is rejected
 )
 
 
 def _of_new(rule: str) -> str:
-    """Return a rule as it is for a document that is new, which has no `oldSelf`."""
+    """Return a rule for a new document, without `oldSelf`."""
     return rule.replace("oldSelf.hasValue()", "false")
 
 
 def _as_cel(rule: str) -> str:
-    """Return a rule in the words of cel-python, which has no escapes for fields that are called as words of CEL."""
+    """Return a rule in cel-python's syntax, which lacks escapes for field names that are CEL keywords."""
     return rule.replace("__namespace__", "namespace")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests to render from: of the plan of a recipe, as a build would write it, and of a recipe that nobody builds."""
+"""Manifests for rendering tests: from the plan of a recipe, and from a recipe without a build."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY = DeviceMemory(id="cpu", weights_bytes=1 << 30, kv_cache_bytes=1 << 28, d
 
 
 def manifest_of(build: Build) -> Manifest:
-    """Return the manifest of a build that is only planned, its weights as large as the plan says."""
+    """Return the manifest of a planned build, with the weight sizes of the plan."""
     steps = build.artifact.steps.items()
     sizes = {f"{directory}/weights": step.output_bytes for directory, step in steps if directory}
     return Manifest(
@@ -34,7 +34,7 @@ def manifest_of(build: Build) -> Manifest:
 
 
 def repository_of(build: Build, out: Path) -> Path:
-    """Return a build's model repository, written without building the rest."""
+    """Return a build's model repository, written without the rest of the build."""
     step = build.artifact.steps[REPOSITORY]
     assert isinstance(step, EmitRepository)
     out.mkdir()
@@ -43,7 +43,7 @@ def repository_of(build: Build, out: Path) -> Path:
 
 
 def manifest(backend: str = "embedded", weights: int = 1 << 30, **sections: Any) -> Manifest:
-    """Return the manifest of a recipe with weights of so many bytes."""
+    """Return the manifest of a recipe with the given number of weight bytes."""
     return Manifest(
         recipe=resolved(backend=backend, **sections),
         steps=(),

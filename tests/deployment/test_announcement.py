@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `deploy` says before it measures the gates of an artifact that was not verified."""
+"""Messages of `deploy` before it measures the gates of an unverified artifact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtspec.deployment.options import DeployOptions
 
 
 class Target:
-    """Serves nothing."""
+    """A target that serves nothing."""
 
     render = None
 
@@ -33,11 +33,12 @@ def test_first_deploy_says_what_it_measures_why_how_long_and_how_to_skip_it(
     assert trtspec("build", recipe).code == 0
     artifact = recipe.parent / "build" / "tiny"
     first = trtspec("deploy", artifact, "--detach")
-    said = f"  gates   no report of {artifact} settles its gates, so they are measured now, for about "
+    said = f"  gates   no report of {artifact} covers its gates; measuring them now, for about "
     assert said in first.err
     assert " s: lossless" in first.err
     assert (
-        f"          measure them before: trtspec verify {artifact}; or leave one out: --skip-gate lossless" in first.err
+        f"          to measure them in advance: trtspec verify {artifact}; to skip one: --skip-gate lossless"
+        in first.err
     )
     assert first.err.index(said) < first.err.index("run 1 of 1") if "run 1 of 1" in first.err else first.code == 0
     skipped = trtspec("deploy", artifact, "--detach", *(word for gate in GATES for word in ("--skip-gate", gate)))

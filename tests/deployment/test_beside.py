@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs beside a server is started again later each time; the clock is the test's."""
+"""Sidecars are restarted with back-off; the test controls the clock."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def test_one_that_cannot_start_is_tried_later_each_time_and_never_all_the_time()
         assert beside.running.process.wait(WAIT_S) == 3
         pids.add(beside.running.process.pid)
         said = beside.look(now)
-        waits.append(said.removeprefix("entry ended by itself with status 3, and is started again "))
-        assert beside.look(now) == "", "it is said once"
-        wait_s = 0.0 if waits[-1] == "at once" else float(waits[-1].split()[1])
+        waits.append(said.removeprefix("entry exited with status 3; restarting "))
+        assert beside.look(now) == "", "reported once"
+        wait_s = 0.0 if waits[-1] == "now" else float(waits[-1].split()[1])
         if wait_s:
             assert beside.look(now + wait_s - 0.1) == ""
-            assert beside.running.process.pid in pids, "it is not due yet"
+            assert beside.running.process.pid in pids, "not due yet"
             assert beside.look(now + wait_s) == ""
         now += wait_s
         assert beside.running.process.pid not in pids
     beside.running.end(0.0)
-    assert waits == ["at once", "in 1 s", "in 2 s", "in 4 s", "in 8 s", "in 16 s", "in 30 s"]
+    assert waits == ["now", "in 1 s", "in 2 s", "in 4 s", "in 8 s", "in 16 s", "in 30 s"]
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_one_that_is_stopped_is_ended_and_started_again() -> None:
         assert beside.look(1.0) == ""
         os.kill(stopped.pid, signal.SIGSTOP)
         assert wait_until(lambda: process_state(stopped.pid) == "T", WAIT_S)
-        assert beside.look(2.0) == "entry is stopped, and is started again at once"
+        assert beside.look(2.0) == "entry is stopped; restarting now"
         assert stopped.poll() is not None
         assert beside.look(2.0) == ""
         assert beside.running.process.poll() is None
@@ -74,7 +74,7 @@ def test_status_is_unhealthy_while_the_gateway_does_not_answer(monkeypatch: pyte
         port = silent.getsockname()[1]
         record = Record("x", "live", "x", 1, None, 1, 2, 3, "x_", True, openai=port)
         found = local._probe_result(record)
-        assert found["error"] == f"the gateway for OpenAI's clients did not answer at http://127.0.0.1:{port}/health"
+        assert found["error"] == f"the OpenAI gateway did not answer at http://127.0.0.1:{port}/health"
         assert not found["ok"]
         assert local._probe_result(replace(record, openai=0))["ok"]
 
@@ -95,7 +95,7 @@ while True: EXEC
 
 
 def answering(status: int, seconds: float, then: str) -> Beside:
-    """Return a process that answers with a status for some seconds, and then does something else for ever."""
+    """Return a process that answers with a status for some seconds and then executes `then` forever."""
     [port] = free_ports(1)
     program = ANSWERS.replace("EXEC", then)
     argv = (sys.executable, "-S", "-c", program, str(port), str(status), str(seconds))
@@ -105,7 +105,7 @@ def answering(status: int, seconds: float, then: str) -> Beside:
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ["time.sleep(1)", "pass"])
 def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One waits for something, the other computes: an event loop that is blocked."""
+    """One process waits, the other computes like a blocked event loop."""
     monkeypatch.setattr("trtspec.deployment.sidecar.SILENT_S", 2.0)
     monkeypatch.setattr("trtspec.deployment.sidecar.BLOCKED_S", 4.0)
     beside = answering(200, 3.0, then)
@@ -113,7 +113,7 @@ def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: p
     try:
         said = []
         assert wait_until(lambda: bool(said.append(beside.look(time.monotonic())) or said[-1]), WAIT_S)
-        assert re.fullmatch(r"entry has not answered for \d+ s, and is started again at once", said[-1])
+        assert re.fullmatch(r"entry has not answered for \d+ s; restarting now", said[-1])
         assert hung.poll() is not None
         assert beside.look(time.monotonic()) == ""
         assert beside.running.process.pid != hung.pid
@@ -123,7 +123,7 @@ def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: p
 
 @pytest.mark.slow
 def test_process_that_answers_with_an_error_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gateway whose server is being started again has no fault."""
+    """A gateway whose server is restarting is healthy."""
     monkeypatch.setattr("trtspec.deployment.sidecar.SILENT_S", 1.0)
     monkeypatch.setattr("trtspec.deployment.sidecar.BLOCKED_S", 2.0)
     beside = answering(503, 600.0, "pass")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is held against a new revision, by what was seen; nothing runs."""
+"""Rejection of a new revision by its statistics; nothing is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = Limits(hold_s=5, min_requests=20, max_latency_ratio=1.5, min_acceptance
 
 
 def pairs(ratio: float, count: int = 20, text: str = "same") -> list[Pair]:
-    """Return pairs of which the new one takes `ratio` times as long, with noise of a tenth."""
+    """Return pairs in which the new revision takes `ratio` times as long, with 10 % noise."""
     noise = random.Random(0)
     return [Pair(noise.gauss(1, 0.1), ratio * noise.gauss(1, 0.1), "same", text) for _ in range(count)]
 
@@ -26,23 +26,23 @@ def pairs(ratio: float, count: int = 20, text: str = "same") -> list[Pair]:
     [
         (Seen(9), ""),
         (Seen(9, pairs=pairs(1.0)), ""),
-        (Seen(9, pairs=pairs(1.5)), ""),  # it may be, or not
-        (Seen(9, pairs=pairs(9.0, 19)), ""),  # too few to say
-        (Seen(9, pairs=pairs(2.0)), "a request of our own takes "),
-        (Seen(9, new=Observed(requests=7, failed=1, said="broken")), "1 of 7 requests failed, the last with: broken"),
+        (Seen(9, pairs=pairs(1.5)), ""),  # undecided: within noise
+        (Seen(9, pairs=pairs(9.0, 19)), ""),  # too few samples
+        (Seen(9, pairs=pairs(2.0)), "a synthetic request takes "),
+        (Seen(9, new=Observed(requests=7, failed=1, said="broken")), "1 of 7 requests failed, most recently: broken"),
         (Seen(9, pairs=pairs(1.0, text="other")), ""),
-        (Seen(9, pairs=pairs(1.0, text="other"), comparable=True), "20 of 20 texts are not those of the revision"),
+        (Seen(9, pairs=pairs(1.0, text="other"), comparable=True), "20 of 20 texts differ from the previous revision"),
         (Seen(9, new=Observed(drafted=199)), ""),
-        (Seen(9, new=Observed(drafted=200, accepted=99)), "acceptance rate 0.495, at least 0.5 is wanted"),
+        (Seen(9, new=Observed(drafted=200, accepted=99)), "acceptance rate 0.495 is below 0.5"),
         (Seen(9, new=Observed(drafted=200, accepted=100)), ""),
         (Seen(9, Observed(first_token=(1.0,) * 20), Observed(first_token=(2.0,) * 20)), "the first token takes 2.00"),
         (Seen(9, Observed(per_token=(1.0,) * 20), Observed(per_token=(2.0,) * 20)), "a token takes 2.00 times"),
         (Seen(9, Observed(per_token=(1.0,) * 19), Observed(per_token=(2.0,) * 20)), ""),
-        (Seen(9, shadow=Shadowed(sent=9, failed=1, said="no")), "1 of 9 shadowed requests failed, the last with: no"),
+        (Seen(9, shadow=Shadowed(sent=9, failed=1, said="no")), "1 of 9 mirrored requests failed, most recently: no"),
         (Seen(9, shadow=Shadowed(compared=9, different=1)), ""),
-        (Seen(9, shadow=Shadowed(compared=9, different=1), comparable=True), "1 of 9 shadowed texts are not those"),
-        (Seen(9, shadow=Shadowed(new_drafted=200, new_accepted=99)), "acceptance rate 0.495, at least 0.5 is wanted"),
-        (Seen(9, shadow=Shadowed(old_s=(1.0,) * 20, new_s=(2.0,) * 20)), "a shadowed request takes 2.00 times"),
+        (Seen(9, shadow=Shadowed(compared=9, different=1), comparable=True), "1 of 9 mirrored texts differ from those"),
+        (Seen(9, shadow=Shadowed(new_drafted=200, new_accepted=99)), "acceptance rate 0.495 is below 0.5"),
+        (Seen(9, shadow=Shadowed(old_s=(1.0,) * 20, new_s=(2.0,) * 20)), "a mirrored request takes 2.00 times"),
     ],
 )
 def test_an_objection_is_sure_or_none(seen: Seen, said: str) -> None:
@@ -65,7 +65,7 @@ def test_it_goes_on_when_enough_is_known() -> None:
 
 @pytest.mark.slow
 def test_the_interval_of_a_ratio_holds_it() -> None:
-    """Of 200 equal pairs of samples, about 2.5 % may be called slower."""
+    """Of 200 equal pairs of samples, about 2.5 % may be classified as slower."""
     wrong = 0
     for seed in range(200):
         noise = random.Random(seed)
@@ -85,17 +85,17 @@ def test_a_share_is_kept_at_every_moment(share: int) -> None:
 
 
 def test_what_shadows_came_to_is_said_in_numbers_and_in_a_sentence() -> None:
-    """Of nothing there is no rate."""
+    """Without samples there is no rate."""
     assert summary(Shadowed(), 50) == {
         "share": 50,
         **dict.fromkeys(("sent", "failed", "compared", "different", "dropped"), 0),
         **dict.fromkeys(("latency_ratio", "acceptance_rate", "acceptance_rate_before")),
-        "verdict": "0 requests, 0 failed, 0 of 0 greedy texts are others, 0 not sent for load",
+        "verdict": "0 requests, 0 failed, 0 of 0 greedy texts differ, 0 dropped because of load",
     }
     tokens = {"drafted": 10, "accepted": 6, "new_drafted": 10, "new_accepted": 7}
     found = summary(Shadowed(4, 1, 3, 2, 5, (1.0, 2.0, 1.0), (1.0, 4.0, 3.0), **tokens), 50)
     assert (found["latency_ratio"], found["acceptance_rate"], found["acceptance_rate_before"]) == (2.0, 0.7, 0.6)
     assert found["verdict"] == (
-        "4 requests, 1 failed, 2 of 3 greedy texts are others, 2.00 times as long, "
-        "acceptance rate 0.700 (0.600 before), 5 not sent for load"
+        "4 requests, 1 failed, 2 of 3 greedy texts differ, 2.00 times the latency, "
+        "acceptance rate 0.700 (0.600 before), 5 dropped because of load"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docker and kubectl print when they fail, and the cause that `deploy` names."""
+"""Output of failing docker and kubectl commands, and the cause that `deploy` reports."""
 
 from __future__ import annotations
 
@@ -22,30 +22,33 @@ DOCKER = {
     "new docker": ("docker: unknown command: docker compose\n", "docker has no compose plugin"),
     "no daemon": (
         "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
-        "the docker daemon does not answer",
+        "the docker daemon is not reachable",
     ),
     "no access": (
         "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: "
         'Get "http://%2Fvar%2Frun%2Fdocker.sock/v1.47/info": dial unix /var/run/docker.sock: connect: permission denied',  # noqa: E501
-        "this user may not use the docker daemon",
+        "permission denied for the docker daemon",
     ),
     "no such image": (
         f"Error response from daemon: manifest for ghcr.io/a/b@{DIGEST} not found: manifest unknown: manifest unknown",
-        "the image was not found, or its registry refuses access to it",
+        "image not found, or access denied by its registry",
     ),
     "private image": (
         "Error response from daemon: pull access denied for a/b, repository does not exist or may require "
         "'docker login': denied: requested access to the resource is denied",
-        "the image was not found, or its registry refuses access to it",
+        "image not found, or access denied by its registry",
     ),
-    "no login": ("Error response from daemon: unauthorized: authentication required", "the registry refuses access"),
+    "no login": (
+        "Error response from daemon: unauthorized: authentication required",
+        "access to the image denied by the registry",
+    ),
     "no registry": (
         'Error response from daemon: Get "https://nowhere/v2/": dial tcp: lookup nowhere on 127.0.0.53:53: no such host',  # noqa: E501
         "the registry cannot be reached",
     ),
     "no GPU": (
         'Error response from daemon: could not select device driver "nvidia" with capabilities: [[gpu]]',
-        "docker cannot give the container a GPU",
+        "docker cannot provide a GPU to the container",
     ),
     "full disk": ("write /var/lib/docker/tmp/x: no space left on device", "the disk of the docker daemon is full"),
 }
@@ -60,12 +63,12 @@ LATER = {
         "connectivity: failed to bind host port 127.0.0.1:8000/tcp: address already in use",
         "127.0.0.1:8000 is in use",
     ),
-    "unhealthy": ("container tiny-server-1 is unhealthy", "the container started and did not answer a request"),
-    "ended": ("container tiny-server-1 exited (1)", "the container started and did not answer a request"),
+    "unhealthy": ("container tiny-server-1 is unhealthy", "the container started but did not answer a request"),
+    "ended": ("container tiny-server-1 exited (1)", "the container started but did not answer a request"),
     "late": ("application not healthy after 5m0s", "the container was not healthy in time"),
 }
 KUBECTL = {
-    "no context": ("config", "error: current-context is not set", "kubectl has no cluster"),
+    "no context": ("config", "error: current-context is not set", "kubectl's current context is not set"),
     "unreachable": (
         "apply",
         "The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?",
@@ -91,12 +94,12 @@ APPLIED = {
     "forbidden": (
         'Error from server (Forbidden): error when creating "x": deployments.apps is forbidden: User "ada" cannot create '  # noqa: E501
         'resource "deployments" in API group "apps" in the namespace "default"',
-        "the cluster forbids this user to do that",
+        "this user lacks permission for the operation",
     ),
     "missing kind": (
         'error: resource mapping not found for name: "x" namespace: "" from "x.yaml": no matches for kind '
         '"LeaderWorkerSet" in version "leaderworkerset.x-k8s.io/v1"\nensure CRDs are installed first',
-        "the cluster has no resource of the kind LeaderWorkerSet",
+        "the cluster does not support resources of kind LeaderWorkerSet",
     ),
     "namespace": (
         'Error from server (NotFound): error when creating "x": namespaces "serving" not found',
@@ -115,7 +118,7 @@ def artifact(workplace: Path) -> Path:
 
 @pytest.fixture
 def tool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> Path:
-    """The directory of a stand-in for the program that the test is about, which is on PATH."""
+    """The directory of a double of the tested program, which is on PATH."""
     name = "kubectl" if "kubectl" in request.node.name else "docker"
     root = tmp_path_factory.mktemp(name)
     Installation(root).add_program(name, **{f"{name.upper()}_DOUBLE": str(root)})
@@ -179,7 +182,7 @@ def test_docker_that_cannot_be_asked_does_not_make_a_deployment_dead(tool: Path,
     refused = trtspec("rm", "tiny")
     assert (refused.code, "'tiny' is unknown" in refused.err) == (1, True)
     forced = trtspec("rm", "--force", "tiny", "--json")
-    assert "the docker daemon does not answer" in forced.document["removed"][0]["left"]
+    assert "the docker daemon is not reachable" in forced.document["removed"][0]["left"]
     assert trtspec("ps").out == "nothing was deployed\n"
 
 
@@ -217,7 +220,7 @@ def test_kubectl_failure_of_apply_is_recorded(case: str, tool: Path, artifact: P
 def test_kubectl_that_is_refused_while_it_waits_is_no_timeout(tool: Path, artifact: Path, trtspec: Run) -> None:
     breaks(tool, "rollout", APPLIED["forbidden"][0])
     done = deploy_kubectl(trtspec, artifact)
-    assert (done.code, "kubectl rollout failed: the cluster forbids" in done.err) == (1, True)
+    assert (done.code, "kubectl rollout failed: this user lacks permission" in done.err) == (1, True)
     breaks(tool, "rollout", "error: timed out waiting for the condition")
     late = deploy_kubectl(trtspec, artifact)
     assert (late.code, "the pods were not ready in time" in late.err) == (101, True)

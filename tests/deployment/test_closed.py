@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a deployed server refuses, and who can read what it writes: attacks on a real one that the trial carried out."""
+"""Requests rejected by a deployed server, and permissions of its files: attacks on a real server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EVIL_CONFIG = {"backend": "python", "input": [], "output": [{"name": "o", "data_
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
-    """A server of a user with an open umask and with secrets in the environment, in place of one before."""
+    """A server deployed by a user with an open umask and secrets in the environment, replacing another one."""
     root = tmp_path_factory.mktemp("closed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_STATE", str(root / "state"))
@@ -142,7 +142,7 @@ def test_the_token_is_for_nobody_to_see(deployment: LocalDeployment, token: str)
 def test_files_and_shared_memory_are_this_user_s(deployment: LocalDeployment) -> None:
     root = deployment.journal.root
     regions = [*SHARED_MEMORY.glob(f"{deployment.record.shm_prefix}*")]
-    assert root.stat().st_mode & 0o777 == 0o700, "and so is all below it, the served artifact too"
+    assert root.stat().st_mode & 0o777 == 0o700, "everything below is private, including the served artifact"
     for path in (root / "token", root / "server.log", *regions):
         assert path.stat().st_mode & 0o777 == 0o600, path
     assert regions
@@ -197,7 +197,7 @@ ATTACKS = {
 
 
 def sent(port: int, data: bytes) -> str:
-    """Return the beginning of the response to what is sent, "" where there is none."""
+    """Return the beginning of the response to the sent data, "" without one."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         with suppress(OSError):
             connection.sendall(data)
@@ -239,7 +239,7 @@ def test_page_of_another_site_does_not_use_the_engine(deployment: LocalDeploymen
 
 
 def test_server_itself_listens_for_this_user_alone(deployment: LocalDeployment) -> None:
-    """Of what the deployment's processes listen at, HTTP and metrics are the front's."""
+    """HTTP and metrics ports belong to the front, not to the server."""
     place = deployment.journal.root / "revisions" / "1"
     assert {path.name for path in place.glob("*.sock")} == {"http.sock", "metrics.sock", "front.sock"}
     assert all(path.stat().st_mode & 0o777 == 0o700 for path in place.glob("*.sock"))
@@ -253,7 +253,7 @@ def test_server_itself_listens_for_this_user_alone(deployment: LocalDeployment) 
 
 
 def listens(pid: int) -> list[int]:
-    """Return the TCP ports that a process listens at."""
+    """Return the TCP ports on which a process listens."""
     nodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
@@ -272,12 +272,12 @@ def test_nvidia_s_client_sends_binary_tensors_through_the_front(deployment: Loca
         text.set_data_from_numpy(numpy.array([[b"x" * 100_000]], dtype=object))
         tokens = http.InferInput("max_tokens", [1, 1], "INT32")
         tokens.set_data_from_numpy(numpy.array([[1]], dtype=numpy.int32))
-        with pytest.raises(Exception, match="decoupled"):  # what the server says of a model that streams
+        with pytest.raises(Exception, match="decoupled"):  # the server's reply for a streaming model
             client.infer("ensemble", [text, tokens], request_compression_algorithm="gzip")
 
 
 def test_code_is_loaded_by_nobody_else(deployment: LocalDeployment, tmp_path: Path, token: str) -> None:
-    """The last test: it ends with another process of the model."""
+    """Must be the last test, because the model's process is replaced."""
     evil = base64.b64encode(EVIL.replace(b"PLACE", repr(str(tmp_path / "run")).encode())).decode()
     body = {"parameters": {"config": json.dumps(EVIL_CONFIG), "file:1/model.py": evil}}
     path = "/v2/repository/models/ensemble/load"
@@ -287,17 +287,17 @@ def test_code_is_loaded_by_nobody_else(deployment: LocalDeployment, tmp_path: Pa
             f'{{"error":"This API is restricted, expecting header \'{HEADER}\'"}}',
         )
     page = {"Content-Type": "text/plain", "Origin": "http://evil.example", HEADER: token}
-    assert asked(deployment, "POST", path, body, **page)[0] == 403, "a page may not, not even with the token"
+    assert asked(deployment, "POST", path, body, **page)[0] == 403, "a web page is rejected even with the token"
     assert not (tmp_path / "run").exists()
     status, _ = asked(deployment, "POST", path, body, **{HEADER: token})
-    assert (tmp_path / "run").exists(), "the attack works for whoever has the token"
+    assert (tmp_path / "run").exists(), "the attack succeeds with the token"
     Client(deployment.record.http, token=token).load("ensemble")
     assert status in (200, 400)
 
 
 @pytest.mark.slow
 def test_deaths_by_requests_do_not_end_a_deployment_for_good(deployment: LocalDeployment) -> None:
-    """This user sends to the server's own socket what the front refuses: six deaths, and it serves."""
+    """This user sends requests that the front rejects to the server's socket: it recovers from six crashes."""
     url = server_url(deployment.journal, deployment.record.revision)
     known = deployment.journal.known
     for count in range(1, 7):
@@ -316,7 +316,7 @@ def test_deaths_by_requests_do_not_end_a_deployment_for_good(deployment: LocalDe
 def test_a_server_that_read_what_hides_its_token_is_not_deployed(
     deployment: LocalDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where it was hidden before the server had read it: anybody could then send it."""
+    """The token was hidden before the server read it, so that the placeholder would grant access."""
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path))
     monkeypatch.setattr("secrets.token_hex", lambda count: "x" * 2 * count)
     with pytest.raises(DeployError, match="accept a token that anyone can guess"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real deployment is stopped while texts are made that outlast its drain: every client is told, and in time."""
+"""Stopping a real deployment during texts that outlast its drain: every client gets an error in time."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from trtspec.store.manifest import load_manifest
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 DRAIN_S = 4
-MARGIN_S = 15.0  # on a machine with other work
-PLACES = 4  # as many as ask
-LONGEST = 20_000  # tokens, which no machine makes within the drain
+MARGIN_S = 15.0  # on a busy machine
+PLACES = 4  # one per client
+LONGEST = 20_000  # tokens; too many to finish within the drain
 ENDLESS = {"text_input": "abc", "max_tokens": LONGEST - 100, "end_id": -1}
 ASKED = {"model": "tiny", "prompt": "abc", "max_tokens": LONGEST - 100, "ignore_eos": True, "stream": True}
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what each client heard, by its name, and how many seconds the end took."""
+    """Return what each client received, by name, and the duration of the stop in seconds."""
     root = tmp_path_factory.mktemp("drain")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_STATE", str(root / "state"))
@@ -54,7 +54,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def make_long_artifact(root: Path) -> Path:
-    """Lay out an artifact whose texts may be longer than anybody waits."""
+    """Create an artifact whose texts can outlast the drain."""
     artifact = make_artifact(root)
     path = artifact / "model_repository" / "tensorrt_llm" / "config.pbtxt"
     config = load_config(path)
@@ -93,13 +93,13 @@ def drained(record: Record) -> dict[str, Any]:
 
 
 def is_full(record: Record) -> bool:
-    """Return whether each place has a text, the whole one's too: what the supervisor asks has to wait."""
+    """Return whether all slots are busy, including the ensemble's, so that the supervisor's probe must wait."""
     now = exported(SimpleNamespace(metrics=record.metrics), "tensorrt_llm")
     return now["trtspec_requests_running"] == PLACES and now["trtspec_requests_waiting"] > 0
 
 
 def triton_stream(record: Record, begun: Queue[str]) -> tuple[int, str]:
-    """Return how many pieces came, and the error behind them."""
+    """Return the number of received chunks and the error after them."""
     pieces = 0
     try:
         for _ in Client.at(record.endpoints["http"], 120).generate_stream(ENDLESS):
@@ -121,7 +121,7 @@ def triton_whole(record: Record, begun: Queue[str]) -> str:
 
 
 def openai_stream(record: Record, begun: Queue[str], **asked: Any) -> list[str]:
-    """Return the data of all events; raises where the connection ends in the midst of the response."""
+    """Return the data of all events; raises if the connection ends within the response."""
     url = f"{record.endpoints['openai']}/completions"
     said: list[str] = []
     with requests.post(url, json=ASKED | asked, stream=True, timeout=120) as answer:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal of a deployment after a crash in the midst of a line: nothing is merged, nothing else is lost."""
+"""The journal after a crash within a line: no lines are merged and no other lines are lost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_line_that_was_cut_anywhere_costs_itself_alone(journal: DeploymentJour
     whole = path.read_bytes()
     for cut in range(len(before), len(whole)):
         path.write_bytes(whole[:cut])
-        assert states(journal) == ["staged"], "a line without its end is none yet"
+        assert states(journal) == ["staged"], "an unterminated line is ignored"
         journal.note(RECORD, "live")
         complete = ["loaded"] if cut == len(whole) - 1 else []
         assert states(journal) == ["staged", *complete, "live"], cut

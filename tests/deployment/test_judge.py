@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a server by what was seen of it, and when it is started again; the clock is the test's."""
+"""Failure detection from health samples, and restart delays; the test controls the clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEP = 0.25
 
 
 def verdicts(seconds: float, **seen: object) -> list[tuple[float, str]]:
-    """Return what is said, and after how long, of looks that all see the same."""
+    """Return the failure, and the time until it is detected, for constant samples."""
     judge = Judge()
     times = [100 + STEP * number for number in range(int(seconds / STEP) + 1)]
     return [(time - 100, fault) for time in times if (fault := judge.fault(Look(time, **seen)))]
@@ -24,12 +24,16 @@ def test_a_server_that_answers_is_well() -> None:
 @pytest.mark.parametrize(
     ("seen", "after", "words"),
     [
-        ({"ended": -9}, 0, "the server ended by itself with status -9"),
+        ({"ended": -9}, 0, "the server exited with status -9"),
         ({"died": ["tensorrt_llm"]}, 0, "the process of tensorrt_llm died"),
         ({"stopped": ["tensorrt_llm"]}, STOPPED_S, "the process of tensorrt_llm is stopped"),
         ({"stopped": ["tritonserver"], "waits_since": 100.0}, STOPPED_S, "the process of tritonserver is stopped"),
-        ({"waits_since": 100.0}, SILENT_S, "a request for one token has no answer since 3 s, and nothing runs"),
-        ({"refusals": 3, "said": "no"}, 0, "a request for one token was refused 3 times: no"),
+        (
+            {"waits_since": 100.0},
+            SILENT_S,
+            "a request for one token has been unanswered for 3 s, and no thread is running",
+        ),
+        ({"refusals": 3, "said": "no"}, 0, "a request for one token failed 3 times: no"),
     ],
 )
 def test_a_fault_is_seen_in_time_and_named(seen: dict[str, object], after: float, words: str) -> None:
@@ -40,14 +44,14 @@ def test_a_fault_is_seen_in_time_and_named(seen: dict[str, object], after: float
 def test_a_server_with_much_to_do_may_answer_late_but_not_never() -> None:
     assert verdicts(60, waits_since=100.0, computes=True) == []
     [first, *_] = verdicts(BUSY_S + 1, waits_since=100.0, computes=True)
-    assert first == (BUSY_S, "a request for one token has no answer since 600 s")
+    assert first == (BUSY_S, "a request for one token has been unanswered for 600 s")
 
 
 def full_since(progress: list[int | None]) -> list[float | None]:
-    """Return since when nothing is answered after each question of a second, all refused as too many."""
+    """Return the start of the unanswered period after each probe (one per second, all rejected with a full queue)."""
     waiting, found = Waiting(), []
     for second, done in enumerate(progress):
-        waiting.asked(100.0 + second)
+        waiting.record_request(100.0 + second)
         waiting.refused_as_full(100.5 + second, done)
         found.append(waiting.since)
     return found
@@ -55,7 +59,7 @@ def full_since(progress: list[int | None]) -> list[float | None]:
 
 def test_word_that_it_is_full_is_no_answer() -> None:
     assert full_since([7, 7, 7, 7]) == [100.0] * 4
-    assert full_since([None, None, 7, None, 7]) == [100.0] * 5, "it says nothing that would be for it"
+    assert full_since([None, None, 7, None, 7]) == [100.0] * 5, "no evidence of progress"
 
 
 def test_a_full_server_that_gets_on_is_waited_for_anew() -> None:
@@ -69,27 +73,27 @@ def test_a_full_server_that_does_nothing_hangs(computes: bool, after: float) -> 
     for number in range(int((BUSY_S + 10) / STEP)):
         now = 100 + number * STEP
         if number % 4 == 0:
-            waiting.asked(now)
+            waiting.record_request(now)
             waiting.refused_as_full(now, 7)
         found.append((now - 100, judge.fault(Look(now, None, (), (), waiting.since, computes, is_full=True))))
     first, said = next(each for each in found if each[1])
     assert first == after
     assert said == (
-        f"a request for one token is refused as one too many, and no other gets on, since {after:.0f} s"
-        + ("" if computes else ", and nothing runs")
+        f"a request for one token found a full queue without progress for {after:.0f} s"
+        + ("" if computes else ", and no thread is running")
     )
 
 
 def test_an_answer_ends_the_waiting() -> None:
     waiting = Waiting()
-    waiting.asked(1.0)
+    waiting.record_request(1.0)
     waiting.refused_as_full(1.0, 7)
     assert waiting.is_full
-    waiting.answered()
+    waiting.record_answer()
     assert (waiting.since, waiting.is_full) == (None, False)
-    waiting.asked(5.0)
+    waiting.record_request(5.0)
     waiting.refused_as_full(5.5, 9)
-    assert waiting.since == 5.0, "what it did before the answer says nothing"
+    assert waiting.since == 5.0, "progress before the answer does not count"
 
 
 def test_a_process_that_was_only_looked_at_by_a_debugger_goes_on() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target kubernetes: what a cluster would accept, what its pods may do, what kubectl is told (a stand-in)."""
+"""The kubernetes target: acceptance by a cluster, pod permissions, and kubectl commands (run by a double)."""
 
 from __future__ import annotations
 
@@ -192,22 +192,37 @@ def test_many_gpus_are_groups_of_machines() -> None:
 @pytest.mark.parametrize(
     ("backend", "sections", "settings", "said"),
     [
-        ("tensorrt_llm", SPANNING, {}, "16 GPUs, 8 a machine: tensorrt_llm is not served over machines"),
+        (
+            "tensorrt_llm",
+            SPANNING,
+            {},
+            "16 GPUs, 8 per machine: tensorrt_llm does not support serving over several machines",
+        ),
         ("vllm", SPANNING, {"node_gpus": "6"}, "16 GPUs do not fill machines of 6"),
-        ("embedded", {}, {"artifact": "s3:x"}, "'s3:x' says not where the artifact lies"),
-        ("embedded", {}, {"artifact": "pvc:models/../other"}, "says not where the artifact lies"),
-        ("embedded", {}, {"artifact": "image:name:tag"}, "says not where the artifact lies"),
-        ("embedded", {}, {"namespace": "A"}, "option namespace: 'A' is no DNS label"),
-        ("embedded", {}, {"gateway": "main"}, "option gateway: '' is no DNS label"),
-        ("embedded", {}, {"replicas": "x"}, "option replicas: 'x' is no whole number"),
-        ("embedded", {}, {"replicas": "9"}, "a number is out of its range"),
-        ("embedded", {}, {"weight": "101"}, "a number is out of its range"),
-        ("embedded", {}, {"prometheus": "x\ny"}, "is no address"),
-        ("embedded", {}, {"dynamo-version": "01.2.3"}, "option dynamo-version: '01.2.3' is no version"),
-        ("embedded", {}, {"form": "helm"}, "'helm' is none of deployment, kserve, dynamo"),
-        ("embedded", {}, {"form": "dynamo"}, "dynamo starts engines that serve by themselves, which embedded does not"),
-        ("vllm", {}, {"form": "kserve", "artifact": f"modelpack:{IMAGE}"}, "KServe mounts no modelpack"),
-        ("embedded", {}, {"image": "name:tag"}, "is no image by digest"),
+        ("embedded", {}, {"artifact": "s3:x"}, "'s3:x' is not an artifact location"),
+        ("embedded", {}, {"artifact": "pvc:models/../other"}, "is not an artifact location"),
+        ("embedded", {}, {"artifact": "image:name:tag"}, "is not an artifact location"),
+        ("embedded", {}, {"namespace": "A"}, "option namespace: 'A' is not a DNS label"),
+        ("embedded", {}, {"gateway": "main"}, "option gateway: '' is not a DNS label"),
+        ("embedded", {}, {"replicas": "x"}, "option replicas: 'x' is not a whole number"),
+        ("embedded", {}, {"replicas": "9"}, "a number is out of range"),
+        ("embedded", {}, {"weight": "101"}, "a number is out of range"),
+        ("embedded", {}, {"prometheus": "x\ny"}, "is not a URL"),
+        ("embedded", {}, {"dynamo-version": "01.2.3"}, "option dynamo-version: '01.2.3' is not a version"),
+        ("embedded", {}, {"form": "helm"}, "'helm' is not one of deployment, kserve, dynamo"),
+        (
+            "embedded",
+            {},
+            {"form": "dynamo"},
+            "form dynamo requires an engine that serves without Triton, which embedded does not",
+        ),
+        (
+            "vllm",
+            {},
+            {"form": "kserve", "artifact": f"modelpack:{IMAGE}"},
+            "KServe does not support artifact kind modelpack",
+        ),
+        ("embedded", {}, {"image": "name:tag"}, "is not an image with a digest"),
     ],
 )
 def test_what_cannot_be_rendered_is_said(backend: str, sections: dict, settings: dict, said: str) -> None:
@@ -232,7 +247,7 @@ DOCUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def engine_repository(backend: str, folder: Path) -> Path:
-    """Write what the engine is started with, as its repository has it."""
+    """Write the files in the model repository that configure the engine."""
     path, arguments = DOCUMENTS[backend]
     (folder / path).parent.mkdir(parents=True)
     (folder / path).write_text(json.dumps(arguments))
@@ -292,9 +307,9 @@ def test_engines_are_started_alone(backend: str, tmp_path: Path) -> None:
         ({"replicas": -1}, "replicas >= 0"),
         ({"runtimeVersionOverride": "1.6"}, "runtimeVersionOverride.matches"),
         ({"colour": "red"}, "colour: unknown field"),
-        ({"name": None}, "None is no str"),
-        ({"type": "epp2"}, "is none of frontend|worker"),
-        ({"sharedMemorySize": 8.5}, "8.5 is no str"),
+        ({"name": None}, "None is not a str"),
+        ({"type": "epp2"}, "is not one of frontend|worker"),
+        ({"sharedMemorySize": 8.5}, "8.5 is not a str"),
         ({"podTemplate": {"spec": {"containers": [{"name": "other"}]}}}, "k.name == 'main'"),
     ],
 )
@@ -315,12 +330,12 @@ def test_configuration_is_named_by_what_it_holds(tmp_path: Path) -> None:
 
 
 def test_the_checks_see_what_they_look_for() -> None:
-    """A field that is unknown, of another type, out of its range; a pod with rights; a rule that does not hold."""
+    """Unknown field, wrong type, value out of range, privileged pod, violated rule."""
     found = document(rendered(), "Deployment")
     for change, said in (
         (lambda each: each["spec"].update(colour="red"), "colour"),
         (lambda each: each["spec"].update(replicas="1"), "'1'"),
-        (lambda each: each["metadata"].update(name="a.b"), "no DNS label"),
+        (lambda each: each["metadata"].update(name="a.b"), "not a DNS label"),
         (lambda each: next(accepted.pods(each))["containers"][0].pop("securityContext"), "escalates"),
         (lambda each: next(accepted.pods(each)).update(hostNetwork=True), "hostNetwork"),
         (lambda each: next(accepted.pods(each))["containers"][0]["env"].append({"name": "HOME"}), "('HOME',) is there"),
@@ -438,10 +453,10 @@ def test_pods_that_never_become_ready_are_told(artifact: Path, trtspec: Run, kub
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "--target kubernetes needs --detach"),
-        (["--detach"], "no image is named"),
+        ([], "--target kubernetes requires --detach"),
+        (["--detach"], "no image given"),
         (["--detach", "--image", IMAGE, "--http-port", "1"], "a cluster's service has its own address and ports"),
-        (["--detach", "--image", IMAGE], "says not where the artifact lies"),
+        (["--detach", "--image", IMAGE], "is not an artifact location"),
     ],
 )
 def test_what_cannot_be_deployed_is_said(

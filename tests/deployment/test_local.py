@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment from its start to its end, on a real tritonserver with a model that only echoes."""
+"""A deployment from start to end, on a real tritonserver with an echo model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tritonserver():
 
 @pytest.fixture
 def deploy(tritonserver, tmp_path: Path):
-    """Deploy echo models by the lines that differ; whatever runs in the end is stopped."""
+    """Return a function that deploys echo models with different lines; running ones are stopped in the end."""
     names: list[str] = []
 
     def start(name: str = "echo", before: str = "pass", first: str = "pass", timeout_s: float = 20, **options):
@@ -113,10 +113,10 @@ def test_from_start_to_stop(deploy) -> None:
     assert found["probe"] == {"ok": True, "seconds": found["probe"]["seconds"], "error": None}
     assert found | document == found
     again = deploy().as_dict()
-    assert again == document, "what serves already is left as it is"
+    assert again == document, "a served artifact is left unchanged"
     with pytest.raises(DeployError, match=f"http port {server.record.http} is in use"):
         deploy("other", ports={"http": server.record.http})
-    assert not (DeploymentJournal("other").log).exists(), "refused before anything was started"
+    assert not (DeploymentJournal("other").log).exists(), "rejected before anything was started"
 
     assert leftovers(server.record)
     stopped = stop("echo")
@@ -134,8 +134,8 @@ def test_a_killed_supervisor_is_dead_with_its_last_words_and_can_be_deployed_aga
     found = status("echo")
     assert found["state"] == "dead"
     assert "Started Metrics Service" in found["log"]
-    with pytest.raises(DeployError, match="the server ended by itself with status -9") as caught:
-        server.wait()  # unbounded: the server has ended already
+    with pytest.raises(DeployError, match="the server exited with status -9") as caught:
+        server.wait()  # no timeout: the server has already ended
     assert "Started Metrics Service" in caught.value.hint
     again = deploy()
     assert leftovers(server.record) == []
@@ -151,7 +151,7 @@ def test_nothing_outlives_a_killed_supervisor(deploy) -> None:
 
 @pytest.mark.triton
 def test_a_failed_load_shows_the_log_and_leaves_nothing(deploy) -> None:
-    with pytest.raises(DeployError, match="the server ended with status 1 while it started") as caught:
+    with pytest.raises(DeployError, match="the server exited with status 1 during startup") as caught:
         deploy(before="raise ValueError('no such weights')")
     assert "ValueError: no such weights" in caught.value.hint
     assert leftovers(DeploymentJournal("echo").known()) == []
@@ -175,7 +175,7 @@ def test_a_server_that_does_not_answer_is_stopped(lines, error, message, deploy,
     with pytest.raises(error, match=message) as caught:
         deploy(**lines)
     assert f"the end of {DeploymentJournal('echo').log}:\n" in caught.value.hint
-    last = ("Started Metrics Service", "echo starts", "ModelInstanceInitialize: ensemble")  # as far as it came
+    last = ("Started Metrics Service", "echo starts", "ModelInstanceInitialize: ensemble")  # up to the state it reached
     assert any(line in caught.value.hint for line in last)
     assert leftovers(DeploymentJournal("echo").known()) == []
     assert states()[-1] == "failed"
@@ -250,7 +250,7 @@ def test_an_artifact_without_a_repository_or_a_manifest_is_refused(tmp_path: Pat
         deploy_local(tmp_path)
     make_echo_artifact(tmp_path / "echo")
     (tmp_path / "echo" / "model_repository").rename(tmp_path / "elsewhere")
-    with pytest.raises(DeployError, match="the artifact holds no model_repository"):
+    with pytest.raises(DeployError, match="the artifact has no model_repository"):
         deploy_local(tmp_path / "echo")
 
 
@@ -274,7 +274,7 @@ def test_an_unknown_name_lists_the_known(state: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "", "A", "a/b", "a" * 64])
 def test_a_name_is_no_path(name: str) -> None:
-    with pytest.raises(DeployError, match="is no name of a deployment"):
+    with pytest.raises(DeployError, match="is not a valid deployment name"):
         status(name)
 
 

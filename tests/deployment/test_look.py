@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is seen of a server's processes while it starts, and of its answers; processes and answers are the test's."""
+"""Health samples of a starting server's processes and of its answers; the test controls both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGET, DRAFT = {(2, 20): "target"}, {(3, 30): "draft"}
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> probe.Stubs:
-    """Return the processes that run models, to be changed."""
+    """Return the processes that run models; the test may change them."""
     found: probe.Stubs = {}
     monkeypatch.setattr(probe, "group_of", lambda pid: [pid, *(pid for pid, _ in found)])
     monkeypatch.setattr(probe, "stubs_of", lambda pids: {**found})
@@ -43,12 +43,12 @@ def test_a_model_whose_process_went_while_others_were_loaded_is_missed_once_the_
 
 
 def test_a_model_that_nobody_loads_any_more_died(running: probe.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server says nothing of one that was killed while it loaded."""
+    """The server does not report a process that was killed while loading."""
     judge, eyes = Judge(), StartLook(1)
     running |= TARGET | DRAFT
     assert not judge.fault(eyes.look(is_ready=False))
     del running[3, 30]
-    assert not judge.fault(eyes.look(is_ready=False)), "another one may come"
+    assert not judge.fault(eyes.look(is_ready=False)), "another process may follow"
     monkeypatch.setattr(probe, "GONE_S", 0.0)
     assert judge.fault(eyes.look(is_ready=False)) == "the process of draft died"
 
@@ -60,7 +60,7 @@ def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: 
     del running[9, 90]
     running |= DRAFT | TARGET
     assert not eyes.look(is_ready=True).died
-    assert eyes.stubs == DRAFT | TARGET, "who looks from now on misses nothing that is gone rightly"
+    assert eyes.stubs == DRAFT | TARGET, "later probes do not miss properly unloaded models"
 
 
 def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_for_it(
@@ -68,10 +68,10 @@ def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_fo
 ) -> None:
     judge, eyes = Judge(), StartLook(1)
     running |= TARGET
-    dead = [2, 3]  # the target's is known
+    dead = [2, 3]  # the target's process is known
     monkeypatch.setattr(probe, "dead_of_group", lambda pid, program: dead)
     eyes.look(is_ready=False)
-    assert not judge.fault(eyes.look(is_ready=False)), "the server may wait for it yet"
+    assert not judge.fault(eyes.look(is_ready=False)), "the server may still wait for it"
     monkeypatch.setattr(probe, "GONE_S", 0.0)
     assert judge.fault(eyes.look(is_ready=False)) == "the process of a model died"
     dead.remove(3)
@@ -87,7 +87,7 @@ def test_what_is_stopped_while_it_starts_is_seen(running: probe.Stubs, monkeypat
 
 
 class Full(BaseHTTPRequestHandler):
-    """A server that is full, and says how much it has done."""
+    """A server with a full queue that reports its work counters."""
 
     status, done, questions = 503, 0, 0
 
@@ -111,7 +111,7 @@ class Full(BaseHTTPRequestHandler):
 
 
 def statistics(done: int) -> dict[str, Any]:
-    """Return a part of Triton's document, of a model that answered so many."""
+    """Return a part of Triton's statistics for a model with this many answers."""
     stats = {"success": {"count": done, "ns": 5}, "fail": {"count": 9, "ns": 5}}
     return {"model_stats": [{"name": "m", "inference_count": 1, "execution_count": 2, "inference_stats": stats}]}
 

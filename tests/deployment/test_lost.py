@@ -29,7 +29,7 @@ GARBAGE = [b"", b"null", b"{", b"[]", b"{}", b"1", b'"x"', b"\xff\xfe", b"[" * 1
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
-    """A deployment that runs."""
+    """The record of a running deployment."""
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
     try:
         find_server()
@@ -68,7 +68,7 @@ def test_deployment_that_lost_its_state_is_listed_shown_and_stopped(record: Reco
     found = DeploymentJournal("echo").known()
     same = ("pid", "started", "http", "grpc", "metrics", "shm_prefix", "revision", "host")
     assert [getattr(found, key) for key in same] == [getattr(record, key) for key in same]
-    if lose is not lose_everything:  # its sockets went with the rest
+    if lose is not lose_everything:  # its sockets were deleted too
         assert status("echo")["state"] == "live"
     ended = stop("echo")
     assert ended["was_running"]
@@ -104,7 +104,7 @@ def test_damaged_state_of_a_dead_deployment_is_removed_as_the_hint_says(
     (journal.root / "state.json").write_bytes(content)
     with pytest.raises(DeployError, match="state cannot be read") as caught:
         journal.read()
-    assert caught.value.hint == "none of its processes runs: remove the file"
+    assert caught.value.hint == "none of its processes is running; remove the file"
     (journal.root / "state.json").unlink()
     assert journal.read() is None
     assert deployment_names() == []
@@ -119,7 +119,7 @@ def test_damaged_rollout_is_an_error_in_words(journal: DeploymentJournal, conten
 
 @pytest.mark.parametrize("name", ["state.json", FILE, "journal.jsonl"])
 def test_no_change_of_a_state_file_is_a_bug(journal: DeploymentJournal, name: str) -> None:
-    """Values of a document are replaced by others, keys are lost, bytes are changed: commands answer in words."""
+    """With replaced values, missing keys and changed bytes, commands fail with an error message."""
     keep_rollout(journal, Rollout(a_record(), Limits(), ("lossless",), shadow={"verdict": "x"}))
     path, chance = journal.root / name, random.Random(0)
     values = [None, True, -1, 1e300, "", "x", [], [None], {}, {"a": None}, "\ud800", 10**30]

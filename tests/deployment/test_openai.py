@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment answers OpenAI's clients beside its server, for as long as that runs, and by the keys it was given."""
+"""The OpenAI gateway of a deployment: it runs next to the server and requires the given keys."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def ask(deployment: LocalDeployment, path: str, body: dict[str, Any] | None = No
 
 def entry_process(deployment: LocalDeployment) -> int:
     pids = session_of(deployment.record.pid, deployment.record.started)
-    return next((pid for pid in pids if "-m\0trtspec.openai\0" in words_of(pid)), 0)
+    return next((pid for pid in pids if "-m\0trtspec.serving.gateway\0" in words_of(pid)), 0)
 
 
 def test_it_answers_as_the_server_does(deployment: LocalDeployment, port: int) -> None:
@@ -86,7 +86,7 @@ def test_it_answers_as_the_server_does(deployment: LocalDeployment, port: int) -
 
 def test_each_entry_had_served_a_text_when_it_was_live(deployment: LocalDeployment) -> None:
     assert [*EVENTS][-2:] == ["warm", "live"]
-    assert EVENTS["warm"].startswith("Triton's and OpenAI's entry served a first text, in ")
+    assert EVENTS["warm"].startswith("first text from Triton and OpenAI after ")
 
 
 def test_only_its_keys_open_it_and_nothing_else_holds_them(deployment: LocalDeployment) -> None:
@@ -108,7 +108,7 @@ def test_it_is_started_again_alone(deployment: LocalDeployment, number: int) -> 
     url = read_children(deployment.journal.children)[0].url
     assert wait_until(lambda: entry_process(deployment) not in (0, process) and gateway.answers(url), BACK_S)
     assert ask(deployment, "/models")["data"]
-    assert deployment.journal.known().restarts == restarts, "the server itself runs on"
+    assert deployment.journal.known().restarts == restarts, "the server keeps running"
 
 
 def test_without_what_it_needs_that_is_said(deployment: LocalDeployment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports of deployments: defaults, the next free ones, those of before, and what happens when one is taken."""
+"""Ports of deployments: defaults, next free ports, former ports, and ports taken by other processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def taken(port: int) -> socket.socket:
-    """Take a port; skip where another program of this machine has it."""
+    """Take a port; skip the test if another program of this machine has it."""
     if refused := refused_bind(port):
         pytest.skip(f"port {port} {refused}")
     return socket.create_server((LOOPBACK, port))
@@ -95,7 +95,7 @@ def test_requested_port_that_is_taken_is_an_error_with_its_owner() -> None:
         port = holder.getsockname()[1]
         with pytest.raises(DeployError, match=f"grpc port {port} is {SELF}") as caught:
             choose_ports(DeployOptions(ports={"grpc": port}))
-    assert caught.value.hint == "choose another with --grpc-port, or leave it out and the next free port is used"
+    assert caught.value.hint == "choose another with --grpc-port, or omit the option to use the next free port"
 
 
 def test_port_without_permission_is_not_called_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_bound_port_that_does_not_listen_counts_once_the_server_has_ended() -> N
 
 @pytest.fixture
 def echo(workplace: Path, monkeypatch: pytest.MonkeyPatch, state: Path):
-    """An artifact that echoes; whatever serves it in the end is stopped."""
+    """An echo artifact; its deployment is stopped in the end."""
     try:
         find_server()
     except DeployError as error:
@@ -167,7 +167,7 @@ def echo(workplace: Path, monkeypatch: pytest.MonkeyPatch, state: Path):
 
 
 class Thief:
-    """Takes a port of a deployment as soon as its server runs, once."""
+    """Takes a port of a deployment once, as soon as its server runs."""
 
     def __init__(self, which: str) -> None:
         self.which, self.held, self.told = which, None, []
@@ -189,7 +189,7 @@ def test_port_that_is_taken_while_models_load_is_replaced_by_another(which: str,
     thief.held.close()
     assert getattr(server.record, which) != port
     assert Client(server.record.http).generate({"text_input": "x", "max_tokens": 1})["text_output"] == "x"
-    [said] = [what for state, what in thief.told if state == "ports" and "starting again" in what]
+    [said] = [what for state, what in thief.told if state == "ports" and "retrying" in what]
     assert said.startswith(f"{which} port {port} is in use by ")
 
 
@@ -233,7 +233,7 @@ def test_restarting_deployment_names_the_stolen_port_and_deploy_fails(echo: Path
     [server] = [
         pid for pid in group_of_server(served) if b"tritonserver\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
-    os.kill(server, signal.SIGSTOP)  # its supervisor starts another one 2 s later
+    os.kill(server, signal.SIGSTOP)  # the supervisor restarts it 2 s later
     os.killpg(os.getpgid(server), signal.SIGKILL)
     stolen = None
 
@@ -272,5 +272,5 @@ def test_live_deployment_that_does_not_answer_fails_a_second_deploy(
         raise DeployError("the server answered 500: no")
 
     monkeypatch.setattr(Client, "generate", refuse)
-    with pytest.raises(DeployError, match="'echo' is deployed already and does not answer: the server answered 500"):
+    with pytest.raises(DeployError, match="'echo' is already deployed but does not answer: the server answered 500"):
         local.deploy_local(echo, DeployOptions(timeout_s=60))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a deployment are its user's: the token, and the logs of this server and of those before it."""
+"""Permissions of a deployment's files: the token, and the logs of this and earlier servers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe of containers: a live server's text counts, and nothing else does."""
+"""The container probe succeeds only for a text from a live server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
-        found.handle_error = lambda *of: None  # whoever did not wait has gone
+        found.handle_error = lambda *of: None  # the client has disconnected
         threading.Thread(target=found.serve_forever, daemon=True).start()
         yield found
         Handler.wait.set()

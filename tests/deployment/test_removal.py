@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rm`, `version`, and what `status` and `history` report of a deployment that died."""
+"""`rm`, `version`, and the reports of `status` and `history` about a dead deployment."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_rm_of_an_unreadable_record_needs_force(ended: None, trtspec: Run) -> No
     (DeploymentJournal("stopped").root / "state.json").write_text("{")
     assert "state cannot be read" in trtspec("rm", "stopped").err
     forced = trtspec("rm", "--force", "stopped")
-    assert (forced.code, "warning: it may still run: its record could not be read" in forced.err) == (0, True)
+    assert (forced.code, "warning: it may still run: its record is unreadable" in forced.err) == (0, True)
     assert "stopped" not in [each["name"] for each in deployments()]
 
 
@@ -127,7 +127,7 @@ def test_cause_of_death_is_the_killed_supervisor(workplace: Path, trtspec: Run) 
 def test_cause_of_death_is_the_signal_that_the_supervisor_noted(workplace: Path) -> None:
     journal, record = dead()
     journal.log.write_bytes(note_of_signal(signal.SIGTERM) + SHUTDOWN.encode())
-    assert cause_of_death(journal, record).endswith("was told to end by SIGTERM, and not by trtspec stop")
+    assert cause_of_death(journal, record).endswith("was stopped by SIGTERM, not by trtspec stop")
     foreground = replace(record, detached=False)
     assert cause_of_death(journal, foreground).startswith("the command that served it in the foreground ended")
 
@@ -151,7 +151,7 @@ def test_cause_of_death_is_the_kernel_where_its_log_has_the_process(
     (tmp_path / "kmsg").write_text(line.format(record.pid, program))
     assert cause_of_death(journal, record).startswith("the kernel killed its supervisor")
     (tmp_path / "kmsg").write_text(line.format(record.pid, "postgres"))
-    assert cause_of_death(journal, record).endswith("was killed"), "a process of another container has this number"
+    assert cause_of_death(journal, record).endswith("was killed"), "a process of another container has this pid"
 
 
 def test_telling_lines_leave_out_a_shutdown_and_inner_lines_of_tracebacks() -> None:

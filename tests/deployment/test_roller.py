@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back of a rollout, without servers: what it waits for, and what it does once."""
+"""Rollback without servers: what it waits for, and which steps run only once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORD = Record("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, r
 
 
 class Asked:
-    """Pairs whose answers the test gives."""
+    """Paired probes with answers set by the test."""
 
     def __init__(self) -> None:
         self.answered = threading.Event()
@@ -38,7 +38,7 @@ class Asked:
 
 
 class Shares:
-    """Notes what the entry is asked for, and fails as often as it is to."""
+    """Records the requested traffic splits, and fails as often as requested."""
 
     def __init__(self, fails: int = 0) -> None:
         self.given: list[Any] = []
@@ -73,7 +73,7 @@ def test_gates_do_not_keep_who_asks_for_a_rollback_waiting(roller: Roller) -> No
     gates = Asked()
     threading.Timer(0.2, lambda: setattr(roller, "_wanted", ROLLBACK)).start()
     began = time.monotonic()
-    with pytest.raises(Stopped, match="somebody asked for it"):
+    with pytest.raises(Stopped, match="requested by command"):
         roller._beside(gates.ask)
     assert time.monotonic() - began < 5
     gates.answered.set()
@@ -84,14 +84,14 @@ def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: Roller) ->
     pairs = Asked()
     threading.Timer(0.2, pairs.answered.set).start()
     roller._beside(pairs.ask)
-    pairs.error = DeployError("a request of our own failed")
-    with pytest.raises(DeployError, match="of our own failed"):
+    pairs.error = DeployError("a synthetic request failed")
+    with pytest.raises(DeployError, match="synthetic request failed"):
         roller._beside(pairs.ask)
 
 
 @pytest.mark.parametrize("fails", [0, 1])
 def test_requests_are_withdrawn_once_whoever_does_it(roller: Roller, fails: int) -> None:
-    """Where the entry did not take it up, who comes next tries again."""
+    """If the gateway did not apply the split, the next caller retries."""
     roller._shares = shares = Shares(fails)  # type: ignore[assignment]
     for _ in range(3):
         roller._withdraw()
@@ -102,7 +102,7 @@ def test_requests_are_withdrawn_once_whoever_does_it(roller: Roller, fails: int)
 def test_what_is_wrong_with_its_processes_is_the_reason_why_a_request_failed(
     roller: Roller, seen: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one is often seen a moment after the other."""
+    """The process failure is often detected a moment after the failed request."""
     ended: list[str] = []
 
     def carry_out() -> None:
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_its_processes_is_the_reason_why_a_request_failed(
     ],
 )
 def test_what_can_still_be_answered_is_waited_for(roller: Roller, fault: str, within_s: float | None) -> None:
-    """A target that has lost its draft goes on alone; without the target's process others go on at once."""
+    """A target without its drafter finishes its texts; after the target's process ends, nothing is awaited."""
     drained: list[float] = []
     roller._shares = SimpleNamespace(drain=lambda record, within_s: drained.append(within_s))  # type: ignore[assignment]
     roller._fault = fault
@@ -139,7 +139,7 @@ def test_what_can_still_be_answered_is_waited_for(roller: Roller, fault: str, wi
 def test_an_end_is_noted_once_however_often_its_state_cannot_be_kept(
     roller: Roller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a disk that has room for a line but not for a file."""
+    """As on a disk with room for a journal line but not for a file."""
     left = [OSError(28, "No space left on device")] * 2
 
     def keep(*_: object) -> None:
@@ -161,7 +161,7 @@ def test_a_reason_is_what_the_machine_refuses_or_a_bug_that_the_log_has(roller: 
     assert roller._reason(OSError(28, "No space left on device", "/x/state.json")) == "no space left on /x/state.json"
     assert roller._reason(OSError(28, "No space left on device")) == f"no space left on {roller.journal.root}"
     assert said == []
-    assert roller._reason(ValueError("of ours")) == "ValueError: of ours; the log says where"
+    assert roller._reason(ValueError("of ours")) == "ValueError: of ours; see the log for the traceback"
     assert len(said) == 1
 
 
@@ -171,7 +171,7 @@ def test_a_reason_is_what_the_machine_refuses_or_a_bug_that_the_log_has(roller: 
         ({"min_acceptance": 0.5}, (), True),
         ({"min_acceptance": 0.5}, ("lossless",), True),
         ({"min_acceptance": 0.5}, ("lossless", "min_acceptance"), False),
-        ({"min_speedup": 1.2}, ("lossless",), False),  # beside the server of before it would measure that one's work
+        ({"min_speedup": 1.2}, ("lossless",), False),  # not measurable next to the busy old server
         ({"lossless": False}, (), False),
     ],
 )
@@ -200,7 +200,7 @@ def test_a_server_that_cannot_be_ended_takes_no_promotion_back(roller: Roller, m
 
     roller.journal.root.mkdir(parents=True)
     nothing = lambda *_, **__: None  # noqa: E731
-    roller._shares = SimpleNamespace(give=nothing, drain=nothing, settle=nothing)  # type: ignore[assignment]
+    roller._shares = SimpleNamespace(give=nothing, drain=nothing, finalize=nothing)  # type: ignore[assignment]
     roller._replace = lambda *_: Before()  # type: ignore[assignment,return-value]
     monkeypatch.setattr(roller_module, "throw_away", lambda journal, revision, kept: thrown.append(kept))
     monkeypatch.setattr(roller, "_carry_out", roller._promote)
@@ -216,7 +216,7 @@ def test_what_is_asked_before_it_begins_is_heard(roller: Roller, monkeypatch: py
     monkeypatch.setattr(roller, "_carry_out", roller._check)
     monkeypatch.setattr(roller, "_roll_back", ended.append)
     roller.run()
-    assert ended == ["somebody asked for it"]
+    assert ended == ["requested by command"]
 
 
 def test_a_process_that_the_kernel_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new artifact over a live one: promoted or rolled back; a real tritonserver whose models echo."""
+"""Deploying over a live artifact: promotion and rollback on a real tritonserver with echo models."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from trtspec.store.manifest import load_manifest
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 STARTS_S = 60.0
-BACK_S = 20.0  # from a fault to the end of a rollout: some 3 s on a machine without other work
-# An echo takes some milliseconds, beside other work now and then many; one that sleeps takes a hundred times as long.
+BACK_S = 20.0  # from a fault to the end of a rollout: about 3 s on an idle machine
+# An echo takes a few milliseconds, more on a busy machine; a sleeping one takes a hundred times as long.
 LIMITS = Limits((100,), 0.5, 6, max_latency_ratio=20.0)
 
 
 class Live:
-    """A deployment under the name "echo", whose artifacts differ by a line of their model."""
+    """A deployment named "echo" whose artifacts differ by a line of their model."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.made = root, 0
@@ -69,7 +69,7 @@ class Live:
         return [entry["state"] for entry in history("echo") if entry["revision"] == revision]
 
     def processes(self, revision: int) -> list[int]:
-        """Return those of a revision: its server, and what runs its model."""
+        """Return the processes of a revision: its server, and the model's."""
         place = f"{place_of(self.journal, revision)}/"
         pids = session_of(self.record.pid, self.record.started)
         return [pid for pid in pids if place in words_of(pid)]
@@ -106,16 +106,16 @@ def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) ->
     repository = place_of(live.journal, revision) / "served" / "model_repository"
     assert any(f"--model-repository={repository}" in words_of(pid) for pid in live.processes(revision))
     method = load_manifest(artifact).recipe.speculation.method
-    assert method_of({"model_repository": str(repository / "ensemble")}) == method, "as its metrics are labelled"
+    assert method_of({"model_repository": str(repository / "ensemble")}) == method, "the label of its metrics"
     assert live.answers()
-    assert wait_until(lambda: not live.processes(before.revision), 30), "the one before has ended"
-    assert not Client.at(before.endpoints["http"], 2).is_ready(), "its ports are gone with it"
-    assert live.deploy(artifact)["revision"] == revision, "what serves already is left as it is"
+    assert wait_until(lambda: not live.processes(before.revision), 30), "the old server has ended"
+    assert not Client.at(before.endpoints["http"], 2).is_ready(), "its ports are closed"
+    assert live.deploy(artifact)["revision"] == revision, "a served artifact is left unchanged"
     found = commands.rollback("echo", lambda state, what: None)
     assert (live.record.artifact, live.record.manifest) == (before.artifact, before.manifest)
     assert (found["revision"], found["files_of"]) == (revision + 1, before.revision)
     staged = next(entry["detail"] for entry in history("echo") if entry["revision"] == revision + 1)
-    assert staged == f"its files are staged, those of revision {before.revision}"
+    assert staged == f"the files of revision {before.revision} are staged"
     assert live.answers()
 
 
@@ -127,8 +127,8 @@ def test_what_was_asked_of_a_rollout_before_is_not_asked_of_the_next(live: Live)
 @pytest.mark.parametrize(
     ("what", "lines", "reason"),
     [
-        ("it does not load", {"before": "raise ValueError('no such weights')"}, "ended with status 1 while it started"),
-        ("it refuses", {"first": "raise ValueError('never')"}, "a request of our own failed|never"),
+        ("it does not load", {"before": "raise ValueError('no such weights')"}, "exited with status 1 during startup"),
+        ("it refuses", {"first": "raise ValueError('never')"}, "a synthetic request failed|never"),
         ("it is slow", {"first": "import time; time.sleep(1)"}, "takes .* times as long as before"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_bad_one_is_rolled_back_and_the_other_never_stops(live: Live, what: st
         asked = threads.submit(lambda: [live.answers() for _ in iter(lambda: bool(over), True) if not time.sleep(0.05)])
         try:
             with pytest.raises(RolledBack, match=reason) as caught:
-                # who refuses is asked again for as long as a server may take to start
+                # failed requests are repeated for as long as a server may take to start
                 live.deploy(live.make(**lines), timeout_s=10.0 if "refuses" in what else STARTS_S)
         finally:
             over.append(True)
@@ -158,7 +158,7 @@ def test_a_bad_one_is_rolled_back_and_the_other_never_stops(live: Live, what: st
     ("number", "reason"),
     [
         (signal.SIGSTOP, "the process of ensemble is stopped"),
-        (signal.SIGKILL, "the process of ensemble died|ended with status 1 while it started"),
+        (signal.SIGKILL, "the process of ensemble died|exited with status 1 during startup"),
     ],
 )
 def test_one_that_stops_or_dies_while_it_loads_is_rolled_back_soon(live: Live, number: int, reason: str) -> None:
@@ -176,7 +176,7 @@ def test_one_that_dies_or_stops_while_it_has_requests_is_rolled_back(live: Live,
     before = live.record
     document = live.deploy(live.make(), 50)
     assert (document["rollout"]["state"], document["rollout"]["share"]) == ("holding", 0)
-    assert live.record == before, "nothing is decided"
+    assert live.record == before, "no decision yet"
     revision = document["rollout"]["revision"]
     (pid,) = [pid for pid in live.processes(revision) if bool(model_of(pid)) == (which == "model")]
     os.kill(pid, number)
@@ -184,7 +184,7 @@ def test_one_that_dies_or_stops_while_it_has_requests_is_rolled_back(live: Live,
     rollout = read_rollout(live.journal)
     assert rollout is not None
     assert rollout.state == "rolled-back"
-    assert "died" in rollout.reason or "stopped" in rollout.reason or "ended by itself" in rollout.reason
+    assert "died" in rollout.reason or "stopped" in rollout.reason or "exited with" in rollout.reason
     assert live.record == before
     assert live.answers()
     assert not live.processes(revision)
@@ -193,12 +193,12 @@ def test_one_that_dies_or_stops_while_it_has_requests_is_rolled_back(live: Live,
 def test_somebody_promotes_or_rolls_back_what_is_held(live: Live) -> None:
     before, artifact = live.record, live.make()
     held = live.deploy(artifact, 50)["rollout"]
-    with pytest.raises(DeployError, match="one rollout at a time"):
+    with pytest.raises(DeployError, match="a rollout is already in progress"):
         live.deploy(live.make())
     assert status("echo")["rollout"]["state"] == "holding"
-    assert commands.rollback("echo", lambda state, what: None)["rollout"]["reason"] == "somebody asked for it"
+    assert commands.rollback("echo", lambda state, what: None)["rollout"]["reason"] == "requested by command"
     assert live.record == before
-    with pytest.raises(DeployError, match="no rollout of 'echo' is under way"):
+    with pytest.raises(DeployError, match="no rollout of 'echo' is in progress"):
         commands.promote("echo")
     live.deploy(artifact, 50)
     assert commands.promote("echo")["revision"] == held["revision"] + 1
@@ -209,11 +209,11 @@ DEPLOYER = """
 import sys
 from pathlib import Path
 from trtspec.store.manifest import load_manifest
-from trtspec.deployment import rolling
+from trtspec.deployment.rollout import commands
 from trtspec.deployment.targets.local import deploy_local
 from trtspec.deployment.options import DeployOptions
 from trtspec.deployment.rollout.state import Limits
-rolling.limits_of = lambda recipe, shares: Limits((100,), 0.5, 6, max_latency_ratio=20.0)
+commands.limits_of = lambda recipe, shares: Limits((100,), 0.5, 6, max_latency_ratio=20.0)
 print(deploy_local(Path(sys.argv[1]), DeployOptions(detach=True, on_event=lambda *_: print("x", flush=True))).as_dict())
 """
 
@@ -223,7 +223,7 @@ def test_a_rollout_goes_on_without_the_command_and_is_found_again(live: Live) ->
     command = [sys.executable, "-c", DEPLOYER, str(artifact)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        assert owner.stdout.readline() == "x\n"  # it is staged
+        assert owner.stdout.readline() == "x\n"  # the revision is staged
         owner.kill()
     found = live.deploy(artifact)
     assert (found["revision"], found["rollout"]["state"]) == (revision, "promoted")

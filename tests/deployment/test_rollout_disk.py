@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that is full when a new revision is to be staged, or while it is on trial; a real tritonserver that echoes."""
+"""A disk that is full when a new revision is staged or on trial; a real tritonserver with echo models."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def live(disk: Path) -> Iterator[Live]:
 
 @contextmanager
 def full(disk: Path, left: int = 0) -> Iterator[None]:
-    """Leave so many bytes of room."""
+    """Leave this many bytes of free space."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
         try:

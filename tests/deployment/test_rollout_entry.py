@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's clients during rollouts: none fails, each answer is of one revision, and the text is always the same."""
+"""Gateway clients during rollouts: no request fails, each answer is from one revision, and texts never change."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from trtspec.serving.triton.server import find_server
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 CLIENTS = 4
-BURST = 24  # more than the engine's batch
+BURST = 24  # exceeds the engine's batch size
 TOKENS = 48
-PAUSE_S = 0.2  # behind an answer; who asks without one keeps the processor from the server that starts
+PAUSE_S = 0.2  # pause after an answer; without it the clients starve the starting server of CPU time
 BACK_S = 30.0
 PROMPTS = ("abc", "The quick", "0123", "x")
 
 
 @dataclass
 class Load:
-    """What clients of an entry saw: answers by revision, the texts of each prompt, and what failed."""
+    """Responses to clients of a gateway: counts by revision, texts by prompt, and failures."""
 
     url: str
     answers: Counter[str] = field(default_factory=Counter)
@@ -91,7 +91,7 @@ def events(raw: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def load(url: str, clients: int = CLIENTS) -> Iterator[Load]:
-    """Ask all the time; in the end nothing has failed, and each prompt has one text."""
+    """Send requests continuously; assert at the end that none failed and that each prompt has one text."""
     found = Load(url)
     with ThreadPoolExecutor(clients) as threads:
         running = [threads.submit(found.run, client) for client in range(clients)]
@@ -107,7 +107,7 @@ def load(url: str, clients: int = CLIENTS) -> Iterator[Load]:
 
 
 def patient(configured: Callable[..., EntryConfig]) -> Callable[..., EntryConfig]:
-    """Let texts that broke off wait as long as a server may take to start beside other work."""
+    """Let interrupted texts wait as long as a server may take to start on a busy machine."""
 
     def config(*args: Any) -> EntryConfig:
         found = configured(*args)
@@ -118,7 +118,7 @@ def patient(configured: Callable[..., EntryConfig]) -> Callable[..., EntryConfig
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Return the entry's address and an artifact with the same target as the one that is served, and another draft."""
+    """Return the gateway's address and an artifact with the served target and another drafter."""
     root = tmp_path_factory.mktemp("entry")
     artifacts = [make_artifact(root / name) for name in ("one", "two")]
     for index, artifact in enumerate(artifacts):
@@ -151,7 +151,7 @@ def test_a_revision_that_dies_with_half_of_the_requests_costs_none(live: tuple[s
     before = journal.known()
     with load(url) as found:
         revision = roll(artifact, 50)["rollout"]["revision"]
-        assert wait_until(lambda: len(found.answers) == 2, 30), "both answer"
+        assert wait_until(lambda: len(found.answers) == 2, 30), "both revisions answer"
         place = str(place_of(journal, revision)).encode()
         pids = session_of(before.pid, before.started)
         (server,) = [pid for pid in pids if is_server(pid, place)]
@@ -170,7 +170,7 @@ def is_server(pid: int, place: bytes) -> bool:
 
 
 def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path]) -> None:
-    """Greedy texts are gone on with once the server is back; who asks meanwhile is told to come again."""
+    """Greedy texts resume once the server is back; new requests get 503 until then."""
     url, _ = live
     journal = DeploymentJournal("tiny")
     record = journal.known()
@@ -185,7 +185,7 @@ def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path])
         rest = events((first + answer.read()).decode())
     assert "".join(each["choices"][0]["text"] for each in rest) == wanted
     assert wait_until(lambda: is_back(journal, record.restarts), 120), (
-        "the text may have been whole before the server died"
+        "the text may have been complete before the server died"
     )
     assert wait_until(lambda: answers(url), BACK_S)
 
@@ -214,7 +214,7 @@ def test_shares_are_those_that_were_asked_for_until_it_is_promoted(live: tuple[s
         found.answers.clear()
         assert wait_until(lambda: found.answers.total() >= CLIENTS + 20, 120)
         late = Counter(found.answers)
-    assert late.most_common(1)[0][1] >= 20, "all go to the new one, but for those that were under way"
+    assert late.most_common(1)[0][1] >= 20, "all requests go to the new revision, except those in flight"
 
 
 def test_shadows_are_compared_and_no_client_hears_of_them(live: tuple[str, Path]) -> None:
@@ -230,7 +230,7 @@ def test_shadows_are_compared_and_no_client_hears_of_them(live: tuple[str, Path]
     assert came_to["latency_ratio"] > 0
     noted = [entry for entry in history("tiny") if entry["revision"] == held["revision"]]
     assert [entry["state"] for entry in noted][3:] == ["smoke", "shadow", "canary", "holding", "rolled-back"]
-    assert noted[-1]["detail"] == f"somebody asked for it; shadow: {came_to['verdict']}"
+    assert noted[-1]["detail"] == f"requested by command; mirrored: {came_to['verdict']}"
 
 
 def shadowed() -> dict[str, Any]:
@@ -240,13 +240,13 @@ def shadowed() -> dict[str, Any]:
 
 
 def other_than_served(live: tuple[str, Path]) -> Path:
-    """Return the artifact that does not serve; the two lie beside each other."""
+    """Return the artifact that is not served; the two are in the same directory."""
     serves = Path(DeploymentJournal("tiny").known().artifact).name
     return live[1].with_name("one" if serves == "two" else "two")
 
 
 def test_bursts_come_and_go_while_revisions_change(live: tuple[str, Path]) -> None:
-    """A rollout while it is quiet, in a burst, and when it is quiet again: a text of one revision for every request."""
+    """A rollout before, during and after a burst: every request gets a text of one revision."""
     url, _ = live
     with load(url, 1) as quiet:
         for clients in (0, BURST, 0):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live deployment whose processes die, stop and hang, on a real tritonserver with a model that only echoes."""
+"""A live deployment whose processes die, stop and hang, on a real tritonserver with an echo model."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from trtspec.deployment.token import new_token
 from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import find_server
 
-SEEN_S = 5.0  # from a fault to the note of it
-SLACK_S = 15.0  # of a machine with other work
+SEEN_S = 5.0  # from a fault to its record
+SLACK_S = 15.0  # on a busy machine
 BACK_S = 60.0
-# A request that asks for it blocks the model for ever; a slow one takes a while. The log tells when it does.
+# One prompt blocks the model forever, another is slow; the log shows when a slow one begins.
 FIRST = """
             text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().item().decode()
             import time
@@ -46,7 +46,7 @@ FIRST = """
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory) -> Iterator[Callable[[], Record]]:
-    """Return the record of a deployment, which every test leaves live."""
+    """Return the deployment's record; every test leaves the deployment live."""
     root = tmp_path_factory.mktemp("supervised")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_STATE", str(root / "state"))
@@ -71,7 +71,7 @@ def log_of(name: str) -> str:
 
 
 def slow_ones(name: str) -> int:
-    """Return how many slow requests were ever begun to be answered."""
+    """Return the number of slow requests that have begun."""
     return log_of(name).count("asked: 'slow'\n")
 
 
@@ -82,9 +82,9 @@ def slow_ones(name: str) -> int:
     [
         ("a dead stub", ("ensemble", signal.SIGKILL), "the process of ensemble died|.* is not healthy.*"),
         ("a stopped stub", ("ensemble", signal.SIGSTOP), "the process of ensemble is stopped"),
-        ("a hanging stub", None, "a request for one token has no answer since .* s, and nothing runs"),
+        ("a hanging stub", None, "a request for one token has been unanswered for .* s, and no thread is running"),
         ("a stopped server", ("tritonserver", signal.SIGSTOP), "the process of tritonserver is stopped"),
-        ("a dead server", ("tritonserver", signal.SIGKILL), "the server ended by itself with status -9"),
+        ("a dead server", ("tritonserver", signal.SIGKILL), "the server exited with status -9"),
     ],
 )
 def test_a_fault_is_seen_ends_the_open_requests_and_heals(live, what: str, fault, reason: str) -> None:
@@ -118,9 +118,9 @@ def test_a_fault_is_seen_ends_the_open_requests_and_heals(live, what: str, fault
 @pytest.mark.triton
 @pytest.mark.slow
 def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_started_again(live, tmp_path: Path) -> None:
-    """Triton's own: who asks next, server or model, gets boost's lock_exception, which nobody catches.
+    """Triton's behavior: the next process that takes the lock gets boost's lock_exception, which is not caught.
 
-    `live` is asked for a tritonserver only; another one too often is given up.
+    The fixture `live` is requested only to have a tritonserver.
     """
     deploy_local(make_echo_artifact(tmp_path / "locked", "locked"), DeployOptions(detach=True, timeout_s=BACK_S))
     known = DeploymentJournal("locked").known
@@ -129,7 +129,7 @@ def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_starte
     done = subprocess.run(command, capture_output=True, text=True, timeout=BACK_S, check=True)
     assert int(done.stdout) > 0
     assert wait_until(lambda: known().restarts == 1, SEEN_S + SLACK_S)
-    assert known().reason in {"the process of ensemble died", "the server ended by itself with status -6"}
+    assert known().reason in {"the process of ensemble died", "the server exited with status -6"}
     assert "boost::interprocess::lock_exception" in log_of("locked")
     assert wait_until(lambda: known().state == "live", BACK_S)
     client = Client.at(record.endpoints["http"], timeout_s=BACK_S)
@@ -179,7 +179,7 @@ def is_refused(client: Client) -> bool:
 def test_open_requests_get_the_time_they_are_given_and_new_ones_none(
     live, tmp_path: Path, text: str, drain_s: int, ends: str
 ) -> None:
-    """`live` is asked for a tritonserver only."""
+    """The fixture `live` is requested only to have a tritonserver."""
     deploy_local(
         make_echo_artifact(tmp_path / "drained", "drained", first=FIRST.strip()),
         DeployOptions(detach=True, drain_s=drain_s),
@@ -246,7 +246,7 @@ def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal
     assert supervisor._watch() == 1
     record = journal.known()
     assert (record.state, record.restarts) == ("failed", 2)
-    assert record.reason == "the server ended with status 7 while it started; it was started again 2 times before"
+    assert record.reason == "the server exited with status 7 during startup; gave up after 2 restarts"
     assert [entry["state"] for entry in journal.entries()] == ["live", "restarting", "restarting", "failed"]
 
 
@@ -261,7 +261,9 @@ def test_a_server_that_hangs_with_a_full_queue_is_noticed(journal: DeploymentJou
         fault = keeper.fault(lambda: time.monotonic() > deadline)
     finally:
         keeper.end(0.0)
-    assert re.fullmatch("a request for one token is refused as one too many, .* since 3 s, and nothing runs", fault)
+    assert re.fullmatch(
+        "a request for one token found a full queue without progress for 3 s, and no thread is running", fault
+    )
 
 
 @pytest.mark.slow
@@ -282,12 +284,12 @@ def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJ
     pids = [supervisor.keeper.running.process.pid, *(each.running.process.pid for each in supervisor.running)]
     assert not any(group_of(pid) for pid in pids)
     assert (journal.known().restarts, journal.known().since) == (0, since)
-    assert journal.known().beside == "entry ended by itself with status -9, and is started again at once"
+    assert journal.known().beside == "entry exited with status -9; restarting now"
     assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [("live", journal.known().beside)]
 
 
 def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal) -> None:
-    """The command that deploys was killed on the way."""
+    """The deploying command was killed during the deployment."""
     gone = subprocess.Popen(["true"])
     started = start_time(gone.pid)
     gone.wait(10)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The systemd unit that `deploy --systemd` prints, as systemd itself reads it."""
+"""The systemd unit that `deploy --systemd` prints, as parsed by systemd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import Run
 from trtspec.deployment import systemd
 from trtspec.deployment.systemd import render_unit, unit_warnings
 
-EXPOSURE = 3.0  # of 10, as systemd-analyze rates it
+EXPOSURE = 3.0  # of 10, rated by systemd-analyze
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_systemd_waits_as_long_as_open_requests_may_take(unit: str, workplace: P
 
 @pytest.fixture
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that stands for one outside of /tmp, which everybody may read, as Python and trtspec."""
+    """A directory outside /tmp, readable by everyone, in place of those of Python and trtspec."""
     monkeypatch.setattr(systemd, "PRIVATE", (tmp_path / "tmp",))
     monkeypatch.setattr(systemd, "sys", SimpleNamespace(executable="/bin/sh", prefix="/usr", base_prefix="/usr"))
     monkeypatch.setattr(systemd, "__file__", "/usr/lib/trtspec/deployment/systemd.py")
@@ -102,7 +102,7 @@ def test_unit_that_sees_all_it_needs_has_no_warning(seen: Path) -> None:
 
 def test_artifact_below_tmp_is_hidden_from_the_unit(seen: Path, tmp_path: Path) -> None:
     [warning] = unit_warnings(tmp_path / "tmp" / "build", {})
-    assert warning.startswith(f"the unit cannot read the artifact ({tmp_path}/tmp/build): {tmp_path}/tmp is another")
+    assert warning.startswith(f"the unit cannot read the artifact ({tmp_path}/tmp/build): {tmp_path}/tmp is private")
     assert "PrivateTmp=yes" in warning
     assert "move it to a directory such as /opt or /srv" in warning
     link = seen.parent / "link"

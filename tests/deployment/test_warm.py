@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for a first text from each entry is told which one served none, and why, in time."""
+"""The warm-up wait reports which endpoint served no text, and why, in time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRITON, OPENAI = b'{"text_output": "x"}', b'{"choices": [{"text": "x"}]}'
 
 @contextmanager
 def answering(status: int, body: bytes, after_s: float = 0.0) -> Iterator[tuple[int, list[str]]]:
-    """Answer every POST so; yields the port and the Authorization of each."""
+    """Answer every POST like this; yield the port and the Authorization header of each request."""
     keys: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -32,7 +32,7 @@ def answering(status: int, body: bytes, after_s: float = 0.0) -> Iterator[tuple[
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            with suppress(BrokenPipeError, ConnectionResetError):  # whoever asked did not wait
+            with suppress(BrokenPipeError, ConnectionResetError):  # the client disconnected
                 self.wfile.write(body)
 
         def log_message(self, *said: object) -> None:
@@ -56,38 +56,38 @@ def wait(root: Path, triton: int, openai: int, seconds: float = 10.0) -> list[st
 def test_each_entry_is_asked_with_a_key_where_it_wants_one(tmp_path: Path) -> None:
     (tmp_path / "openai.keys").write_text("first\nsecond")
     with answering(200, TRITON) as (triton, _), answering(200, OPENAI) as (openai, keys):
-        assert wait(tmp_path, triton, openai) == ["Triton's", "OpenAI's"]
+        assert wait(tmp_path, triton, openai) == ["Triton", "OpenAI"]
         assert keys == ["Bearer first"]
-        assert wait(tmp_path, triton, 0) == ["Triton's"], "where there is no other entry"
+        assert wait(tmp_path, triton, 0) == ["Triton"], "without an OpenAI gateway"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (503, b'{"error": "full"}', 'the entry answered 503: {"error": "full"}'),
-        (200, b"<html>", "the entry gave no text"),
-        (200, b'{"choices": []}', "the entry gave no text"),
+        (503, b'{"error": "full"}', 'the gateway answered 503: {"error": "full"}'),
+        (200, b"<html>", "the gateway returned no text"),
+        (200, b'{"choices": []}', "the gateway returned no text"),
     ],
 )
 def test_an_entry_that_serves_no_text_is_named(status: int, body: bytes, said: str, tmp_path: Path) -> None:
     with (
         answering(200, TRITON) as (triton, _),
         answering(status, body) as (openai, _),
-        pytest.raises(SmokeTestFailed, match="the first text from OpenAI's entry failed: ") as caught,
+        pytest.raises(SmokeTestFailed, match="the first text from the OpenAI endpoint failed: ") as caught,
     ):
         wait(tmp_path, triton, openai)
     assert said in caught.value.message
     assert caught.value.hint == "the log"
 
 
-@pytest.mark.parametrize("slow", ["Triton's", "OpenAI's"])
+@pytest.mark.parametrize("slow", ["Triton", "OpenAI"])
 def test_an_entry_that_is_too_slow_is_named(slow: str, tmp_path: Path) -> None:
-    triton_s, openai_s = (1.0 if entry == slow else 0.0 for entry in ("Triton's", "OpenAI's"))
+    triton_s, openai_s = (1.0 if entry == slow else 0.0 for entry in ("Triton", "OpenAI"))
     with (
         answering(200, TRITON, triton_s) as (triton, _),
         answering(200, OPENAI, openai_s) as (openai, _),
-        pytest.raises(StepTimeout, match=f"no first text from {slow} entry in time: no answer within "),
+        pytest.raises(StepTimeout, match=f"no first text from the {slow} endpoint in time: no answer within "),
     ):
         wait(tmp_path, triton, openai, 0.4)
 
@@ -97,4 +97,4 @@ def test_a_unit_waits_too_and_a_container_cannot_be_asked(artifact: Path, trtspe
     assert "--wait-warm" in trtspec("deploy", artifact, "--systemd", "--wait-warm").out
     refused = trtspec("deploy", artifact, "--target", "docker", "--wait-warm")
     assert refused.code == 1
-    assert "nobody here can ask the entries of docker" in refused.err
+    assert "target docker does not support --wait-warm" in refused.err

@@ -184,7 +184,7 @@ def test_deploy_measures_before_its_server_is_live(built: Any, serve: Any, serve
     refused = trtspec("deploy", artifact, "--detach")
     assert (refused.code, target.live) == (112, [])
     assert "min_speedup: " in refused.err
-    announced = "settles its gates, so they are measured on its server before it is live: "
+    announced = "covers its gates; measuring them on its server before it is live: "
     assert announced in refused.err
     assert refused.err.index(announced) < refused.err.index("min_speedup: ")
     assert f"trtspec verify {artifact}; or leave one out: --skip-gate " in refused.err

@@ -198,7 +198,7 @@ class TestTheMachine:
         ("line", "why"),
         [
             ("NVIDIA X1, 8.9, 1, 23034", "nothing is known of the NVIDIA X1 here; name another with --gpu"),
-            ("broken", "nvidia-smi says ['broken'], which are no GPUs; name one with --gpu"),
+            ("broken", "nvidia-smi printed unexpected output ['broken']; name one with --gpu"),
         ],
     )
     def test_another_gpu(
@@ -298,7 +298,7 @@ class TestWhatIsRefused:
             ((TARGET / "config.json",), "is a file, not a directory: ", "a checkpoint is a directory"),
             (("./empty",), "{here}/empty: no config.json", "a checkpoint is a directory with config.json"),
             ((TARGET, "./empty"), "{here}/empty: no config.json", "a checkpoint is a directory with config.json"),
-            ((TARGET, "--gpu", "h10"), "nothing is known of the GPU 'h10'", "did you mean 'h100'?"),
+            ((TARGET, "--gpu", "h10"), "unknown GPU 'h10'", "did you mean 'h100'?"),
             ((TARGET, "--method", "ngrm"), "unknown speculation method 'ngrm'", "did you mean 'ngram'?"),
             ((TARGET, "--backend", "vlm"), "unknown backend 'vlm'", "did you mean 'vllm'?"),
             ((TARGET, "--name", "A b"), "--name: 'A b' is not a name: lower-case letters", ""),

@@ -150,7 +150,7 @@ def test_a_reader_that_leaves_is_no_bug(path: Path) -> None:
 
 
 def test_what_is_refused(path: Path, trtspec: Run) -> None:
-    assert "no server of this name wrote a log here" in trtspec("logs", "tiny").err
+    assert "the deployment's log is not on this machine" in trtspec("logs", "tiny").err
     refused = trtspec("logs", "tiny", "-f", "--json")
     assert refused.code == 1
     assert refused.document["error"]["hint"] == "leave one of them out"

@@ -142,7 +142,7 @@ def test_a_server_that_is_started_again_is_no_live_one_and_says_why(deployed: No
 
 def test_what_goes_wrong_beside_a_server_is_said_by_its_status(deployed: None, trtspec: Run) -> None:
     journal = DeploymentJournal("running")
-    beside = "openai ended by itself with status 3, and is started again in 4 s"
+    beside = "openai exited with status 3; restarting in 4 s"
     journal.write(replace(journal.known(), state="restarting", beside=beside))
     assert trtspec("status", "running", "--json").document["beside"] == beside
     assert trtspec("status", "running").out == f"running is restarting\n  beside it, last: {beside}\n"

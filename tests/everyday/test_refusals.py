@@ -80,7 +80,7 @@ def test_a_full_disk_below_the_deployments(trtspec: Run, workplace: Path, monkey
         1,
         [
             f"error: no space left on {workplace / 'state'}",
-            "hint: give it room or access there, or point TRTSPEC_STATE at another directory",
+            "hint: free space or grant access there, or set TRTSPEC_STATE to another directory",
         ],
     )
 
@@ -94,7 +94,7 @@ def test_any_command_says_what_the_machine_refuses(
     monkeypatch.setattr("trtspec.planning.doctor.probe_machine", refused)
     ended = trtspec("doctor", "--json")
     assert ended.code == ended.document["error"]["exit_code"] == 1
-    assert ended.err == f"error: no writing is allowed to the file system of /some/file\nhint: {REFUSED_HINT}\n"
+    assert ended.err == f"error: read-only file system at /some/file\nhint: {REFUSED_HINT}\n"
 
 
 def test_what_the_machine_has_no_part_in_is_a_bug() -> None:

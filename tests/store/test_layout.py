@@ -29,8 +29,8 @@ def refuse(code: int, filename: str | None = None) -> Callable[[Path], object]:
     [
         (28, None, "no space left on {root} while building write-x; nothing was published"),
         (28, "/other/disk", "no space left on /other/disk while building write-x; nothing was published"),
-        (122, None, "the disk quota is used up on {root} while building write-x; nothing was published"),
-        (5, None, "the disk fails to read or write {root} while building write-x; nothing was published"),
+        (122, None, "disk quota exceeded on {root} while building write-x; nothing was published"),
+        (5, None, "disk I/O error at {root} while building write-x; nothing was published"),
     ],
 )
 def test_what_the_machine_refuses_is_said_in_words(

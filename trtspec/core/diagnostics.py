@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong, whoever says it: a recipe's reader, a method, a backend, a checkpoint.
+"""Diagnostics of recipes, methods, backends and checkpoints: their data type, order and rendering as plain text.
 
-Owns the form of a diagnostic, the order they are shown in and how one reads in plain text; knows neither YAML nor the
-schema. Nothing that looks like a token leaves this module.
+Independent of YAML and the recipe schema. All rendered text has tokens masked.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ MAX_DIAGNOSTICS = 100
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a file, counted from 1; a command line's `--set a.b=c` is a place without line and column.
+    """A position in a file; `line` and `column` start at 1, and `text` is the line's text.
 
-    `text` is the line's text.
+    A `--set a.b=c` on the command line has neither line nor column.
     """
 
     file: str = ""
@@ -38,10 +37,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One thing to act on: the dotted recipe `path` it is about, a code for programs, words and a hint for people.
+    """One problem: the dotted recipe `path` that it concerns, a code for programs, and a message and hint for users.
 
-    A "warning" is about what may turn out worse, an "error" about what cannot be done. `source` is where a rule was
-    read, as repository:path@commit or an issue; `mark` the place in the recipe's file, once it is known.
+    An "error" prevents the build; a "warning" does not. `source` cites the origin of a rule as repository:path@commit
+    or an issue; `mark` is the position in the recipe file, once it is known.
     """
 
     path: str
@@ -54,7 +53,7 @@ class Diagnostic:
 
     @property
     def file(self) -> str:
-        """Return the file it was found in."""
+        """Return the file of the mark."""
         return self.mark.file
 
     @property
@@ -68,7 +67,7 @@ class Diagnostic:
         return self.mark.column
 
     def at(self, mark: Mark) -> Diagnostic:
-        """Return it at a place, with tokens blotted out."""
+        """Return a copy with the given mark and with tokens masked."""
         return replace(
             self,
             path=blot_tokens(self.path),
@@ -78,17 +77,17 @@ class Diagnostic:
         )
 
     def below(self, prefix: str) -> Diagnostic:
-        """Return it for a path that is relative to `prefix`."""
+        """Return a copy whose path is prefixed with `prefix`."""
         return replace(self, path=".".join(filter(None, (prefix, self.path))))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `--json` shows; the line's text is left to the reader of the file."""
+        """Return the fields for `--json`; the text of the source line is omitted."""
         keys = ("severity", "code", "file", "line", "column", "path", "message", "hint")
         return {key: getattr(self, key) for key in keys}
 
 
 class RecipeError(TrtspecError):
-    """The recipe is wrong; `diagnostics` holds everything found, and str() renders all of it."""
+    """An invalid recipe; `diagnostics` holds all problems found, and str() renders them."""
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         super().__init__("\n\n".join(render_diagnostic(each) for each in diagnostics))
@@ -96,22 +95,25 @@ class RecipeError(TrtspecError):
 
 
 def stop(mark: Mark, code: str, message: str, hint: str | None = None, *, path: str = "") -> NoReturn:
-    """Raise the RecipeError of something that nothing can be read after."""
+    """Raise a RecipeError with one diagnostic for a problem that prevents further parsing."""
     raise RecipeError([Diagnostic(path, code, message, hint).at(mark)])
 
 
 def blot_tokens(text: str) -> str:
-    """Return the text with what looks like a token made unusable."""
+    """Return the text with API tokens masked."""
     return TOKEN.sub(r"\1***", text)
 
 
 def position(place: Mark | Diagnostic) -> tuple[str, int, int]:
-    """Return what places are sorted by."""
+    """Return the sort key (file, line, column) of a mark or diagnostic."""
     return place.file, place.line or 0, place.column or 0
 
 
 def in_order(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """Return them by position, the first of each path at a place, and no more than a person reads."""
+    """Return diagnostics sorted by position, the first for each path and position.
+
+    At most MAX_DIAGNOSTICS are returned, followed by one with the code "too-many-problems" if there are more.
+    """
     first_of: dict[object, Diagnostic] = {}
     for diagnostic in diagnostics:
         first_of.setdefault((position(diagnostic), diagnostic.path), diagnostic)
@@ -124,7 +126,7 @@ def in_order(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
 
 
 def render_diagnostic(diagnostic: Diagnostic) -> str:
-    """Return the place, the numbered source line, the message and the hint, each on a line of its own."""
+    """Return the position, the numbered source line, the message and the hint, one per line."""
     mark = diagnostic.mark
     place = [mark.file, *(str(number) for number in (mark.line, mark.column) if number)]
     lines = ["  ".join(part for part in (":".join(place), diagnostic.path) if part)]
@@ -143,7 +145,7 @@ def _window(text: str, column: int) -> str:
     return ("…" if start else "") + text[start : start + LINE_WIDTH] + "…"
 
 
-PLAIN = (  # what pydantic writes, and what a message of ours says instead
+PLAIN = (  # messages of pydantic and trtspec's wording of them
     (r"(?:Value error|Assertion failed), ", ""),
     (r"Input should be a valid number\b.*", "expected a number"),
     (r"Input should be a valid integer\b.*", "expected a whole number"),
@@ -164,7 +166,7 @@ PLAIN = (  # what pydantic writes, and what a message of ours says instead
 
 
 def plain_words(text: str) -> str:
-    """Return a message of pydantic's in the words of trtspec's own messages."""
+    """Return a message of pydantic in the wording of trtspec's own messages."""
     for pattern, words in PLAIN[1:]:
         if found := re.fullmatch(pattern, text, re.DOTALL):
             return found.expand(words)
@@ -172,15 +174,15 @@ def plain_words(text: str) -> str:
 
 
 def printable(line: str) -> str:
-    """Return a stranger's line with escapes for what would move a terminal's cursor or cannot be encoded."""
+    """Return the line with escapes for characters that would move the cursor or cannot be encoded."""
     line = line.replace("\t", "    ")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
-MOST_SHOWN = 100  # characters of a value in a message
+MOST_SHOWN = 100  # maximum characters of a quoted value
 
 
 def written(value: Any) -> str:
-    """Return a value as a message quotes it: a text in single quotes, anything else as JSON writes it, both cut."""
+    """Return a value as messages quote it: a string in single quotes, other values as JSON, both truncated."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"

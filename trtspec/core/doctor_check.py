@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `doctor` says of one thing that this machine should have."""
+"""Results of the checks of `trtspec doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtspec.core.processes import installed_version
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing a build, a measurement or a deployment needs here, and whether it is there."""
+    """One requirement of a build, a measurement or a deployment on this machine, and whether it is met."""
 
     name: str
     ok: bool
@@ -19,6 +19,6 @@ class Probe:
 
 
 def probe_package(package: str, hint: str) -> Probe:
-    """Return whether a Python package is installed; `hint` says how to install it."""
+    """Check whether a Python package is installed; `hint` describes how to install it."""
     version = installed_version(package)
     return Probe(package, bool(version), version or "not installed", None if version else hint)

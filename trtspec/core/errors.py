@@ -1,59 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error a user can act on, and the exit code it ends a command with.
+"""Errors that a user can act on, and the exit code of the command that raised them.
 
-    TrtspecError              1   wrong usage, or something on this machine the user can change
-      RecipeError             1   the recipe; carries every problem found, with file:line:column (recipe/diagnostics.py)
-      CheckpointError         1   a source or converted checkpoint cannot be read or does not add up
-        UnsupportedModel      1   a model that the conversion does not support; some engines run it as it is
-          UnknownArchitecture 1   no family describes the checkpoint
-      DeployError             1   a server cannot be started, found or stopped
-      Overloaded              1   too much is asked of a server at once
-      EngineFailed            1   an engine ended, and serves no more requests
-      StepError             100   a build step failed
-        SourceChanged       100   what a step read is not, or no longer, what its key says
-      StepTimeout           101   a build step or a server ran out of its time
-      DigestMismatch        102   bytes on disk are not the bytes that were recorded
-        UnknownCode         102   an artifact has code that this trtspec did not emit
-      VerificationFailed    110   the artifact does not say what the target says
-      SmokeTestFailed       111   a started server did not answer its first request
-      GateNotMet            112   a gate of the recipe does not hold
+    `TrtspecError`              1   wrong usage, or a problem on this machine that the user can fix
+      `CheckpointError`         1   a source or converted checkpoint is unreadable or inconsistent
+        `UnsupportedModel`      1   the conversion does not support the model; some engines run it unconverted
+          `UnknownArchitecture` 1   no family matches the checkpoint
+      `DeployError`             1   a server cannot be started, found or stopped
+      `Overloaded`              1   a server's request queue is full
+      `EngineFailed`            1   an engine stopped and serves no more requests
+      `StepError`             100   a build step failed
+        `SourceChanged`       100   a step's input does not match, or no longer matches, its key
+      `StepTimeout`           101   a build step or a server exceeded its time limit
+      `DigestMismatch`        102   the bytes on disk differ from the recorded digest
+        `UnknownCode`         102   an artifact contains code that this trtspec did not emit
+      `VerificationFailed`    110   the artifact's output differs from the target's
+      `SmokeTestFailed`       111   a started server did not answer its first request
+      `GateNotMet`            112   a gate of the recipe failed
+      `RolledBack`            113   a rollout failed and the previous revision serves again
 
-A TrtspecError is printed without a traceback. Anything else is a bug of ours: traceback, exit code 70; only what the
-machine refuses (`refusal`) never is one.
+Subclasses in other modules, all with exit code 1:
+
+    TrtspecError     `RecipeError` (core/diagnostics.py), `SandboxError` (core/sandbox.py),
+                     `TokenizersDiffer` (checkpoints/tokenizer.py), `ChatError` (engine/prompts/messages.py),
+                     `ModelRefusal` and `DraftFailed` (serving/triton/python_models/errors.py and bls.py)
+    CheckpointError  `NotPreparedError` (checkpoints/source.py) and its subclass `HubError` (checkpoints/hub.py)
+    DeployError      `PortTaken` (deployment/ports.py), `ToolFailed` (deployment/container_errors.py),
+                     `NotAnswered` (deployment/rollout/synthetic.py), `BadAnswer` (bench/load/api.py) and its
+                     subclass `Refused` (bench/load/client.py)
+
+A TrtspecError is printed without a traceback. Any other exception is a bug of trtspec (traceback, exit code 70), except
+operating system errors that `refusal` describes.
 """
 
 from __future__ import annotations
 
 import errno
 
-# What the machine may refuse, in words that go before a path; any other OSError is a bug.
+# Descriptions of operating system errors, each followed by a path; any other OSError is a bug.
 _REFUSALS = {
     errno.ENOSPC: "no space left on",
-    errno.EDQUOT: "the disk quota is used up on",
-    errno.EFBIG: "no file may grow as large as needed on",
-    errno.EIO: "the disk fails to read or write",
-    errno.EROFS: "no writing is allowed to the file system of",
+    errno.EDQUOT: "disk quota exceeded on",
+    errno.EFBIG: "the file exceeds the maximum file size on",
+    errno.EIO: "disk I/O error at",
+    errno.EROFS: "read-only file system at",
     errno.EACCES: "permission denied for",
-    errno.EPERM: "no permission for this with",
-    errno.ENOTDIR: "a file is in the way to",
-    errno.EEXIST: "something else lies at",
-    errno.ELOOP: "links lead in a circle at",
-    errno.ENAMETOOLONG: "the file system takes no name as long as",
+    errno.EPERM: "operation not permitted on",
+    errno.ENOTDIR: "a parent of this path is not a directory:",
+    errno.EEXIST: "a file or directory already exists at",
+    errno.ELOOP: "too many levels of symbolic links at",
+    errno.ENAMETOOLONG: "file name too long for the file system:",
     errno.ENOLCK: "no locks are available on the file system of",
     errno.EOPNOTSUPP: "the file system does not support this operation on",
     errno.ENOSYS: "the system does not support this operation on",
-    errno.ESTALE: "the file server no longer has",
+    errno.ESTALE: "stale file handle of a network file system:",
     errno.ENXIO: "no such device:",
-    errno.ETIMEDOUT: "the file server does not answer for",
+    errno.ETIMEDOUT: "the file server does not respond for",
 }
-# What runs out without being about one path.
+# Exhausted resources, which do not depend on a path.
 _EXHAUSTED = {
     errno.EMFILE: "this process has too many open files",
     errno.ENFILE: "this machine has too many open files",
     errno.ENOMEM: "not enough memory",
-    errno.EAGAIN: "this machine gives no more processes or threads",
+    errno.EAGAIN: "the limit of processes or threads is reached",
 }
-# Texts by which RuntimeError, ImportError and such of libraries tell that memory or threads ran out.
+# Messages of libraries' RuntimeError, ImportError and SystemError when memory or threads run out.
 _OUT_OF_MEMORY = ("allocate memory", "out of memory", "failed to map segment", "bad_alloc", "bad allocation")
 _OUT_OF_THREADS = "can't start new thread"
 MEMORY_HINT = "free memory, raise the limit (ulimit -v, or the container's), or use a smaller model"
@@ -70,18 +80,18 @@ _REMEDIES = {
     errno.ESTALE: "mount it again, or use a local disk: TRTSPEC_CACHE, TRTSPEC_STATE, --out",
     errno.ETIMEDOUT: "mount it again, or use a local disk: TRTSPEC_CACHE, TRTSPEC_STATE, --out",
 }
-_GROWING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what only writing meets
+_GROWING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # only writing raises these
 
 
 def refusal(error: OSError) -> str | None:
-    """Return what the machine refuses, to be followed by a path; None for what only a bug of ours can ask for."""
-    if not error.errno:  # a file that is not fit to be read, in words of ours
+    """Return a description of an operating system error, to be followed by a path, or None for a bug."""
+    if not error.errno:  # UnfitFile, whose message is trtspec's
         return f"{error.strerror}:" if error.strerror else None
     return f"{_EXHAUSTED[error.errno]} at" if error.errno in _EXHAUSTED else _REFUSALS.get(error.errno)
 
 
 def describe_refusal(error: OSError, otherwise: str) -> str | None:
-    """Return what the machine refuses and where, or `otherwise` for the place; None as with `refusal`."""
+    """Return the description with the error's path, or with `otherwise` if it has none, like `refusal`."""
     refused, path = refusal(error), refused_at(error)
     if refused and not path and error.errno in _EXHAUSTED:
         return _EXHAUSTED[error.errno]
@@ -89,14 +99,15 @@ def describe_refusal(error: OSError, otherwise: str) -> str | None:
 
 
 def remedy_of(error: OSError) -> str | None:
-    """Return what to do about a refusal of the machine; None where that depends on the command."""
+    """Return the remedy for an operating system error, or None if it depends on the command."""
     return _REMEDIES.get(error.errno or 0)
 
 
 def exhaustion(error: BaseException) -> TrtspecError | None:
-    """Return an error for a MemoryError or what libraries raise in its place, and for threads; None for others.
+    """Return a TrtspecError if memory or threads ran out, else None.
 
-    What an error was raised from counts too: an import that fails for want of memory has other words of its own.
+    Recognizes MemoryError and the errors that libraries raise in its place. Causes and contexts are examined too,
+    because a failed import, for example, has its own message.
     """
     chain: list[BaseException] = []
     following: BaseException | None = error
@@ -109,27 +120,27 @@ def exhaustion(error: BaseException) -> TrtspecError | None:
 def _exhaustion(error: BaseException) -> TrtspecError | None:
     text = str(error)
     if isinstance(error, RuntimeError) and _OUT_OF_THREADS in text:
-        return TrtspecError("this machine gives no more threads", hint=THREADS_HINT)
-    says_so = isinstance(error, RuntimeError | ImportError | SystemError) and any(
+        return TrtspecError("the limit of threads is reached", hint=THREADS_HINT)
+    is_oom = isinstance(error, RuntimeError | ImportError | SystemError) and any(
         each in text.lower() for each in _OUT_OF_MEMORY
     )
-    if isinstance(error, MemoryError) or says_so:
+    if isinstance(error, MemoryError) or is_oom:
         return TrtspecError("not enough memory", hint=MEMORY_HINT)
     return None
 
 
 def refused_at(error: OSError) -> str | None:
-    """Return the path that is refused: of a copy without room its place, which shutil names second."""
+    """Return the path of the error; for a copy that ran out of space, the destination (shutil's second path)."""
     is_copy = error.errno in _GROWING and error.filename2
     path = error.filename2 if is_copy else error.filename
     return str(path) if path else None
 
 
 class TrtspecError(Exception):
-    """Something the user can act on: what is wrong, where, and what to do about it."""
+    """An error that the user can act on: the problem, where it is, and a hint."""
 
     exit_code = 1
-    remedy: str | None = None  # what to do where whoever raises it knows nothing better
+    remedy: str | None = None  # default hint
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -145,18 +156,18 @@ class TrtspecError(Exception):
 
 
 class CheckpointError(TrtspecError):
-    """A source or converted checkpoint cannot be read or does not add up.
+    """A source or converted checkpoint is unreadable or inconsistent.
 
-    Its hint depends on the cause: there is none for the whole class.
+    The remedy depends on the cause, so the class does not set one.
     """
 
 
 class UnsupportedModel(CheckpointError):
-    """The conversion does not support the model, or something that its config.json asks for."""
+    """The conversion does not support the model or a setting in its config.json."""
 
 
 class UnknownArchitecture(UnsupportedModel):
-    """No family describes the checkpoint, so that it cannot be converted; some engines run it as it is."""
+    """No family matches the checkpoint, which cannot be converted; some engines run it unconverted."""
 
     def __init__(self, message: str, *, architecture: str, where: str, hint: str | None = None) -> None:
         super().__init__(message, where=where, hint=hint)
@@ -166,13 +177,13 @@ class UnknownArchitecture(UnsupportedModel):
 class DeployError(TrtspecError):
     """A server cannot be started, found or stopped."""
 
-    remedy = "`trtspec ps` shows the deployments, and `trtspec logs NAME` what a server said"
+    remedy = "`trtspec ps` lists the deployments; `trtspec logs NAME` prints a server's log"
 
 
 class Overloaded(TrtspecError):
-    """More is asked of a server at once than may wait: what is asked later may be done.
+    """A server's request queue is full; the client may retry later.
 
-    `status` is Triton's name of the kind. Where only words come through, it is known by `WORDS`.
+    `status` is Triton's name of the status code. `WORDS` identifies the error where only its message is available.
     """
 
     status = "UNAVAILABLE"
@@ -183,7 +194,7 @@ class Overloaded(TrtspecError):
 
 
 class EngineFailed(TrtspecError):
-    """An engine ended on an error of its own. `status` is Triton's name of the kind."""
+    """An engine stopped because of an internal error. `status` is Triton's name of the status code."""
 
     status = "INTERNAL"
 
@@ -192,34 +203,34 @@ class StepError(TrtspecError):
     """A build step failed."""
 
     exit_code = 100
-    remedy = "remove the cause and build again: what was made is kept"
+    remedy = "remove the cause and build again; finished steps are cached"
 
 
 class SourceChanged(StepError):
-    """What a step read is not, or no longer, what its key says: nothing that was made of it is of use."""
+    """A step's input does not match, or no longer matches, its key; outputs made from it are invalid."""
 
     remedy = "build again"
 
 
 class StepTimeout(TrtspecError):
-    """A build step or a server ran out of its time."""
+    """A build step or a server exceeded its time limit."""
 
     exit_code = 101
 
 
 class DigestMismatch(TrtspecError):
-    """Bytes on disk are not the bytes that were recorded."""
+    """The bytes on disk differ from the recorded digest."""
 
     exit_code = 102
-    remedy = "`trtspec build` makes the artifact again from what is whole"
+    remedy = "`trtspec build` rebuilds the artifact from the intact steps"
 
 
 class UnknownCode(DigestMismatch):
-    """An artifact has code that this trtspec did not emit, and that nobody allowed."""
+    """An artifact contains code that this trtspec did not emit and that the user did not allow."""
 
 
 class VerificationFailed(TrtspecError):
-    """The artifact does not say what the target says."""
+    """The artifact's output differs from the target's."""
 
     exit_code = 110
 
@@ -232,16 +243,16 @@ class SmokeTestFailed(TrtspecError):
 
 
 class GateNotMet(TrtspecError):
-    """A gate of the recipe does not hold."""
+    """A gate of the recipe failed."""
 
     exit_code = 112
 
 
 class RolledBack(TrtspecError):
-    """A new revision was not good enough, and the one before serves again."""
+    """A new revision failed its rollout and the previous revision serves again."""
 
     exit_code = 113
-    remedy = "`trtspec history NAME` says what happened, and `trtspec logs NAME` what its server said"
+    remedy = "`trtspec history NAME` shows what happened; `trtspec logs NAME` prints the server's log"
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None, reason: str = "") -> None:
         super().__init__(message, where=where, hint=hint)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named points at which a test can have this process killed, as by `kill -9` or a loss of power."""
+"""Named points at which a test can kill this process, as `kill -9` or a power loss would."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import signal
 
 
 def failpoint(name: str) -> None:
-    """Kill this process without any clean-up where the environment's TRTSPEC_FAILPOINT is `name`."""
+    """Kill this process without clean-up if the environment variable TRTSPEC_FAILPOINT equals `name`."""
     if os.environ.get("TRTSPEC_FAILPOINT") == name:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a file is recorded in the documents of the store and of artifacts."""
+"""Records of files in the documents of the store and of artifacts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-MAX_PATH_BYTES, MAX_NAME_BYTES = 2048, 255  # of Linux file systems, with room for the directory above
+MAX_PATH_BYTES, MAX_NAME_BYTES = 2048, 255  # limits of Linux file systems, less a margin for the parent directory
 
 
 def _relative(path: str) -> str:
     if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError(f"{_shown(path)} does not stay inside its directory")
+        raise ValueError(f"{_quote_path(path)} does not stay inside its directory")
     if not _is_encodable(path):
-        raise ValueError(f"{_shown(path)} is not valid UTF-8")
+        raise ValueError(f"{_quote_path(path)} is not valid UTF-8")
     if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in path.split("/")):
-        raise ValueError(f"{_shown(path)} is longer than file systems allow")
+        raise ValueError(f"{_quote_path(path)} exceeds the path length limit of file systems")
     return path
 
 
@@ -28,7 +28,7 @@ def _is_encodable(path: str) -> bool:
     return True
 
 
-def _shown(path: str) -> str:
+def _quote_path(path: str) -> str:
     return ascii(path if len(path) <= 80 else f"{path[:80]}...")
 
 
@@ -36,7 +36,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class FileRecord(BaseModel):
-    """A file as it was when it had been written, by its path relative to the directory that is recorded."""
+    """Size and digest of a file when it was written; `path` is relative to the recorded directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

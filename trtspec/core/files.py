@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that can be trusted: how one is recorded, and how it reaches the disk for good.
+"""Reading of untrusted files, durable and atomic writing, file identity, copies and locks.
 
-Knows neither the store nor artifacts, which both stand on it, and no pydantic: what serves imports this.
+Independent of the store and artifacts, which build on it. Imports pydantic lazily because servers import this module.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-UNREAD = "unread"  # in place of the SHA-256 of a file that nobody has read
-Absent = tuple[str, int, int]  # SHA-256 or UNREAD, bytes and mtime in ns of a file that is not here
+UNREAD = "unread"  # in place of the SHA-256 of a file that has not been read
+Absent = tuple[str, int, int]  # SHA-256 or UNREAD, bytes and mtime in ns of an absent file
 
 
 class UnfitFile(OSError):
-    """What is there is not to be read; `strerror` says why."""
+    """A file that must not be read; `strerror` gives the reason."""
 
 
 def unreadable(error: OSError) -> str:
-    """Return in words why a file was not read."""
+    """Return why a file could not be read."""
     return str(error.strerror) if isinstance(error, UnfitFile) else f"cannot be read: {error.strerror}"
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
-    """Open a file for reading; raises OSError, UnfitFile where it is a directory, a pipe or a device.
+    """Open a regular file for reading; raise OSError, or UnfitFile for a directory, a pipe or a device.
 
-    Without `follow`, a symbolic link at `path` is an UnfitFile too: files that others brought are opened this way.
+    Without `follow`, a symbolic link at `path` also raises UnfitFile; use this for files from untrusted sources.
     """
     return os.fdopen(_open_regular(path, follow=follow), "rb")
 
 
 def _open_regular(path: Path, *, follow: bool) -> int:
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # an ordinary open of a pipe would wait for a writer
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a blocking open of a pipe would wait for a writer
     try:
         descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except OSError as error:
@@ -69,10 +69,10 @@ def _open_regular(path: Path, *, follow: bool) -> int:
 
 
 def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
-    """Return the bytes of a regular file; raises OSError, UnfitFile where it has more than `max_bytes`.
+    """Return the bytes of a regular file; raise OSError, or UnfitFile if it has more than `max_bytes`.
 
-    The buffer has the file's size. A file that grows while it is read is an UnfitFile. `follow` is that of
-    `open_regular`.
+    The buffer has the file's size. A file that grows while it is read raises UnfitFile. See `open_regular` for
+    `follow`.
     """
     descriptor = _open_regular(path, follow=follow)
     try:
@@ -90,9 +90,9 @@ def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
 
 
 def read_typed(form: type[T], path: Path, max_bytes: int) -> T:
-    """Return the JSON object of a file as a dataclass; OSError, or ValueError for values of other types.
+    """Return the JSON object of a file as the dataclass `form`; raise OSError, or ValueError for values of other types.
 
-    Keys that `form` has no field for are left out, so that a later version may add some.
+    Keys without a field in `form` are ignored so that later versions can add keys.
     """
     try:
         found: T = _reader(cast(Any, form)).validate_json(read_bounded(path, max_bytes), strict=True)
@@ -105,21 +105,21 @@ def read_typed(form: type[T], path: Path, max_bytes: int) -> T:
 
 @cache
 def _reader(form: Any) -> Any:
-    from pydantic import TypeAdapter  # here: what serves imports this module, and reads nothing by it
+    from pydantic import TypeAdapter  # lazy: servers import this module and do not use it
 
     return TypeAdapter(form)
 
 
 def identity_of(path: Path) -> str:
-    """Return what changes with each writing to a file, as far as the system can tell."""
+    """Return a string (device, inode, size, times) that changes with each write, as far as the system records it."""
     stat = path.stat()
     return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
 
 
 def is_guarded(path: Path) -> bool:
-    """Return whether a file is this user's or root's, and nobody else may write it.
+    """Return whether only this user or root owns and may write a file.
 
-    Directories do not matter: a file that replaces another one has another inode and another time of change.
+    The directories above are not checked: a file that replaces another one has another inode and change time.
     """
     status = path.stat()
     if status.st_uid not in (_ROOT, os.geteuid()) or status.st_mode & stat.S_IWOTH:
@@ -129,7 +129,7 @@ def is_guarded(path: Path) -> bool:
 
 @cache
 def _is_private_group(gid: int) -> bool:
-    """Return whether a group is root's, or this user's own, and has no other members."""
+    """Return whether a group is root's or this user's private group without other members."""
     import grp
     import pwd
 
@@ -141,33 +141,33 @@ def _is_private_group(gid: int) -> bool:
 
 
 def changed_ns(path: Path) -> int:
-    """Return when a file last changed: the later of its two times, since anybody can set that of writing."""
+    """Return the later of a file's mtime and ctime; any writer can set the mtime."""
     status = path.stat()
     return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 def stamp_of(paths: Sequence[Path]) -> str:
-    """Return what changes when a file is replaced, were it by the same bytes: what was read meanwhile may differ."""
+    """Return a hash that changes when a file is replaced, even by the same bytes; detects changes during a read."""
     return hashlib.sha256(repr([(path.name, identity_of(path)) for path in paths]).encode()).hexdigest()
 
 
 def private_directory(path: Path) -> Path:
-    """Make a directory that only this user sees into, or close one that is there; what is above it stays as it is."""
+    """Create a directory with mode 0700, or set that mode on an existing one; parents are not changed."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     return path
 
 
 def private_file(path: Path) -> BinaryIO:
-    """Open a file of this user alone to be written anew; one that is there, or a link, is replaced."""
+    """Create a file with mode 0600 and open it for writing; an existing file or link is replaced."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int | None = None) -> list[R]:
-    """Return `work` of each item, in order: hashing, reading and waiting leave Python's lock to others.
+    """Return `work(item)` for each item, in order; `work` should release the GIL, as hashing, reading and waiting do.
 
-    After an error nothing is begun any more. Without `threads` there is one for each core.
+    After an error no further item is started. The default is one thread per core.
     """
     if len(items) < 2:
         return [work(item) for item in items]
@@ -182,7 +182,7 @@ def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int | None =
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a directory's list of names, are on the disk."""
+    """Wait until a file's bytes, or a directory's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -191,15 +191,15 @@ def sync(path: Path) -> None:
 
 
 def sync_directories(root: Path) -> None:
-    """Wait until the names of everything below `root` are on the disk; the files themselves are the caller's."""
+    """Wait until all directory entries below `root` are on the disk; files must be synced by the caller."""
     for directory, _, _ in os.walk(root, topdown=False):
         sync(Path(directory))
 
 
 def copy_tree(source: Path, out: Path, *, without: str = "", follow_links: bool = True) -> None:
-    """Copy a directory but for what is called `without`; the first OSError ends it, as it was.
+    """Copy a directory, except entries named `without`; the first OSError is raised unchanged.
 
-    Of shutil's nothing but the words would be left.
+    shutil.copytree would reduce errors to their messages.
     """
     out.mkdir(parents=True)
     for path in sorted(source.iterdir()):
@@ -212,17 +212,17 @@ def copy_tree(source: Path, out: Path, *, without: str = "", follow_links: bool 
 
 
 def reserve(descriptor: int, nbytes: int) -> None:
-    """Give a file its size and room on the disk, so that a full one is found before the work; else its size alone."""
+    """Set a file's size and allocate its disk space if supported, so that a full disk is detected before the work."""
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
-    except OSError as error:  # file systems of other machines have no such thing
+    except OSError as error:  # network file systems do not support it
         if error.errno not in _CANNOT_RESERVE:
             raise
         os.ftruncate(descriptor, nbytes)
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    """Write bytes at `offset` of an open file, in as many calls as that takes."""
+    """Write all bytes at `offset` of an open file."""
     rest = memoryview(data).cast("B")
     while rest.nbytes:
         done = os.pwrite(descriptor, rest, offset)
@@ -234,11 +234,11 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 def replace_file(
     path: Path, data: bytes, *, mode: int = 0o666, nbytes: int = 0, follow: bool = True, durable: bool = True
 ) -> None:
-    """Put `data`, and a hole up to `nbytes`, at `path` whole or not at all, with the permissions `mode` less the umask.
+    """Atomically replace `path` by `data`, extended with a hole to `nbytes`, with permissions `mode` less the umask.
 
-    The temporary file beside it has a random name and is created exclusively, so nobody can prepare a link under its
-    name. A link at `path` is replaced, not followed. Without `follow`, the directory may be no link either. What is
-    not `durable` may be lost with the power. Raises OSError, which names `path`.
+    The temporary file next to it has a random name and is created exclusively, so an attacker cannot place a link
+    there. A link at `path` is replaced, not followed. Without `follow`, the directory must not be a link either.
+    Without `durable`, the file may be lost in a power failure. Raises OSError, which names `path`.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with _naming(path):
@@ -272,12 +272,12 @@ def _replace_in(directory: int, name: str, data: bytes, mode: int, nbytes: int, 
 
 
 def temporary_name(name: str) -> str:
-    """Return a name that nobody can guess, for what will become `name` beside it."""
+    """Return an unpredictable name for the temporary file that will become `name`."""
     return f".{name[:80]}.{secrets.token_hex(8)}.tmp"
 
 
 def create_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a file that is not there yet; FileExistsError where anything, a link included, has its name."""
+    """Write a new file; raise FileExistsError if anything, even a link, has its name."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         write_all(descriptor, data, 0)
@@ -286,7 +286,7 @@ def create_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def file_lock(path: Path, timeout_s: float = -1) -> BaseFileLock:
-    """Return the lock of a path, not yet taken; errors of a file system without locks name the path."""
+    """Return a lock for a path, not yet acquired; errors of a file system without locks name the path."""
     return _named_lock()(path, timeout_s)
 
 
@@ -304,7 +304,7 @@ def _named_lock() -> type[BaseFileLock]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Make errors of the block name `path`, which calls relative to a directory do not."""
+    """Make errors of the block name `path`, because calls relative to a directory descriptor do not."""
     try:
         yield
     except OSError as error:
@@ -312,7 +312,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two directories change names in one move; False where the system has no such move."""
+    """Swap two directories atomically; return False if the system does not support it."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

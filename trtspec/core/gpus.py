@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs that engines are built for, by the names that recipes use, and those that this machine has.
+"""GPUs that engines are built for, by their names in recipes, and detection of this machine's GPUs.
 
 Compute capabilities: NVIDIA's CUDA GPU list. Memory: the data sheets, in GiB as the driver reports it, rounded down.
-Rates: the data sheets' and white papers' peaks; what engines reach of them is another module's (planner/reached.py).
+Rates: the peaks of the data sheets and white papers; planning/prediction has the share that engines reach.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MOST_GIB_OFF = 2  # drivers report a little more or less than data sheets
 
 @dataclass(frozen=True)
 class Gpu:
-    """`sm` is the compute capability times ten, `product` part of the name that the driver gives it.
+    """A GPU model. `sm` is the compute capability times ten, `product` a part of the driver's product name.
 
-    `bandwidth` is that of its memory and `link` that to another GPU of the machine, one way, in bytes a second; `flops`
-    are the tensor cores' of 16-bit and 8-bit floats in a second, dense and summed in 32 bits, 0 where they have none.
-    All of them are peaks: `source` is the data sheet or white paper that states them.
+    `bandwidth` (memory) and `link` (to another GPU of the machine, one way) are in bytes/s. `flops` and `fp8_flops` are
+    FLOP/s of the tensor cores with 16-bit and 8-bit floats, dense, accumulated in 32 bits; 0 if unsupported. All are
+    peaks from `source`, a data sheet or white paper.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Gpu:
 
     @property
     def has_fp8(self) -> bool:
-        """Return whether its tensor cores multiply FP8: Ada and later."""
+        """Return whether the tensor cores support FP8 (Ada and later)."""
         return self.sm >= 89
 
 
@@ -92,7 +92,7 @@ GPUS = {
         _gpu("b200", "B200", 100, 178, 8000, (2250, 4500), 900, f"{_DATA_CENTER}/dgx-b200/"),
         _gpu("rtx5090", "RTX 5090", 120, 31, 1792, (209.5, 419), 64, _RTX_BLACKWELL),
         _gpu("rtxpro6000", "RTX PRO 6000", 120, 94, 1792, (503.8, 1007.6), 64, f"{_RTX}/professional-desktop-gpus/"),
-        # memory is shared with the CPU: the largest module's, and no driver reports it; alone in their machines
+        # memory is shared with the CPU and not reported by a driver: size of the largest module; one GPU per machine
         _gpu("jetson-orin", "Orin", 87, 61, 204.8, (42.5, 0), 0, _ORIN),
         _gpu("jetson-thor", "Thor", 110, 122, 273, (258, 517), 0, _THOR),
         _gpu("dgx-spark", "GB10", 121, 119, 273, (125, 250), 0, f"{_RTX}/dgx-spark/"),
@@ -101,19 +101,19 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return a GPU by a recipe's name for it, whatever the context; TrtspecError lists the known ones."""
+    """Return the GPU with a recipe's name, in any case; raise TrtspecError with the known names otherwise."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         hint = did_you_mean(name.lower(), GPUS) or f"known: {', '.join(GPUS)}"
-        raise TrtspecError(f"nothing is known of the GPU {name!r}", hint=hint)
+        raise TrtspecError(f"unknown GPU {name!r}", hint=hint)
     return gpu
 
 
 @dataclass(frozen=True)
 class SeenGpu:
-    """A GPU as nvidia-smi describes it; `sm` is the compute capability times ten.
+    """A GPU as reported by nvidia-smi; `sm` is the compute capability times ten.
 
-    `mebibytes` is 0 where its memory is the CPU's, of which nvidia-smi says nothing.
+    `mebibytes` is 0 if the GPU shares the CPU's memory, for which nvidia-smi reports no size.
     """
 
     name: str
@@ -122,19 +122,19 @@ class SeenGpu:
     mebibytes: int
 
     def is_a(self, gpu: Gpu) -> bool:
-        """Return whether it is of the kind; of one product there are several sizes."""
+        """Return whether this GPU is of the given model; models of one product differ in memory."""
         off = abs(self.mebibytes / 1024 - gpu.memory_bytes / 2**30)
         is_named = re.search(rf"\b{re.escape(gpu.product)}\b", self.name) is not None
         return is_named and self.sm == gpu.sm and (off <= MOST_GIB_OFF or not self.mebibytes)
 
     @property
     def kind(self) -> Gpu | None:
-        """Return which of the GPUs that are known it is, None for another."""
+        """Return the matching model of GPUS, or None."""
         return next((gpu for gpu in GPUS.values() if self.is_a(gpu)), None)
 
 
 def seen_gpus() -> list[SeenGpu]:
-    """Return the GPUs in PCI order, none where there is no driver."""
+    """Return the GPUs in PCI order; empty without a driver."""
     if not shutil.which(SMI[0]):
         return []
     lines = ask_program(SMI, SMI[0], "repair the driver").splitlines()
@@ -145,4 +145,4 @@ def seen_gpus() -> list[SeenGpu]:
             for name, sm, driver, memory in rows
         ]
     except ValueError:
-        raise TrtspecError(f"says {lines[:4]}, which are no GPUs", where=SMI[0], hint="repair the driver") from None
+        raise TrtspecError(f"printed unexpected output {lines[:4]}", where=SMI[0], hint="repair the driver") from None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams bytes, hashes them and hands them on: how builds, verification, publishing and the store read whole files.
+"""SHA-256 of whole files, read in pieces, for builds, verification, publishing and the store.
 
-SHA-256 is a chain: a file is hashed from its beginning, on one core. Reading and hashing leave Python's lock to other
-threads, so several files are hashed at once, beside whatever else reads or writes them; and where a process was given
-code for it (`hash_with`), a thread hashes several at once in little more than the time of one.
+SHA-256 is sequential: one file is hashed on one core. Reading and hashing release the GIL, so several files are hashed
+in parallel, next to other I/O. With a multi-buffer implementation (`hash_with`), one thread hashes several files in
+little more than the time of one.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from trtspec.core.errors import TrtspecError
 from trtspec.core.files import in_threads, open_regular, write_all
 
 PIECE_BYTES = 1 << 20
-LEAST_COMPANY_BYTES = 64 << 10  # a smaller piece is hashed alone
+MIN_SHARED_BYTES = 64 << 10  # smaller pieces are not combined with others
 RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-NOT_READY = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system that does not tell
+NOT_READY = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; RWF_NOWAIT unsupported
 
 OnBytes = Callable[[int], None]
-OnFound = Callable[[int, str], None]  # the number of a file, its digest
+OnFound = Callable[[int, str], None]  # index of the file, its digest
 
 
 class Digest(Protocol):
-    """A digest that grows, as hashlib's do."""
+    """An incremental digest, as of hashlib."""
 
     def hexdigest(self) -> str:
-        """Return the digest of what was hashed so far."""
+        """Return the digest of the bytes hashed so far."""
 
 
 class Hashing(Protocol):
-    """Code that hashes: at most `most` digests are worth growing together. Threads may share it."""
+    """A hash implementation that updates up to `most` digests together; thread-safe."""
 
     most: int
 
     def begin(self) -> Any:
-        """Return the digest of nothing, to be grown by this code alone."""
+        """Return a new digest, to be updated by this implementation only."""
 
     def grow(self, grown: Sequence[tuple[Any, memoryview]]) -> None:
-        """Hash further bytes of each of some digests, all at once; the bytes are in memory that can be written to."""
+        """Update all the digests with one more piece each; the pieces must be in writable memory."""
 
 
 class Hashlib:
-    """Python's own."""
+    """The implementation of the standard library."""
 
     most = 1
 
@@ -60,7 +60,7 @@ class Hashlib:
         return hashlib.sha256()
 
     def grow(self, grown: Sequence[tuple[Any, memoryview]]) -> None:
-        """Hash one after another."""
+        """Update the digests one after another."""
         for digest, data in grown:
             digest.update(data)
 
@@ -69,46 +69,46 @@ _used: list[Hashing] = [Hashlib()]
 
 
 def hash_with(code: Hashing) -> None:
-    """Let this process hash with other code, which says the same in less time."""
+    """Use another implementation in this process; it must compute the same digests."""
     _used[0] = code
 
 
 def hashing() -> Hashing:
-    """Return what this process hashes with."""
+    """Return the hash implementation of this process."""
     return _used[0]
 
 
 def threads_beside(files: int) -> int:
-    """Return how many threads hash that many files beside other work: no more files at once than there are cores."""
+    """Return the number of threads that hash `files` files in the background: at most one file per core."""
     return max(1, min(files, -(-(os.cpu_count() or 1) // hashing().most)))
 
 
 def file_sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
-    """Return the SHA-256 of a file; `on_bytes` is told the size of each piece read."""
+    """Return the SHA-256 of a file; `on_bytes` receives the size of each piece read."""
     return files_sha256([path], on_bytes)[0]
 
 
 def files_sha256(paths: Sequence[Path], on_bytes: OnBytes | None = None, threads: int | None = None) -> list[str]:
-    """Return the SHA-256 of files, hashed on all cores unless `threads` is less; `on_bytes` is told what was read."""
+    """Return the SHA-256 of each file, using `threads` (default: all cores); `on_bytes` receives the sizes read."""
     return FilesBeside(paths, on_bytes).digests(threads or os.cpu_count() or 1)
 
 
 def grow(code: Hashing, grown: Sequence[tuple[Any, memoryview]], most: int) -> None:
-    """Hash further bytes of each of some digests, and with them what `FilesBeside` has ready, `most` in all.
+    """Update digests, together with pieces that a running `FilesBeside` has ready, at most `most` in all.
 
-    That takes little more than the time of all, but more for each of them.
+    Sharing a call takes little more time in total, but delays each digest.
     """
     free, nbytes = min(code.most, most) - len(grown), max(data.nbytes for _, data in grown)
     beside = next((each for each in [*_beside] if each.code is code), None)
-    if beside is None or free <= 0 or nbytes < LEAST_COMPANY_BYTES:
+    if beside is None or free <= 0 or nbytes < MIN_SHARED_BYTES:
         code.grow(grown)
         return
-    with beside.lent(free, nbytes) as company:
-        code.grow([*grown, *((each.digest, each.piece) for each in company)])
+    with beside.lease(free, nbytes) as borrowed:
+        code.grow([*grown, *((each.digest, each.piece) for each in borrowed)])
 
 
 class _Reading:
-    """A file that is being hashed: the `number` it was asked for as, how far it is, and the piece that comes next."""
+    """A file being hashed: its index `number`, the number of bytes `hashed`, and the next piece."""
 
     def __init__(self, number: int, path: Path, digest: Any) -> None:
         self.number, self.digest, self.hashed = number, digest, 0
@@ -117,27 +117,27 @@ class _Reading:
         self.piece = self._buffer = memoryview(bytearray(PIECE_BYTES))
 
     def read(self, nbytes: int, flags: int = 0) -> None:
-        """Read the next piece, at most so many bytes, empty at the end; TrtspecError where the file has grown."""
-        if self.hashed > self.nbytes:  # a file that grows as fast as it is read would never end
-            hint = "wait until whatever writes it has ended"
+        """Read the next piece of at most `nbytes`, empty at the end; raise TrtspecError if the file has grown."""
+        if self.hashed > self.nbytes:  # a file that grows as fast as it is read would never be complete
+            hint = "wait until the program that writes it has ended"
             raise TrtspecError("the file changed while it was being read", where=str(self.path), hint=hint)
         wanted = self._buffer[: min(nbytes, PIECE_BYTES)]
         self.piece = wanted[: os.preadv(self.file.fileno(), [wanted], self.hashed, flags)]
 
     def ensure_whole(self) -> None:
-        """Raise TrtspecError where less, or more, was hashed than the file has."""
+        """Raise TrtspecError if the number of hashed bytes differs from the file's size."""
         if self.hashed != (size := os.fstat(self.file.fileno()).st_size):
-            message = f"{self.hashed:,} of its {size:,} bytes were read: it changed meanwhile"
-            hint = "wait until whatever writes it has ended"
+            message = f"{self.hashed:,} of its {size:,} bytes were read; the file changed while it was being read"
+            hint = "wait until the program that writes it has ended"
             raise TrtspecError(message, where=str(self.path), hint=hint)
 
 
 class FilesBeside:
-    """Files that are hashed by threads of their own, and by any other that hashes and can take another one along.
+    """Hashes files in several threads; other hashing threads can process some of its pieces too.
 
-    All of them hash with one `code`. Nothing is read while `has_room` says no; whoever changes what it says calls
-    `wake`. `on_bytes` is told how much was hashed, and `on_found` each digest; what they raise ends it. All are called
-    from all these threads, and must not wait.
+    All threads use one implementation. They stop reading while `has_room` returns False; call `wake` when its result
+    may have changed. `on_bytes` receives the number of bytes hashed and `on_found` each digest; an exception from
+    either ends the run. The callbacks are called from all threads and must not block.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class FilesBeside:
         self._failure: BaseException | None = None
 
     def digests(self, threads: int) -> list[str]:
-        """Return the SHA-256 of each, "" where `stop` came before; raises what went wrong in any of the threads."""
+        """Return the SHA-256 of each file, "" for those skipped by `stop`; raise the first error of any thread."""
         threads = max(1, min(len(self._found), threads))
         _beside.append(self)
         try:
@@ -167,26 +167,26 @@ class FilesBeside:
         return self._found
 
     def join_in(self) -> None:
-        """Hash in this thread too, until there is nothing left to begin; `digests` raises what goes wrong."""
+        """Hash in this thread too until no file is left to begin; `digests` raises the errors."""
         with suppress(OSError, TrtspecError):
             self._hash()
 
     def wake(self) -> None:
-        """Let threads ask again whether there is room."""
+        """Make waiting threads call `has_room` again."""
         with self._changed:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Let `digests` return soon."""
+        """Make `digests` return soon."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
 
     @contextmanager
-    def lent(self, most: int, nbytes: int) -> Iterator[list[_Reading]]:
-        """Lend files that nobody hashes, each with its next piece, to be hashed in the block.
+    def lease(self, most: int, nbytes: int) -> Iterator[list[_Reading]]:
+        """Lend up to `most` idle files, each with its next piece, to be hashed in the block.
 
-        None where there are none. It waits for no disk: what is not in the page cache is not lent.
+        Does not wait for the disk: only pieces in the page cache are available, so the list may be empty.
         """
         with self._returned() as taken:
             self._take(most, taken)
@@ -194,11 +194,11 @@ class FilesBeside:
             yield taken
 
     def _leave_ready(self, taken: list[_Reading], nbytes: int) -> None:
-        """Read the next piece of each, and put back those that have none without waiting."""
+        """Read the next piece of each file, and put back the files whose piece is not in the page cache."""
         for each in [*taken]:
             try:
                 each.read(nbytes, RWF_NOWAIT)
-                is_ready = bool(each.piece)  # nothing need not be the end: some kernels say so of what is not cached
+                is_ready = bool(each.piece)  # some kernels return no bytes for uncached pages, not only at the end
             except OSError as error:
                 if error.errno not in NOT_READY:
                     self._fail(error)
@@ -225,7 +225,7 @@ class FilesBeside:
 
     @contextmanager
     def _returned(self) -> Iterator[list[_Reading]]:
-        """Put back what the block takes and hashes, whatever interrupts it; a file whose piece is empty is done."""
+        """Put back the files taken in the block, even after an exception; a file with an empty piece is complete."""
         taken = list[_Reading]()
         try:
             yield taken
@@ -235,7 +235,7 @@ class FilesBeside:
                     each.ensure_whole()
                     self._found[each.number] = each.digest.hexdigest()
                     self._on_found(each.number, self._found[each.number])
-        except BaseException as error:  # whose digests may be of anything
+        except BaseException as error:  # the digests may be inconsistent
             self._fail(error)
             raise
         finally:
@@ -257,7 +257,7 @@ class FilesBeside:
             self._changed.notify_all()
 
     def _await(self, taken: list[_Reading]) -> None:
-        """Take a thread's share of the files as soon as there are any, none once all are hashed."""
+        """Wait for files and take this thread's share, which is empty once all files are hashed."""
         while not taken:
             self._take(self._share, taken)
             with self._changed:
@@ -266,7 +266,7 @@ class FilesBeside:
                 if taken or self._is_stopped or not self._unfinished:
                     return
                 if not self._can_lend():
-                    self._changed.wait()  # unbounded: others hash, or whoever decides about room wakes
+                    self._changed.wait()  # no timeout: another thread returns files or calls `wake`
 
     @property
     def _unfinished(self) -> int:
@@ -280,7 +280,7 @@ class FilesBeside:
         return bool(self._idle or self._unopened) and not self._is_stopped and self._has_room()
 
     def _take(self, most: int, taken: list[_Reading]) -> None:
-        """Take files that nobody hashes; they are `taken` before they are lent, so that an interrupt loses none."""
+        """Take idle files; they are added to `taken` before `_lent`, so that an interrupt loses none."""
         with self._changed:
             if self._failure or not self._can_lend():
                 return
@@ -307,7 +307,7 @@ class FilesBeside:
             self._changed.notify_all()
 
     def _close(self) -> None:
-        with self._changed:  # unbounded: each is being hashed
+        with self._changed:  # no timeout: another thread is hashing these files
             self._changed.wait_for(lambda: not self._lent)
             for each in self._idle:
                 each.file.close()
@@ -317,7 +317,7 @@ _beside: list[FilesBeside] = []
 
 
 def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> str:
-    """Copy a file's bytes to a file that is not there yet; return the SHA-256 of what was copied."""
+    """Copy a file to a new file; return the SHA-256 of the copied bytes."""
     digest, offset = hashlib.sha256(), 0
     with source.open("rb", buffering=0) as file, target.open("xb", buffering=0) as copy:
         for piece in pieces(file.fileno()):
@@ -330,7 +330,7 @@ def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> 
 
 
 def pieces(descriptor: int, begin: int = 0, end: int | None = None) -> Iterator[memoryview]:
-    """Yield an open file's bytes from `begin` to `end`, or to where it ends, in a buffer used again."""
+    """Yield an open file's bytes from `begin` to `end` (default: end of file) in a reused buffer."""
     buffer = memoryview(bytearray(PIECE_BYTES))
     while end is None or begin < end:
         wanted = PIECE_BYTES if end is None else min(PIECE_BYTES, end - begin)

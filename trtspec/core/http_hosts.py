@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Host and Origin headers an HTTP server of this machine accepts.
+"""Validation of Host and Origin headers by HTTP servers on this machine.
 
-A web page whose own name resolves to this machine (DNS rebinding) is of the same origin as the server for a browser, so
-that it can send any request and read the response. Such a request has the page's name as its Host: it is refused.
+A browser treats a web page whose host name resolves to this machine (DNS rebinding) as same-origin with the server, so
+the page can send any request and read the response. Such a request has the page's name as its Host and is rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 @dataclass(frozen=True)
 class HostRefusal:
-    """Why a request is refused: an HTTP status, and a sentence for the client."""
+    """The HTTP status and message of a rejected request."""
 
     status: int
     message: str
@@ -37,9 +37,9 @@ class HostRules:
 
     Attributes:
         names: accepted names and addresses, in lower case, IPv6 addresses in brackets.
-        listed: those of `names` that the user allowed: pages of these hosts may send requests through a proxy.
-        addresses: every IP address is accepted; a rebinding request has a name.
-        any_name: every name is accepted.
+        listed: the user's additions to `names`; pages of these hosts may send requests through a proxy.
+        addresses: accept every IP address; a rebinding request has a name.
+        any_name: accept every name.
     """
 
     names: frozenset[str]
@@ -48,19 +48,21 @@ class HostRules:
     any_name: bool = False
 
     def refusal(self, hosts: Sequence[str], origins: Sequence[str]) -> HostRefusal | None:
-        """Return why a request with these Host and Origin headers is refused; None for an accepted one.
+        """Return why a request with these Host and Origin headers is rejected, or None if it is accepted.
 
-        Each argument has the values of all headers of that name, decoded as Latin-1. An Origin, if there is one, is the
-        request's own Host, or a host that the user allowed. Ports are compared between the two only: a tunnel or a
+        Each argument has the values of all headers of that name, decoded as Latin-1. An Origin must be the request's
+        own Host or a host that the user allowed. Ports are compared only between the two, because a tunnel or a
         container's published port changes the port of the Host.
         """
         if len(hosts) != 1 or (host := _split(hosts[0])) is None:
-            return HostRefusal(BAD_REQUEST, "the request needs one Host header, with a name and possibly a port")
+            return HostRefusal(
+                BAD_REQUEST, "the request needs exactly one Host header with a name and an optional port"
+            )
         if not self._accepts(host[0]):
             hint = f"to allow it, start the server with {VARIABLE}={host[0][:SHOWN]}"
-            return HostRefusal(MISDIRECTED, f"host {host[0][:SHOWN]} is not one of this server's; {hint}")
+            return HostRefusal(MISDIRECTED, f"host {host[0][:SHOWN]} is not served here; {hint}")
         if any(not self._accepts_origin(origin, host) for origin in origins):
-            return HostRefusal(FORBIDDEN, "requests from pages of another site are refused")
+            return HostRefusal(FORBIDDEN, "cross-origin requests are not allowed")
         return None
 
     def _accepts(self, name: str) -> bool:
@@ -76,10 +78,10 @@ class HostRules:
 
 
 def host_rules(bind: str, allowed: Iterable[str] = ()) -> HostRules:
-    """Return the rules of a server that listens at the host `bind`; `allowed` are further names.
+    """Return the rules for a server bound to the host `bind`; `allowed` has additional names.
 
-    On loopback only the names of loopback, `bind` itself and `allowed` are accepted. Elsewhere every IP address is
-    accepted too, since probes and scrapers use the address of a pod; and every name, unless `allowed` names some.
+    On loopback only the loopback names, `bind` itself and `allowed` are accepted. Otherwise every IP address is
+    accepted too, because probes and scrapers use a pod's address, and every name unless `allowed` is non-empty.
     """
     listed = frozenset(name.lower() for name in allowed)
     own = frozenset({f"[{bind}]" if ":" in bind else bind.lower()})
@@ -88,7 +90,7 @@ def host_rules(bind: str, allowed: Iterable[str] = ()) -> HostRules:
 
 
 def allowed_hosts(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the hosts that the user allows by TRTSPEC_ALLOWED_HOSTS, divided by commas.
+    """Return the hosts in the comma-separated environment variable TRTSPEC_ALLOWED_HOSTS.
 
     Raises TrtspecError for an item that is not a name or an address without a port.
     """
@@ -96,13 +98,13 @@ def allowed_hosts(environment: Mapping[str, str] = os.environ) -> tuple[str, ...
     for name in names:
         found = _split(name)
         if found is None or found[1]:
-            hint = f"write names and addresses alone, such as {VARIABLE}=api.example.com,10.0.0.5"
+            hint = f"give names and addresses without ports, for example {VARIABLE}=api.example.com,10.0.0.5"
             raise TrtspecError(f"{name[:SHOWN]} is not a host", where=VARIABLE, hint=hint)
     return tuple(names)
 
 
 def is_loopback(bind: str) -> bool:
-    """Return whether only this machine reaches a server that listens at the host `bind`."""
+    """Return whether a server bound to the host `bind` is reachable from this machine only."""
     from ipaddress import ip_address
 
     try:
@@ -112,7 +114,7 @@ def is_loopback(bind: str) -> bool:
 
 
 def _split(authority: str) -> tuple[str, str] | None:
-    """Return the name and the port ("" without one) of an authority; None for a malformed one."""
+    """Return name and port ("" if absent) of an authority, or None if it is malformed."""
     match = AUTHORITY.fullmatch(authority)
     return (match[1].lower(), match[2] or "") if match else None
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this Python must have for trtspec and for Triton's Python stub, and whether it has it.
+"""Requirements of trtspec and Triton's Python stub on the Python interpreter.
 
-Uses the standard library alone: `make setup` runs this file before anything is installed, with whatever Python it is
-given, so that what cannot work is said at once and not after minutes of installing.
+Uses only the standard library: `make setup` runs this file with the chosen Python before installing anything, so that
+an unsuitable interpreter is rejected before minutes of installation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 
 OLDEST = (3, 10)
-NEWEST = (3, 13) if platform.machine() == "x86_64" else (3, 12)  # for which nvidia-pytriton has a stub that can be used
+NEWEST = (3, 13) if platform.machine() == "x86_64" else (3, 12)  # versions with a usable stub in nvidia-pytriton
 VERSION = "{}.{}".format(*sys.version_info)
 ANOTHER = "use another Python: make setup PYTHON=python3.12"
 
@@ -25,7 +25,7 @@ def libpython_name() -> str:
 
 
 def libpython() -> Path | None:
-    """Return this interpreter's shared library; distributions move it away from where it was built."""
+    """Return the path of this interpreter's shared library; distributions may install it outside LIBDIR."""
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
     built = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     folders = [built, Path(sys.base_prefix) / "lib", built / multiarch, Path("/usr/lib") / multiarch]
@@ -33,21 +33,25 @@ def libpython() -> Path | None:
 
 
 def version_fault() -> str | None:
-    """Return what is wrong with the version of this Python, if anything is."""
+    """Return why this Python version is unsupported, or None."""
     fits = OLDEST <= sys.version_info[:2] <= NEWEST
-    return None if fits else f"Python {VERSION}: 3.{OLDEST[1]} to 3.{NEWEST[1]} can be used on this machine"
+    return None if fits else f"Python {VERSION}: 3.{OLDEST[1]} to 3.{NEWEST[1]} are supported on this machine"
 
 
 def faults() -> list[tuple[str, str]]:
-    """Return what is wrong with this Python for `make setup`, each with its remedy."""
+    """Return the problems of this Python for `make setup`, each with its remedy."""
     found = []
     fault = version_fault()
     if fault:
         found.append((fault, ANOTHER))
     if platform.system() != "Linux":
-        found.append((f"{platform.system()}: the tritonserver to test with runs on Linux", "use Linux or a container"))
+        found.append(
+            (f"{platform.system()}: tritonserver, which the tests use, runs on Linux only", "use Linux or a container")
+        )
     if importlib.util.find_spec("ensurepip") is None:
-        found.append(("no ensurepip, so no virtual environments", f"install python{VERSION}-venv, or {ANOTHER}"))
+        found.append(
+            ("no ensurepip, which virtual environments require", f"install python{VERSION}-venv, or {ANOTHER}")
+        )
     if libpython() is None:
         remedy = f"install libpython{VERSION} (Debian's name), or {ANOTHER}"
         found.append((f"no {libpython_name()}: Triton's Python stub loads it", remedy))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""YAML files that come with trtspec, which can be trusted; those of others are read under limits (recipe/document)."""
+"""Loading of trtspec's own YAML files, which are trusted; user files are read with limits (recipe/yaml_parser.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where it is, it is ten times as fast
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
 
 
 def read_own(path: Path) -> Any:
-    """Return what a data file of ours says."""
+    """Return the content of a YAML file of this package."""
     return yaml.load(path.read_text(encoding="utf-8"), LOADER)

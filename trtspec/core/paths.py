@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where things lie. The only module that reads directories from the environment; it creates none."""
+"""Default paths. The only module that reads directories from the environment; it creates none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def cache_dir() -> Path:
-    """Return the root of the store and of everything that can be made again (`TRTSPEC_CACHE`)."""
+    """Return the root of the store and of everything that can be regenerated (`TRTSPEC_CACHE`)."""
     return _from_environment("TRTSPEC_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
@@ -20,12 +20,12 @@ def store_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """Return the root of what must survive: deployments and their logs (`TRTSPEC_STATE`)."""
+    """Return the root of persistent state: deployments and their logs (`TRTSPEC_STATE`)."""
     return _from_environment("TRTSPEC_STATE", "XDG_STATE_HOME", ".local/state")
 
 
 def hub_cache_dir() -> Path:
-    """Return the Hugging Face hub cache, found by the hub's own variables."""
+    """Return the Hugging Face hub cache, as set by the hub's environment variables."""
     if "HF_HUB_CACHE" in os.environ:
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
@@ -33,32 +33,32 @@ def hub_cache_dir() -> Path:
 
 
 def model_repository_dir() -> Path:
-    """Return the hand-written Triton models: beside the package in a checkout, inside it in a wheel."""
+    """Return the hand-written Triton models: next to the package in a checkout, inside it in a wheel."""
     return _shipped("model_repository")
 
 
 def recipes_dir() -> Path:
-    """Return the recipe catalogue: beside the package in a checkout, inside it in a wheel."""
+    """Return the recipe catalogue: next to the package in a checkout, inside it in a wheel."""
     return _shipped("recipes")
 
 
 def plugins_dir() -> Path:
-    """Return the kernels' sources: beside the package in a checkout, inside it in a wheel."""
+    """Return the sources of the kernels: next to the package in a checkout, inside it in a wheel."""
     return _shipped("plugins")
 
 
 def default_prompts() -> Path:
-    """Return the prompts that the gates and benchmarks use where an artifact has none of its own."""
+    """Return the prompts that gates and benchmarks use for artifacts without prompts."""
     return recipes_dir() / "prompts" / "default.jsonl"
 
 
 def calibration_prompts() -> Path:
-    """Return the prompts that activation scales are calibrated on where a recipe names none."""
+    """Return the prompts for calibrating activation scales if a recipe specifies none."""
     return recipes_dir() / "prompts" / "calibration.jsonl"
 
 
 def is_below(path: Path, directory: Path) -> bool:
-    """Tell whether a path, of a file that need not be there, leads into a directory."""
+    """Return whether a path, which need not exist, resolves into a directory."""
     return path.resolve().is_relative_to(directory.resolve())
 
 
@@ -68,6 +68,6 @@ def _shipped(name: str) -> Path:
 
 
 def _from_environment(own: str, base: str, fallback: str) -> Path:
-    if named := os.environ.get(own):  # set but empty is not set: "" would be the current directory
+    if named := os.environ.get(own):  # an empty value counts as unset: "" would be the current directory
         return Path(named).expanduser().absolute()
     return Path(os.environ.get(base) or Path.home() / fallback).expanduser().absolute() / "trtspec"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports of this machine. `socket` is imported where one is looked at: commands only name an address."""
+"""TCP ports of this machine. `socket` is imported lazily because most commands only handle addresses."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp, proc_pid_net(5)
 ANY = {bytes(4), bytes(16)}
-MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address that is written as one of IPv6
+MAPPED = bytes(10) + b"\xff\xff"  # prefix of an IPv4-mapped IPv6 address
 
-LOWEST, EPHEMERAL = 10_000, 32_768  # Linux takes ports of outgoing connections from here on, unless told otherwise
+LOWEST, EPHEMERAL = 10_000, 32_768  # default start of Linux's ephemeral port range
 TRIES = 20
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Return different ports of an address of this machine that nobody listens on, held while others are chosen.
+    """Return `count` different free ports of a local address; all are held while they are chosen.
 
-    They are drawn below those that the system gives to outgoing connections: one of these might take a port before the
-    server that it is meant for.
+    Ports are drawn below the ephemeral range, because an outgoing connection could take a port from that range before
+    the server binds it.
     """
     import socket
 
@@ -39,8 +39,8 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
 
 
 def _bind(unbound: socket.socket, host: str) -> None:
-    """Bind a socket to a port by chance; to any free one where those tried are all taken."""
-    chance = random.SystemRandom()  # processes that begin alike choose differently
+    """Bind a socket to a random port, or to any free one if all tries are taken."""
+    chance = random.SystemRandom()  # unseeded, so that concurrent processes choose different ports
     for port in [*(chance.randrange(LOWEST, EPHEMERAL) for _ in range(TRIES)), 0]:
         try:
             unbound.bind((host, port))
@@ -52,12 +52,12 @@ def _bind(unbound: socket.socket, host: str) -> None:
 
 
 def port_in_use(port: int, host: str = LOOPBACK) -> bool:
-    """Return whether a server cannot bind a port of an address of this machine."""
+    """Return whether a server cannot bind a port of a local address."""
     return bind_error(port, host) is not None
 
 
 def bind_error(port: int, host: str = LOOPBACK) -> OSError | None:
-    """Return the error with which this process would fail to bind a port; None if it can bind it."""
+    """Return the error with which this process would fail to bind a port, or None."""
     import socket
 
     with socket.socket() as probe:
@@ -79,16 +79,16 @@ def refused_bind(port: int, host: str = LOOPBACK) -> str:
 
 
 def by_owner(sockets: Iterable[str]) -> str:
-    """Return " by NAME (process PID)" for the process that holds one of these sockets; "" where it is not visible."""
+    """Return " by NAME (process PID)" for the process that holds one of these sockets; "" if it is not visible."""
     wanted = {*sockets}
     for pid in _pids() if wanted else ():
         if wanted & sockets_of(pid):
-            return f" by {_name_of(pid)} (process {pid})"
+            return f" by {_process_name(pid)} (process {pid})"
     return ""
 
 
 def listening_sockets(port: int, host: str = LOOPBACK) -> set[str]:
-    """Return the inodes of the sockets that keep others from listening at a port of an IPv4 address of this machine."""
+    """Return the inodes of the sockets that prevent listening on a port of a local IPv4 address."""
     import socket
 
     own = socket.inet_aton(host)
@@ -101,7 +101,7 @@ def listening_sockets(port: int, host: str = LOOPBACK) -> set[str]:
 
 
 def sockets_of(pid: int) -> set[str]:
-    """Return the inodes of a process's sockets; none of a process that this user may not look into."""
+    """Return the inodes of a process's sockets; empty if this user may not inspect it."""
     found = set()
     with suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
@@ -113,7 +113,7 @@ def sockets_of(pid: int) -> set[str]:
 
 
 def _listeners(table: Path) -> Iterator[tuple[bytes, int, str]]:
-    """Yield address, port and inode of each listening socket of a table as proc_pid_net(5) describes it."""
+    """Yield address, port and inode of each listening socket in a table of proc_pid_net(5)."""
     try:
         lines = table.read_text().splitlines()[1:]
     except OSError:
@@ -130,7 +130,7 @@ def _pids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def _name_of(pid: int) -> str:
+def _process_name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() or "a process"
     except OSError:

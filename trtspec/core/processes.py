@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of this machine: what the standard library leaves out. Knows nothing of servers or builds."""
+"""Process management beyond the standard library. Independent of servers and builds."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 PROBE_TIMEOUT_S = 60.0
-NAME_CHARS = 15  # that Linux keeps of a program's name
+NAME_CHARS = 15  # Linux truncates program names to this length
 
 
 def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
-    """Return a `preexec_fn` after which the child gets `sign` when the thread that started it ends (Linux only)."""
+    """Return a `preexec_fn` that sends `sign` to the child when the thread that started it ends (Linux only)."""
     import ctypes
 
     parent = os.getpid()
@@ -34,34 +34,34 @@ def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]
     def arrange() -> None:
         if libc is not None:
             libc.prctl(PR_SET_PDEATHSIG, int(sign))
-            if os.getppid() != parent:  # it ended before the arrangement was made
+            if os.getppid() != parent:  # the parent ended before prctl
                 os._exit(1)
 
     return arrange
 
 
 def start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None where it is gone or a zombie.
+    """Return a process's start time in clock ticks since boot, or None if it is gone or a zombie.
 
-    A pid is used again after its process ends; pid and start time together name one process for ever.
+    Pids are reused; pid and start time together identify a process uniquely.
     """
     stat = _stat(pid)
     return int(stat[19]) if stat else None
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third on (state, parent, group, session ...), if it lives."""
+    """Return the fields of /proc/PID/stat from the third on (state, parent, group ...), or None if it ended."""
     fields = _stat_text(Path(f"/proc/{pid}/stat")).split()
     return None if not fields or fields[0] in "ZX" else fields
 
 
 def is_alive(pid: int, started: int | None) -> bool:
-    """Return whether the process that had this pid and start time still runs."""
+    """Return whether the process with this pid and start time still runs."""
     return started is not None and start_time(pid) == started
 
 
 def stop_session(pid: int, started: int | None, timeout_s: float) -> None:
-    """End a session leader and all it left: SIGTERM to the leader, after `timeout_s` SIGKILL to what still runs."""
+    """End a session: SIGTERM to its leader and, after `timeout_s`, SIGKILL to all that still run."""
     if is_alive(pid, started):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -73,10 +73,10 @@ def stop_session(pid: int, started: int | None, timeout_s: float) -> None:
 
 
 def session_of(pid: int, started: int | None) -> list[int]:
-    """Return the living processes of the session that `pid` led, the leader's orphans included.
+    """Return the living processes of the session that `pid` led, including the leader's orphans.
 
-    Linux gives a pid to nobody while a session has its number, so a leader that started at another time is a
-    stranger, and nothing of ours is left.
+    Linux does not reuse a pid while a session has its number. A leader with another start time is therefore unrelated,
+    and the session has ended.
     """
     if started is None or start_time(pid) not in {started, None}:
         return []
@@ -91,42 +91,44 @@ def group_of(pid: int) -> list[int]:
 
 
 def family_of(pid: int) -> set[int]:
-    """Return a process, its descendants and the rest of its process group, as far as they live."""
+    """Return the living ones of a process, its descendants and its process group."""
     every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     stats = {each: stat for each in every if (stat := _stat(each))}
     found = {each for each, stat in stats.items() if pid in (each, int(stat[2]))}
-    while more := {each for each, stat in stats.items() if int(stat[1]) in found} - found:  # at most all processes
+    while (
+        more := {each for each, stat in stats.items() if int(stat[1]) in found} - found
+    ):  # bounded by the number of processes
         found |= more
     return found
 
 
 def dead_of_group(pid: int, program: str) -> list[int]:
-    """Return the processes of a program, in the group that `pid` leads, that ended and that nobody has waited for."""
+    """Return the zombies of a program in the process group that `pid` leads."""
     found = []
     for entry in (each for each in Path("/proc").iterdir() if each.name.isdigit()):
         fields = _stat_text(entry / "stat").split()
-        if fields and fields[0] == "Z" and int(fields[2]) == pid and _name_of(entry) == program[:NAME_CHARS]:
+        if fields and fields[0] == "Z" and int(fields[2]) == pid and _program_name(entry) == program[:NAME_CHARS]:
             found.append(int(entry.name))
     return found
 
 
-def _name_of(entry: Path) -> str:
+def _program_name(entry: Path) -> str:
     return _read(entry / "comm").removesuffix("\n")
 
 
 def process_state(pid: int) -> str:
-    """Return the letter by which Linux calls a process's state (R, S, D, T ...), "" where it is gone."""
+    """Return Linux's letter for a process's state (R, S, D, T ...); "" if it is gone."""
     stat = _stat(pid)
     return stat[0] if stat else ""
 
 
 def computes(pid: int) -> bool:
-    """Return whether a thread of a process runs, waits for a processor, or for a disk."""
+    """Return whether a thread of a process is running, runnable or waiting for a disk."""
     return any(_stat_text(task / "stat")[:1] in {"R", "D"} for task in Path(f"/proc/{pid}/task").glob("*"))
 
 
 def _stat_text(path: Path) -> str:
-    """Return a stat file from its third field on, "" where there is none any more."""
+    """Return a stat file from its third field on; "" if it does not exist."""
     text = _read(path)
     return text[text.rindex(")") + 2 :] if text else ""
 
@@ -139,7 +141,7 @@ def _read(path: Path) -> str:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.05) -> bool:
-    """Return whether `condition` came true within `timeout_s`."""
+    """Wait for `condition`; return whether it became true within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
@@ -149,7 +151,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: floa
 
 
 def tail(path: Path, lines: int = 20, max_bytes: int = 64 << 10) -> str:
-    """Return the last lines of a text file, or an empty text where there is none."""
+    """Return the last lines of a text file; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - max_bytes))
@@ -160,22 +162,22 @@ def tail(path: Path, lines: int = 20, max_bytes: int = 64 << 10) -> str:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return how many bytes the page cache may hold: what is available, at most what the control group may have at all.
+    """Return the bytes that the page cache may use: available memory, at most the control group's limit.
 
-    0 where the system does not tell (Linux's /proc/meminfo, proc_meminfo(5), and cgroup v2's memory.max do).
+    Returns 0 if unknown. Sources: Linux's /proc/meminfo (proc_meminfo(5)) and memory.max of cgroup v2.
     """
     meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
     available = int(meminfo.get("MemAvailable", "0 kB").split()[0]) * 1024
     group = _read(root / "proc/self/cgroup").partition("0::/")[2].strip()
-    limit = _read(root / "sys/fs/cgroup" / group / "memory.max").strip()  # "max" is no limit
+    limit = _read(root / "sys/fs/cgroup" / group / "memory.max").strip()  # "max" means unlimited
     return min(available, int(limit)) if limit.isdecimal() else available
 
 
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Turn SIGTERM into KeyboardInterrupt within the block, so that it is cleaned up like Ctrl-C.
+    """Raise KeyboardInterrupt on SIGTERM within the block, so that it cleans up as after Ctrl-C.
 
-    Only the main thread can; elsewhere the block runs as it is.
+    Has no effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -192,7 +194,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def installed_version(package: str | None) -> str:
-    """Return the version of a Python package that is installed here, "" where none is."""
+    """Return the version of an installed Python package; "" if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -202,7 +204,7 @@ def installed_version(package: str | None) -> str:
 
 
 def ask_program(command: Sequence[str], where: str, hint: str, cwd: str | None = None) -> str:
-    """Return what a program prints within a minute; raises TrtspecError, about `where`, for one that fails."""
+    """Return the output of a program; raise TrtspecError about `where` if it fails or runs longer than a minute."""
     log.info("run %s", shlex.join(command))
     try:
         return subprocess.run(
@@ -215,8 +217,8 @@ def ask_program(command: Sequence[str], where: str, hint: str, cwd: str | None =
             check=True,
         ).stdout
     except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip() or error.stdout.strip() or "nothing").splitlines()[-1]
-        message = f"ended with exit status {error.returncode} and said: {last}"
+        last = (error.stderr.strip() or error.stdout.strip() or "no output").splitlines()[-1]
+        message = f"exit status {error.returncode}: {last}"
     except (OSError, UnicodeDecodeError, subprocess.SubprocessError) as error:
         message = str(error)
-    raise TrtspecError(f"cannot be asked: {message}", where=where, hint=hint)
+    raise TrtspecError(f"failed: {message}", where=where, hint=hint)

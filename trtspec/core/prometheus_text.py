@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus' text format, read as a stranger's: a line that is none is left out, and there are only so many.
+"""Parser for the Prometheus text format from untrusted sources: skips malformed lines and limits their number.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -18,14 +18,14 @@ ESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
 class Sample(NamedTuple):
-    """A value of a metric, and its labels."""
+    """One value of a metric with its labels."""
 
     labels: Mapping[str, str]
     value: float
 
 
 def parse_metrics(text: bytes) -> dict[str, list[Sample]]:
-    """Return the samples of each metric, in the order of the text."""
+    """Return the samples of each metric, in input order."""
     found: dict[str, list[Sample]] = {}
     for number, line in enumerate(text.decode("utf-8", errors="replace").split("\n")):
         if number >= MAX_SAMPLES:

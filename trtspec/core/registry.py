@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Extension discovery: one module or folder per extension, found by scanning, so that no list needs an edit.
 
-A module of the scanned folder joins by defining the requested attribute; modules without it (base classes) do not.
-An extension that is a folder can have parts that load separately: `part="drafter"` reads `NAME/drafter.py`. Installed
-packages join through entry points, whose group is the dotted name of the folder ("trtspec.families"), followed by the
-part if there is one ("trtspec.methods.drafter"). Entry points are read only if no built-in extension matches, because
-reading the metadata of every installed package is slow.
+A module of the scanned folder registers by defining the requested attribute; modules without it (base classes) are
+skipped. An extension that is a folder can have parts that load separately: `part="drafter"` reads `NAME/drafter.py`.
+Installed packages register through entry points, whose group is the dotted name of the folder ("trtspec.families"),
+followed by the part if there is one ("trtspec.methods.drafter"). Entry points are read only if no built-in extension
+matches, because reading the metadata of every installed package is slow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def discover(package: str, attribute: str, part: str = "") -> dict[str, Any]:
 
 
 def _built_in(package: str, part: str) -> list[str]:
-    """Return the sorted names in a folder, or those with a module `part`; loads neither them nor the folder."""
+    """Return the sorted names in a folder, or those with a module `part`, without importing any of them."""
     top, *rest = package.split(".")
     folders = [Path(root, *rest) for root in importlib.import_module(top).__path__]
     found = {info.name for info in pkgutil.iter_modules(map(str, folders))}
@@ -41,18 +41,18 @@ def _built_in(package: str, part: str) -> list[str]:
 
 @cache
 def discover_all(package: str, attribute: str, part: str = "") -> dict[str, Any]:
-    """Return the built-in extensions and those of installed packages, sorted by name.
+    """Return the extensions, built in or from installed packages, sorted by name.
 
-    Raises TrtspecError for a name that is taken, and for an entry point that cannot be loaded.
+    Raises TrtspecError for a duplicate name or an entry point that cannot be loaded.
     """
     from importlib.metadata import entry_points
 
     found, group = dict(discover(package, attribute, part)), _group(package, part)
     for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
-        brought_by = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an installed package"
-        where = f"entry point {entry.name!r} of {brought_by} in the group {group}"
+        provider = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an installed package"
+        where = f"entry point {entry.name!r} of {provider} in the group {group}"
         if entry.name in found:
-            raise TrtspecError(f"{entry.name!r} is there already", where=where, hint="give it a name of its own")
+            raise TrtspecError(f"{entry.name!r} is already registered", where=where, hint="choose another name")
         try:
             found[entry.name] = entry.load()
         except (ImportError, AttributeError) as error:
@@ -67,7 +67,7 @@ def _group(package: str, part: str) -> str:
 
 @cache
 def names(package: str, part: str = "") -> tuple[str, ...]:
-    """Return the names of built-in and installed extensions without loading one or the parents of the folder."""
+    """Return the names of built-in and installed extensions without importing them or their parent packages."""
     from importlib.metadata import entry_points
 
     entries = entry_points(group=_group(package, part))
@@ -75,7 +75,7 @@ def names(package: str, part: str = "") -> tuple[str, ...]:
 
 
 def version_of(package: str, name: str) -> str:
-    """Return which installed package brings an extension, with its version; "" for one of ours."""
+    """Return name and version of the installed package that provides an extension; "" for a built-in one."""
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=package, name=name):
@@ -84,9 +84,9 @@ def version_of(package: str, name: str) -> str:
 
 
 def find(package: str, attribute: str, name: str, what: str, part: str = "") -> Any:
-    """Return one extension by name.
+    """Return one extension by name; `what` describes its kind in the error.
 
-    Raises TrtspecError for an unknown name, with the known names and the nearest spelling; `what` describes the kind.
+    Raises TrtspecError for an unknown name, with the known names and the closest match.
     """
     known = discover(package, attribute, part)
     if name not in known:
@@ -97,9 +97,9 @@ def find(package: str, attribute: str, name: str, what: str, part: str = "") -> 
 
 
 def did_you_mean(name: str, known: Any, ending: str = "") -> str | None:
-    """Return `did you mean 'x'?` for the nearest spelling among `known`, or None where nothing is near.
+    """Return `did you mean 'x'?` for the closest match among `known`, or None.
 
-    `ending` is what all of them end with; it is shown, and makes no two of them alike.
+    `ending` is a suffix common to all names; it is shown but not compared.
     """
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean {near[0] + ending!r}?" if near else None

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of ours that read foreign data in a child process with limits.
+"""Child processes with resource limits for trtspec functions that parse untrusted data.
 
-A child is a fresh interpreter with an almost empty environment. The kernel limits its memory, CPU time, files and the
-size of what it writes; this process limits the time and the answer. A child that breaks a limit is killed, and the
-caller gets a `SandboxError` with the cause. The child imports only the module of the function that it runs.
+A child is a fresh interpreter with an almost empty environment. The kernel limits its memory, CPU time, open files and
+the size of the files it writes; this process limits wall time and response size. A child that exceeds a limit is
+killed, and the caller gets a `SandboxError` with the cause. The child imports only the module of the function it runs.
 
     parent                                    child: python -I -B -m trtspec.core.sandbox LIMITS
     {"function": "module:name", ...} + bytes  -> function(argument, bytes)
     {"value": ...} or {"error": ...}          <-
 
-A function takes a JSON value and bytes and returns a JSON value. To refuse its input it raises TrtspecError; message
-and hint reach the caller.
+A function takes a JSON value and bytes and returns a JSON value. To reject its input it raises TrtspecError, whose
+message and hint reach the caller.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from typing import Any, NoReturn
 from trtspec.core.errors import TrtspecError
 
 START_S = 30.0  # for an interpreter and its imports on a busy machine
-MAX_QUEUED = 256  # requests that wait for a child of a pool
-LOOK_S = 0.05  # between two looks at the memory of a child that computes
+MAX_QUEUED = 256  # requests waiting for a free child of a pool
+LOOK_S = 0.05  # interval between memory checks of a busy child
 PR_SET_PDEATHSIG = 1
-KEPT = ("LD_LIBRARY_PATH", "TZ")  # of the environment; neither is a secret
-# One thread each: the address space is limited, and every thread has a stack and an arena in it.
+KEPT = ("LD_LIBRARY_PATH", "TZ")  # environment variables passed to the child; neither is a secret
+# One thread per library: each thread's stack and arena use limited address space.
 SINGLE = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2",
           "TOKENIZERS_PARALLELISM": "false", "ARROW_DEFAULT_MEMORY_POOL": "system"}  # fmt: skip
 _HEAD = struct.Struct("!QQ")
@@ -52,7 +52,7 @@ MEMORY, TIME, CRASH, OUTPUT, FAULT, REFUSED = "memory", "time", "crash", "output
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child may use for one request; `memory_bytes` is of address space, `output_bytes` of its answer."""
+    """Limits per request; `memory_bytes` is address space, `output_bytes` the size of the response."""
 
     memory_bytes: int = 1 << 30
     cpu_s: float = 10.0
@@ -63,7 +63,7 @@ class Limits:
 
 
 class SandboxError(TrtspecError):
-    """A child did not do its work; `cause` is one of memory, time, crash, output, fault and refused."""
+    """A request failed in the child; `cause` is one of memory, time, crash, output, fault and refused."""
 
     def __init__(self, cause: str, message: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -71,7 +71,7 @@ class SandboxError(TrtspecError):
 
 
 def run_in_child(function: str, argument: Any, data: bytes = b"", *, limits: Limits) -> Any:
-    """Return what `function`, as "module:name", returns in a child of its own; raises SandboxError."""
+    """Run `function`, given as "module:name", in a new child and return its result; raise SandboxError."""
     child = Child(limits)
     try:
         return child.ask(function, argument, data)
@@ -80,7 +80,7 @@ def run_in_child(function: str, argument: Any, data: bytes = b"", *, limits: Lim
 
 
 class Child:
-    """A child process that answers one request at a time; started by the first, and again after it was killed."""
+    """A child process that serves one request at a time; started on the first request and restarted after a kill."""
 
     def __init__(self, limits: Limits, prepare: tuple[str, Any] | None = None) -> None:
         """`prepare` is a function and its argument, called in each new child before its first request."""
@@ -89,9 +89,9 @@ class Child:
         self._ready = False
 
     def start(self) -> None:
-        """Start the process, if none runs; what it imports and prepares is waited for by the first request.
+        """Start the process if it does not run; the first request waits for its imports and preparation.
 
-        Raises OSError where no process can be started.
+        Raises OSError if the process cannot be started.
         """
         if self._process is None:
             kept = {name: os.environ[name] for name in KEPT if name in os.environ}
@@ -106,7 +106,7 @@ class Child:
             self._ready = False
 
     def ask(self, function: str, argument: Any, data: bytes = b"") -> Any:
-        """Return what `function` returns; raises SandboxError, after which no process is left but for a refusal."""
+        """Return the function's result; on SandboxError the process is killed unless the cause is REFUSED."""
         self.start()
         try:
             if not self._ready and self._prepare:
@@ -124,7 +124,7 @@ class Child:
             raise
 
     def end(self) -> int | None:
-        """Kill the process and all that it started; returns its exit status."""
+        """Kill the process and its descendants in the session; return its exit status."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -142,11 +142,11 @@ class Child:
         self._write(data, deadline)
         length, _ = _HEAD.unpack(self._read(_HEAD.size, deadline))
         if length > self.limits.output_bytes + 4096:
-            raise SandboxError(OUTPUT, f"the answer is larger than {self.limits.output_bytes:,} bytes")
+            raise SandboxError(OUTPUT, f"the response is larger than {self.limits.output_bytes:,} bytes")
         try:
             answer = json.loads(self._read(length, deadline))
         except ValueError:
-            raise SandboxError(CRASH, "the process gave no answer that can be read") from None
+            raise SandboxError(CRASH, "the process sent an invalid response") from None
         if "error" in answer:
             raise SandboxError(str(answer["error"]), str(answer.get("message")), answer.get("hint"))
         return answer["value"]
@@ -175,7 +175,7 @@ class Child:
         return bytes(pieces)
 
     def _wait(self, readable: list[int], writable: list[int], deadline: float) -> None:
-        """Wait for a pipe; kernels without RLIMIT_AS, as macOS's, are why the memory is looked at as well."""
+        """Wait for a pipe; polls the child's memory because some kernels, such as macOS's, do not enforce RLIMIT_AS."""
         while not any(select.select(readable, writable, [], LOOK_S)):
             if time.monotonic() >= deadline:
                 raise SandboxError(TIME, f"it took longer than {self.limits.wall_s:g} s")
@@ -183,7 +183,7 @@ class Child:
                 raise SandboxError(MEMORY, _memory(self.limits.memory_bytes))
 
     def _resident(self) -> int:
-        """Return the bytes of memory that the process has now; 0 where the system does not say."""
+        """Return the resident memory of the process in bytes; 0 if unknown."""
         try:
             with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as file:  # type: ignore[union-attr]
                 return int(file.read().split()[1]) * resource.getpagesize()
@@ -191,7 +191,7 @@ class Child:
             return 0
 
     def _ended(self) -> NoReturn:
-        """Raise the error that the end of the process is."""
+        """Raise the SandboxError for the process's exit status."""
         process = self._process
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1.0)  # type: ignore[union-attr]
@@ -200,17 +200,17 @@ class Child:
         if number in (signal.SIGXCPU, signal.SIGPROF, signal.SIGALRM):
             raise SandboxError(TIME, f"it took more than {self.limits.cpu_s:g} s of CPU time")
         if number == signal.SIGABRT:
-            raise SandboxError(CRASH, "the process aborted (a fault of the parser, or no memory was left)")
+            raise SandboxError(CRASH, "the process aborted (a parser crash, or out of memory)")
         name = signal.Signals(number).name if number > 0 else f"status {status}"
         raise SandboxError(CRASH, f"the process ended with {name}")
 
 
 class ChildPool:
-    """A few children for many requests: one that breaks its limits delays the others' not, and is replaced."""
+    """A pool of children; a child that exceeds a limit is replaced and does not delay other requests."""
 
     def __init__(self, size: int, limits: Limits, prepare: tuple[str, Any] | None = None) -> None:
         self._limits, self._prepare, self._size = limits, prepare, size
-        self._idle: queue.LifoQueue[Child] = queue.LifoQueue()  # the youngest: one is enough for few requests
+        self._idle: queue.LifoQueue[Child] = queue.LifoQueue()  # LIFO: few requests then need one child only
         for _ in range(size):
             self._idle.put(Child(limits, prepare))
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
@@ -218,7 +218,7 @@ class ChildPool:
         self._closed = threading.Event()
 
     def ask(self, function: str, argument: Any, data: bytes = b"") -> Any:
-        """Return what `function` returns in the next child that is free; raises SandboxError."""
+        """Return the function's result from the next free child; raise SandboxError."""
         try:
             child = self._idle.get(timeout=START_S + self._limits.wall_s)
         except queue.Empty:
@@ -232,14 +232,14 @@ class ChildPool:
         if self._closed.is_set():
             child.end()
             return
-        with contextlib.suppress(OSError):  # else its next request finds why no process can be started
-            child.start()  # while nobody waits for it, where it was killed
+        with contextlib.suppress(OSError):  # the next request raises the error
+            child.start()  # restart a killed child before it is needed
         self._idle.put(child)
 
     async def ask_async(self, function: str, argument: Any, data: bytes = b"") -> Any:
-        """Like `ask`, for an event loop, which goes on meanwhile."""
+        """Like `ask`, without blocking the event loop."""
         if self._waiting >= MAX_QUEUED:
-            raise SandboxError(TIME, f"more than {MAX_QUEUED} requests wait")
+            raise SandboxError(TIME, f"more than {MAX_QUEUED} requests are waiting")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self.ask, function, argument, data)
@@ -247,7 +247,7 @@ class ChildPool:
             self._waiting -= 1
 
     def start(self) -> None:
-        """Start one child, which then imports and prepares while nobody waits for it."""
+        """Start one child so that it is ready before the first request."""
         with contextlib.suppress(queue.Empty):
             self._put_back(self._idle.get_nowait())
 
@@ -264,14 +264,14 @@ def _memory(limit: int) -> str:
     return f"it needed more than {limit >> 20:,} MiB of memory"
 
 
-# What follows runs in the child.
+# The code below runs in the child.
 
 
 def _serve(options: dict[str, Any]) -> None:
     limits = Limits(**{name: value for name, value in options.items() if name != "parent"})
     _confine(limits, options["parent"])
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    for descriptor in (0, 1):  # what a parser prints is no answer
+    for descriptor in (0, 1):  # keep output of parsers out of the response stream
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     while head := incoming.read(_HEAD.size):
         length, data_length = _HEAD.unpack(head)
@@ -294,9 +294,9 @@ def _confine(limits: Limits, parent: int) -> None:
 
 
 def _has_one_thread(parent: int) -> bool:
-    """Return whether the parent has a single thread: the signal comes when the thread ends that started the child.
+    """Return whether the parent has a single thread: PR_SET_PDEATHSIG fires when the thread that forked ends.
 
-    The child of another parent ends with its input, or by the alarm of its request.
+    With a multi-threaded parent, the child ends at the end of its input or by the request's alarm.
     """
     try:
         return len(os.listdir(f"/proc/{parent}/task")) == 1
@@ -307,13 +307,13 @@ def _has_one_thread(parent: int) -> bool:
 def _limit(what: int, value: int) -> None:
     _, most = resource.getrlimit(what)
     value = value if most == resource.RLIM_INFINITY else min(value, most)
-    with contextlib.suppress(OSError, ValueError):  # a kernel without it: the parent looks at the memory
+    with contextlib.suppress(OSError, ValueError):  # unsupported by the kernel: the parent checks the memory
         resource.setrlimit(what, (value, value))
 
 
 @contextlib.contextmanager
 def _timed(limits: Limits) -> Iterator[None]:
-    """Let the kernel end this process when a request takes too long, whatever became of the parent."""
+    """Make the kernel end this process when a request takes too long, even if the parent is gone."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime + limits.cpu_s) + 2
     with contextlib.suppress(OSError, ValueError):
@@ -328,7 +328,7 @@ def _timed(limits: Limits) -> Iterator[None]:
 
 
 def _answer(request: dict[str, Any], data: bytes, limits: Limits) -> bytes:
-    """Return the answer to a request as JSON."""
+    """Run the request and return its response as JSON."""
     try:
         value = _function(request["function"])(request["argument"], data)
         answer = json.dumps({"value": value}).encode()
@@ -338,11 +338,11 @@ def _answer(request: dict[str, Any], data: bytes, limits: Limits) -> bytes:
         return _error(MEMORY, _memory(limits.memory_bytes))
     except RecursionError:
         return _error(FAULT, "it is nested too deeply")
-    except BaseException as error:  # panics of Rust are no Exception
+    except BaseException as error:  # panics of Rust derive from BaseException
         words = str(error).strip().splitlines()
         return _error(FAULT, f"{type(error).__name__}: {words[0][:300]}" if words else type(error).__name__)
     if len(answer) > limits.output_bytes:
-        return _error(OUTPUT, f"the answer is larger than {limits.output_bytes:,} bytes")
+        return _error(OUTPUT, f"the response is larger than {limits.output_bytes:,} bytes")
     return answer
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a deploy target is. A module of this package joins by defining `TARGET`; its name is the target's name."""
+"""Interface of deploy targets. A module of `targets/` registers by defining `TARGET`; its name is the target's name."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from trtspec.store.manifest import load_manifest, manifest_sha256
 
 
 class Deployment(Protocol):
-    """A server that answered its first request."""
+    """A server that has answered its first request."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return `name`, `state`, `endpoints` and `pid`, the document of `deploy --json`."""
+        """Return the document of `deploy --json`, with `name`, `state`, `endpoints` and `pid`."""
 
     def wait(self) -> None:
-        """Block until the server ends; SIGINT and SIGTERM stop it first, its own death is a DeployError."""
+        """Block until the server ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
 
 
 class Deploy(Protocol):
-    """Serve an artifact; returns only when a real request was answered, and leaves nothing running when it fails."""
+    """Serve an artifact; return after the first answered request, and leave nothing running on failure."""
 
     def __call__(self, artifact: Path, options: DeployOptions) -> Deployment: ...
 
 
 class Render(Protocol):
-    """Return the files that serve a workload in containers; DeployError for settings that cannot be met.
+    """Return the files that serve a workload in containers; raise DeployError for invalid settings.
 
-    `repository` is the artifact's model repository; ports that are None are left to the target.
+    `repository` is the artifact's model repository; ports that are None are chosen by the target.
     """
 
     def __call__(
@@ -72,18 +72,17 @@ def _state_of_process(record: Record) -> str:
 
 
 def _is_here(journal: DeploymentJournal) -> None:
-    """Leave the log, which its server writes on this machine."""
+    """Do nothing: the server writes its log on this machine."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What every place to deploy to can do; deployments are known by their name, of all targets.
+    """The operations of a deploy target. Deployment names are unique across targets.
 
-    `state` is what can be said of a deployment without asking its server: by default, whether its process lives here.
-    `status` is for a target that asks the server as well.
-    A target of containers has `render`, and `options` by name with what each is for; there `trtspec deploy` runs
-    inside and judges the gates. `fetch_log` brings the log here; `promote` and `rollback` decide on a rollout where the
-    target has such.
+    `state` returns the state without contacting the server, by default from its process on this machine; `status` also
+    contacts the server. A container target has `render` and `options` (name to description); its containers run
+    `trtspec deploy`, which evaluates the gates. `fetch_log` copies the log to this machine. `promote` and `rollback`
+    end a rollout, on targets that support rollouts.
     """
 
     deploy: Deploy
@@ -106,25 +105,28 @@ def deploy(
     baseline: str | None = None,
     on_left_out: Callable[[Sequence[LeftOut]], None] = lambda left_out: None,
 ) -> Deployment:
-    """Serve an artifact whose gates hold.
+    """Serve an artifact whose gates pass.
 
-    That is settled by what this user measured before, by measuring them now, or on its server before it is live.
+    The gates are settled by this user's earlier report, by measuring them now, or on the new server before it is live.
 
-    `baseline` is a server without speculation; `on_left_out` gets what was not judged. Raises like `ensure_gates` and
+    `baseline` is a server without speculation; `on_left_out` receives the skipped gates. Raises like `ensure_gates` and
     the target.
     """
     where, skip = find_target(target), options.skip_gates
     if options.name is not None:
-        DeploymentJournal(options.name)  # which refuses what is no name, before anything is measured
+        DeploymentJournal(options.name)  # raises for an invalid name before gates are measured
     if options.manifest:
         load_manifest(artifact, options.manifest)
     _check_free(artifact, options.name, target)
     if where.render is not None:
         if baseline:
-            raise DeployError(f"the server that runs on {target} measures no --baseline", hint="--skip-gate, or verify")
+            raise DeployError(
+                f"target {target} does not support --baseline",
+                hint="skip the gate with --skip-gate, or run trtspec verify",
+            )
         if options.wait_warm:
-            hint = "leave it out: its own probe asks the server for a text"
-            raise DeployError(f"nobody here can ask the entries of {target}", hint=hint)
+            hint = "omit --wait-warm: the container's health probe requests a text"
+            raise DeployError(f"target {target} does not support --wait-warm", hint=hint)
         with _in_words():
             return where.deploy(artifact, options)
     _check_settings(target, options.settings)
@@ -144,7 +146,7 @@ def deploy(
 
 
 def _announced(artifact: Path, on_event: OnEvent) -> OnMeasure:
-    """Return what reports, before gates are measured, why that is done, how long it takes and how to skip it."""
+    """Return a callback that reports why gates are measured, how long this takes and how to skip it."""
 
     def announce(gates: tuple[str, ...], in_process: bool) -> None:
         manifest = load_manifest(artifact)
@@ -157,10 +159,8 @@ def _announced(artifact: Path, on_event: OnEvent) -> OnMeasure:
             )
         else:
             takes = "on its server before it is live"
-        on_event(
-            "gates", f"no report of {artifact} settles its gates, so they are measured {takes}: {', '.join(gates)}"
-        )
-        on_event("", f"measure them before: trtspec verify {artifact}; or leave one out: --skip-gate {gates[0]}")
+        on_event("gates", f"no report of {artifact} covers its gates; measuring them {takes}: {', '.join(gates)}")
+        on_event("", f"to measure them in advance: trtspec verify {artifact}; to skip one: --skip-gate {gates[0]}")
 
     return announce
 
@@ -179,14 +179,16 @@ def render(
     trusted_report: str = "",
     settings: Mapping[str, str],
 ) -> list[str]:
-    """Write the files that serve an artifact on a target below `out` and return their paths; nothing is run.
+    """Write the files that serve an artifact on a target below `out` and return their paths; nothing is started.
 
-    `manifest` and `trusted_report` are those of DeployOptions.
+    See DeployOptions for `manifest` and `trusted_report`.
     """
     where = find_target(target)
     if where.render is None:
         _check_settings(target, settings)
-        raise DeployError(f"nothing is rendered for {target}", hint="leave --render out, or choose another --target")
+        raise DeployError(
+            f"target {target} does not support --render", hint="omit --render, or choose another --target"
+        )
     if name is not None:
         DeploymentJournal(name)
     found = load_manifest(artifact, manifest)
@@ -197,11 +199,13 @@ def render(
 
 def _check_settings(target: str, settings: Mapping[str, str]) -> None:
     if settings:
-        raise DeployError(f"{target} takes no {', '.join(sorted(settings))}", hint="they belong to other targets")
+        raise DeployError(
+            f"target {target} does not support {', '.join(sorted(settings))}", hint="these are options of other targets"
+        )
 
 
 def _check_free(artifact: Path, name: str | None, target: str) -> None:
-    """Refuse a name that runs on another target, which would be forgotten there."""
+    """Raise DeployError if the name runs on another target, whose deployment would be lost."""
     if not deployment_names():
         return
     record = DeploymentJournal(name or load_manifest(artifact).recipe.name).read()
@@ -213,7 +217,7 @@ def _check_free(artifact: Path, name: str | None, target: str) -> None:
 
 
 def address_of(what: str) -> tuple[str, dict[str, Any]]:
-    """Return the address that a name or an address leads to, and the status of the deployment that a name is of."""
+    """Return the server address for a deployment name or URL, and the status of a named deployment."""
     if "://" in what:
         return what, {}
     document = status(what)
@@ -221,7 +225,7 @@ def address_of(what: str) -> tuple[str, dict[str, Any]]:
 
 
 def status(name: str) -> dict[str, Any]:
-    """Return how a deployment fares, wherever it runs."""
+    """Return the status of a deployment on any target."""
     with _in_words():
         target, journal = target_of(name), DeploymentJournal(name)
         if target.status:
@@ -231,13 +235,13 @@ def status(name: str) -> dict[str, Any]:
 
 
 def deployments() -> list[dict[str, Any]]:
-    """Return all deployments by name, whether they run or not; no server is asked, so that nothing waits for one."""
+    """Return all deployments, sorted by name, running or not; servers are not contacted."""
     with _in_words():
         return [_listed(name) for name in deployment_names()]
 
 
 def _listed(name: str) -> dict[str, Any]:
-    """Return what is known of a deployment; one whose record or target is broken hides none of the others."""
+    """Return the list entry of a deployment; a broken record or target yields state "unknown"."""
     try:
         record = DeploymentJournal(name).known()
         state = find_target(record.target).state(record)
@@ -255,22 +259,22 @@ def _utc(seconds: float) -> str | None:
 
 
 def stop(name: str) -> dict[str, Any]:
-    """End a deployment, wherever it runs."""
+    """Stop a deployment on any target."""
     with _in_words():
         return target_of(name).stop(name)
 
 
 def remove(name: str, *, force: bool = False) -> dict[str, Any]:
-    """Forget a deployment that does not run: its record, journal, logs and revisions.
+    """Remove the record, journal, logs and revisions of a deployment that does not run.
 
-    One that runs is refused, or with `force` stopped first; what then cannot be stopped is forgotten all the same,
-    and `left` says why it may still run.
+    With `force` a running deployment is stopped first, and removed even if it cannot be stopped; then `left` gives the
+    reason why it may still run. Without `force`, a running deployment raises DeployError.
     """
     with _in_words():
         journal = DeploymentJournal(name)
         record, left = _last_record(journal, force=force), ""
         if record is None:
-            left = "its record could not be read"
+            left = "its record is unreadable"
         else:
             state = find_target(record.target).state(record)
             if state not in (*OVER, "dead") and not force:
@@ -284,7 +288,7 @@ def remove(name: str, *, force: bool = False) -> dict[str, Any]:
 
 
 def _last_record(journal: DeploymentJournal, *, force: bool) -> Record | None:
-    """Return the last record; with `force` None where it cannot be read."""
+    """Return the last record; with `force` None if it is unreadable."""
     try:
         return journal.known()
     except DeployError:
@@ -294,19 +298,19 @@ def _last_record(journal: DeploymentJournal, *, force: bool) -> Record | None:
 
 
 def _stopped(name: str, *, force: bool) -> str:
-    """End what is left of a deployment; returns why that failed where it may, "" where it did not."""
+    """Stop a deployment; return the error message if that fails with `force`, else ""."""
     try:
         find_target(DeploymentJournal(name).known().target).stop(name)
     except TrtspecError as error:
         if not force:
-            hint = f"{error.hint or error.message}\ntrtspec rm --force {name} forgets it all the same"
+            hint = f"{error.hint or error.message}\ntrtspec rm --force {name} removes its record anyway"
             raise DeployError(f"{name!r} cannot be removed: {error.message}", hint=hint) from None
         return error.message
     return ""
 
 
 def promote(name: str) -> dict[str, Any]:
-    """Let the new revision of a deployment serve now."""
+    """Promote the new revision of a deployment now."""
     with _in_words():
         if (decide := target_of(name).promote) is None:
             raise _no_rollouts(name)
@@ -314,7 +318,7 @@ def promote(name: str) -> dict[str, Any]:
 
 
 def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
-    """Let the revision before the new one, or the present one, serve again."""
+    """End the rollout in progress, or return to the previous revision."""
     with _in_words():
         if (decide := target_of(name).rollback) is None:
             raise _no_rollouts(name)
@@ -322,7 +326,7 @@ def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
 
 
 def history(name: str) -> list[dict[str, Any]]:
-    """Return all that became of a deployment and its revisions, oldest first."""
+    """Return the journal of a deployment and its revisions, oldest first."""
     journal = DeploymentJournal(name)
     journal.known()
     return [entry | {"time": _utc(entry["time"])} for entry in journal.entries()]
@@ -330,27 +334,27 @@ def history(name: str) -> list[dict[str, Any]]:
 
 def _no_rollouts(name: str) -> DeployError:
     target = DeploymentJournal(name).known().target
-    return DeployError(f"{target} rolls revisions out and back by its own means", hint=f"trtspec status {name}")
+    return DeployError(f"target {target} manages rollouts itself", hint=f"trtspec status {name}")
 
 
 def target_of(name: str) -> Target:
-    """Return the target that a deployment runs on."""
+    """Return the target of a deployment."""
     return find_target(DeploymentJournal(name).known().target)
 
 
 def find_target(name: str) -> Target:
-    """Return a target by name; an unknown name is an error that lists the known ones."""
+    """Return a target by name; raise TrtspecError with the known names if it is unknown."""
     target: Target = find("trtspec.deployment.targets", "TARGET", name, "deploy target")
     return target
 
 
 @contextmanager
 def _in_words(place: Path | None = None) -> Iterator[None]:
-    """Say what the machine refuses: nearly always it is about the directory with the deployments, or `place`."""
+    """Convert operating system errors to DeployError; `place`, or the state directory, replaces a missing path."""
     try:
         yield
     except OSError as error:
         if (refused := describe_refusal(error, str(place or state_dir()))) is None:
             raise
-        hint = "give it room or access there, or point TRTSPEC_STATE at another directory"
+        hint = "free space or grant access there, or set TRTSPEC_STATE to another directory"
         raise DeployError(refused, hint=remedy_of(error) or (None if place else hint)) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compose file that serves an artifact: https://github.com/compose-spec/compose-spec/blob/main/spec.md."""
+"""Compose files for artifacts: https://github.com/compose-spec/compose-spec/blob/main/spec.md."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ VARIABLE = "TRTSPEC_ARTIFACT"
 SERVICE = "server"
 
 HEAD = """\
-Serves {name} with docker compose, where the artifact lies in the directory that {variable} names:
+Serves {name} with docker compose; {variable} is the directory of the artifact:
 
   {variable}=DIR docker compose -f {file} up --detach --wait
 
-What listens, at {host}: http {http}, gRPC {grpc}, Prometheus' metrics {metrics}, without authentication, and OpenAI's
-API {openai}, which may have keys: whoever reaches that address can send requests and read the metrics. Triton's control
-APIs are behind a token that is made inside of the container and never leaves it. To serve others, put a proxy with TLS
-and authentication in front. Keys of the entry for OpenAI's clients come from {env_file}, which is not rendered and may
-be missing. It runs as a plain user, without capabilities, on a read-only file system, and writes to memory alone."""
+Ports at {host}: http {http}, gRPC {grpc} and Prometheus metrics {metrics} without authentication, and the OpenAI API
+{openai} with optional keys. Any client that can reach {host} can send requests and read the metrics. Triton's control
+APIs require a token that is created in the container and never leaves it. To serve other machines, put a proxy with
+TLS and authentication in front. The keys of the OpenAI gateway come from {env_file} (optional, not rendered).
+The container runs as an unprivileged user without capabilities on a read-only file system; it writes only to memory."""
 
 
 def render_compose(workload: Workload, image: str, host: str, ports: Mapping[str, int]) -> Rendered:
-    """Return the files; `ports` are those of this machine, by what listens there, at the address `host`."""
+    """Return the files; `ports` are the host's ports by name, bound to the address `host`."""
     env_file = f"{workload.name}.env"
     head = HEAD.format(name=workload.name, variable=VARIABLE, file=FILE, host=host, env_file=env_file, **ports)
     document = {"name": workload.name, "services": {SERVICE: _service(workload, image, host, ports, env_file)}}
@@ -75,7 +75,7 @@ def _artifact() -> dict[str, Any]:
 
 
 def _confined() -> dict[str, Any]:
-    """Return what keeps it from doing more than it has to: it writes to memory alone."""
+    """Return the settings that restrict the container; it writes only to memory."""
     owned = f"uid={USER},gid={USER},mode=0700,nosuid,nodev"
     return {
         "read_only": True,
@@ -88,7 +88,7 @@ def _confined() -> dict[str, Any]:
 
 
 def _sized(workload: Workload) -> dict[str, Any]:
-    """Return its memory, and its GPUs by their numbers; engines pin memory and have deep stacks."""
+    """Return memory limits and GPU ids; engines pin memory and need large stacks."""
     sized: dict[str, Any] = {
         "shm_size": workload.shm_bytes,
         "mem_limit": workload.memory_bytes + 2 * STATE_BYTES,
@@ -101,7 +101,7 @@ def _sized(workload: Workload) -> dict[str, Any]:
 
 
 def _healthcheck(workload: Workload) -> dict[str, Any]:
-    """Return a check that asks for a text: a server that only says it is ready may be none."""
+    """Return a check that requests a text, because Triton can report ready while unable to serve."""
     return {
         "test": ["CMD", *workload.probe(ALIVE_S)],
         "interval": "30s",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why docker and kubectl failed, in the words of what they print: the cause and its fix, before their own words.
+"""Causes of docker and kubectl failures, recognized by patterns of their standard error.
 
-Each cause is a pattern of their standard error. The patterns are of texts that docker's CLI, its daemon, its compose
-plugin, kubectl and Kubernetes' API server print; a text that none matches is shown as it is.
+The patterns match texts of docker's CLI, daemon and compose plugin, of kubectl and of the Kubernetes API server. The
+error has the cause and a fix, followed by the program's own output; unrecognized output is shown unchanged.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 from trtspec.core.errors import DeployError
 
-MOST_LINES = 5  # of what the program printed
+MOST_LINES = 5  # of the program's output
 RENDER = "render the files for another machine with --render DIR"
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What a failure of a program is about.
+    """A recognized cause of a program failure.
 
-    Nothing was started or changed where `is_before` is true. `message` and `hint` may name groups of the pattern.
+    `is_before` is true if the failure occurs before anything is started or changed. `message` and `hint` may refer to
+    groups of the pattern.
     """
 
     pattern: str
@@ -30,7 +31,7 @@ class Cause:
 
 
 class ToolFailed(DeployError):
-    """A program failed. `is_before` says that it did not start or change anything."""
+    """A program failed. `is_before` is true if it did not start or change anything."""
 
     def __init__(self, message: str, *, hint: str, is_before: bool) -> None:
         super().__init__(message, hint=hint)
@@ -47,19 +48,19 @@ DOCKER = (
     Cause(
         r"permission denied while trying to connect to the [Dd]ocker (?:daemon|API)"
         r"|dial unix \S*docker\S*: connect: permission denied",
-        "this user may not use the docker daemon",
+        "permission denied for the docker daemon",
         "add the user to the group docker and log in again, or use rootless docker",
     ),
     Cause(
         r"Cannot connect to the Docker daemon(?: at (?P<at>\S+?)\.)?(?: |$)|Is the docker daemon running\?"
         r"|error during connect|failed to connect to the docker API",
-        "the docker daemon does not answer",
-        "start it (systemctl start docker), or set DOCKER_HOST or `docker context use` to one that runs",
+        "the docker daemon is not reachable",
+        "start it (systemctl start docker), or select a running one with DOCKER_HOST or `docker context use`",
     ),
     Cause(
         r"could not select device driver|nvidia-container-cli|unknown or invalid runtime name: nvidia"
         r"|unresolvable CDI devices",
-        "docker cannot give the container a GPU",
+        "docker cannot provide a GPU to the container",
         "install the NVIDIA container toolkit and run: nvidia-ctk runtime configure --runtime=docker",
     ),
     Cause(
@@ -72,30 +73,30 @@ DOCKER = (
     Cause(
         r"pull access denied|manifest unknown|No such image|manifest for \S+ not found|repository does not exist"
         r"|failed to resolve reference|@sha256:\S+: not found|name unknown",
-        "the image was not found, or its registry refuses access to it",
+        "image not found, or access denied by its registry",
         "compare the name and digest of --image with the registry's (docker pull NAME@sha256:...); push the image, or "
         "log in with `docker login REGISTRY`",
     ),
     Cause(
         r"no basic auth credentials|unauthorized: |denied: requested access|authentication required",
-        "the registry refuses access to the image",
+        "access to the image denied by the registry",
         "log in with `docker login REGISTRY`, and compare the name and digest of --image",
     ),
     Cause(
         r"toomanyrequests|429 Too Many Requests",
-        "the registry limits how often images are pulled",
+        "the registry's pull rate limit is exceeded",
         "log in with `docker login`, or pull the image later",
     ),
     Cause(
         r"lookup \S+.*(?:no such host|i/o timeout|server misbehaving)|TLS handshake timeout|dial tcp .*(?:i/o timeout"
         r"|no route to host|connection refused)|x509: ",
         "the registry cannot be reached",
-        "check the network and the registry's name, or pull the image before",
+        "check the network and the registry's name, or pull the image in advance",
     ),
     Cause(
         r"no space left on device",
         "the disk of the docker daemon is full",
-        "free space, as with `docker system prune`",
+        "free space, for example with `docker system prune`",
     ),
     Cause(
         r"bind source path does not exist|invalid mount config|is not shared from the host|Mounts denied",
@@ -111,14 +112,14 @@ DOCKER = (
     Cause(
         r"container \S* ?is unhealthy|container for service .* is unhealthy|dependency failed to start"
         r"|container \S+ exited \(\d+\)|exited \(\d+\)",
-        "the container started and did not answer a request",
-        "trtspec logs NAME shows what it printed",
+        "the container started but did not answer a request",
+        "trtspec logs NAME shows its output",
         is_before=False,
     ),
     Cause(
         r"application not healthy after|context deadline exceeded",
         "the container was not healthy in time",
-        "trtspec logs NAME shows what it printed; --timeout gives it longer",
+        "trtspec logs NAME shows its output; increase the limit with --timeout",
         is_before=False,
     ),
 )
@@ -126,19 +127,19 @@ KUBECTL = (
     Cause(
         r"current-context is not set|no context chosen|no configuration has been provided"
         r"|invalid configuration: no configuration",
-        "kubectl has no cluster: its configuration names no current context",
+        "kubectl's current context is not set",
         "`kubectl config get-contexts` lists the contexts; choose one with --option context=NAME or with "
         "`kubectl config use-context NAME`, or set KUBECONFIG",
     ),
     Cause(
         r'context "(?P<at>[^"]*)" does not exist|context was not found for specified context: (?P<also>\S+)',
-        "kubectl knows no context {at}{also}",
+        "unknown kubectl context {at}{also}",
         "`kubectl config get-contexts` lists the contexts",
     ),
     Cause(
         r"error loading config file|invalid configuration",
-        "kubectl's configuration cannot be used",
-        "`kubectl config view` shows it; KUBECONFIG names the file",
+        "invalid kubectl configuration",
+        "`kubectl config view` shows it; KUBECONFIG is the path of the file",
     ),
     Cause(
         r"certificate signed by unknown authority|x509: |tls: failed to verify",
@@ -150,7 +151,7 @@ KUBECTL = (
         r"|no route to host|net/http: TLS handshake timeout|couldn't get current server API group list"
         r"|the server is currently unable to handle the request",
         "the cluster's API server cannot be reached",
-        "check that the cluster runs and the network (VPN) leads there: kubectl cluster-info",
+        "check that the cluster runs and is reachable (network, VPN): kubectl cluster-info",
     ),
     Cause(
         r"must be logged in|Unauthorized|provide credentials|getting credentials|exec plugin",
@@ -159,15 +160,15 @@ KUBECTL = (
     ),
     Cause(
         r'Error from server \(Forbidden\)|is forbidden: (?:User|user) "(?P<at>[^"]*)"',
-        "the cluster forbids this user to do that",
+        "this user lacks permission for the operation",
         "`kubectl auth can-i --list --namespace NAMESPACE` shows what the user may do; ask for the missing role",
         is_before=False,
     ),
     Cause(
         r'no matches for kind "(?P<at>[^"]*)" in version|doesn\'t have a resource type "(?P<also>[^"]*)"'
         r"|ensure CRDs are installed first",
-        "the cluster has no resource of the kind {at}{also}",
-        "install the operator that brings it (docs/deploy-targets.md names them), or choose another --option form",
+        "the cluster does not support resources of kind {at}{also}",
+        "install its operator (docs/deploy-targets.md lists them), or choose another --option form",
         is_before=False,
     ),
     Cause(
@@ -178,33 +179,33 @@ KUBECTL = (
     ),
     Cause(
         r"exceeded quota",
-        "the quota of the namespace does not suffice",
-        "`kubectl describe quota` shows it; ask for more, or scale something down",
+        "the quota of the namespace is exceeded",
+        "`kubectl describe quota` shows it; raise it, or scale another workload down",
         is_before=False,
     ),
     Cause(
         r"admission webhook|violates PodSecurity",
-        "a policy of the cluster refuses the pods",
-        "its own words are below; ask who administers the cluster",
+        "the pods violate a policy of the cluster",
+        "see the message below; contact the cluster's administrator",
         is_before=False,
     ),
     Cause(
         r'unknown command "kustomize"|unknown flag: --kustomize',
-        "this kubectl has no kustomize",
+        "this kubectl does not include kustomize",
         "install kubectl 1.21 or later",
     ),
 )
 
 
 def failure(causes: tuple[Cause, ...], what: str, status: int, stderr: str) -> ToolFailed:
-    """Return the error for a program that ended with `status`; `what` names the program and its verb."""
+    """Return the error for a program that exited with `status`; `what` is the program and its subcommand."""
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
-    said = "\n".join(lines[-MOST_LINES:])
+    output = "\n".join(lines[-MOST_LINES:])
     for cause in causes:
         if found := re.search(cause.pattern, stderr, re.MULTILINE):
             groups = {name: text or "" for name, text in found.groupdict().items()}
             words = {"at": "", "also": ""} | groups
             message = f"{what} failed: {cause.message.format(**words).strip()}"
-            return ToolFailed(message, hint=f"{cause.hint}\n{said}", is_before=cause.is_before)
-    hint = said or f"{what.split(maxsplit=1)[0]} printed no reason; run the same with its --verbose option"
+            return ToolFailed(message, hint=f"{cause.hint}\n{output}", is_before=cause.is_before)
+    hint = output or f"{what.split(maxsplit=1)[0]} printed no error; run it with --verbose"
     return ToolFailed(f"{what} ended with status {status}", hint=hint, is_before=False)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container has to have to serve an artifact: from the manifest alone, the same for every target that runs one.
+"""Requirements of a container that serves an artifact, derived from the manifest; common to all container targets.
 
-A container runs `trtspec deploy` in the foreground: what stages the models, starts the server, judges the gates and
-watches is what does so on this machine. It runs as a plain user, writes to /state, /tmp and /dev/shm alone, and needs
-no network. The control APIs' token is made inside of it at its start and never leaves it.
+A container runs `trtspec deploy` in the foreground, which stages the models, starts the server, evaluates the gates and
+supervises the server, as on this machine. It runs as an unprivileged user, writes only to /state, /tmp and /dev/shm and
+does not need a network. The token of the control APIs is created in the container and never leaves it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtspec.store.artifact_paths import CHECKPOINTS, ENGINES
 from trtspec.store.manifest import Manifest
 
 ARTIFACT, STATE, TMP, SHM = "/artifact", "/state", "/tmp", "/dev/shm"
-USER = 1000  # of Triton's images: triton-server
+USER = 1000  # triton-server in Triton's images
 PORTS = DEFAULT_PORTS  # each is an option of `trtspec deploy`
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -32,28 +32,28 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "TRTSPEC_CACHE": f"{STATE}/cache",
     "TRTSPEC_STATE": STATE,
-    "USER": "trtspec",  # who has no line in /etc/passwd, which torch looks for
+    "USER": "trtspec",  # torch looks the user up, who is not in /etc/passwd
 }
-PROBE_S, ALIVE_S = 10, 60  # until a text counts as late: for clients, and for a restart
-PROPAGATION_S = 15  # until no proxy sends a request to a server that is about to stop
+PROBE_S, ALIVE_S = 10, 60  # time limits for a text: readiness, liveness
+PROPAGATION_S = 15  # until proxies stop sending requests to a terminating server
 CLEANUP_S = 30
 MOST_DRAIN_S = 600
 MOST_GRACE_S = PROPAGATION_S + MOST_DRAIN_S + CLEANUP_S
 STATE_BYTES = 4 << 30
-HOST_BYTES, GPU_HOST_BYTES = 4 << 30, 8 << 30  # processes without weights: Python, torch, and CUDA's with a GPU
-READ_BYTES_S = 200 << 20  # a slow disk's
-LEAST_TOKENS_S = 20  # a stream below this is slower than people read
+HOST_BYTES, GPU_HOST_BYTES = 4 << 30, 8 << 30  # processes without weights: Python, torch, and CUDA with a GPU
+READ_BYTES_S = 200 << 20  # of a slow disk
+LEAST_TOKENS_S = 20  # slowest assumed stream, about reading speed
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-MOST_LABEL = 50  # of 63: names of parts are longer
+MOST_LABEL = 50  # of 63; names of components append a suffix
 
 
 @dataclass(frozen=True)
 class Workload:
-    """An artifact to serve in containers, by what its manifest says; `name` is a DNS label.
+    """An artifact to serve in containers, described by its manifest; `name` is a DNS label.
 
-    `skip_gates` are gates that its server leaves out, `drain` the seconds that were asked for in place of `drain_s`.
-    `digest` is the SHA-256 of its manifest, which the container checks, and `trusted_report` that of the report in it
-    that settles its gates there.
+    `skip_gates` are gates that the server skips; `drain` overrides `drain_s`. `digest` is the SHA-256 of the manifest,
+    which the container checks. `trusted_report` is the SHA-256 of the report in the artifact that settles the gates
+    there.
     """
 
     name: str
@@ -65,14 +65,14 @@ class Workload:
 
     @cached_property
     def serving(self) -> ServingHooks:
-        """Return what its backend says of serving."""
+        """Return the serving hooks of the artifact's backend."""
         return find_backend(self.manifest.backend.name).serving()
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
-        """Return the GPUs that it sees, none on a CPU: all up to the last that it is placed on.
+        """Return the visible GPUs: all up to the highest in the recipe's placement; empty on a CPU.
 
-        A container counts what it is given from 0, and the artifact's models name GPUs by number.
+        A container numbers its GPUs from 0, and the artifact's models refer to GPUs by number.
         """
         recipe = self.manifest.recipe
         if recipe.engine.device == "cpu" or find_backend(self.manifest.backend.name).in_process:
@@ -81,18 +81,18 @@ class Workload:
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of its checkpoints and engines, which are read when it starts."""
+        """Return the size of the checkpoints and engines, which are read at startup."""
         roots = (f"{CHECKPOINTS}/", f"{ENGINES}/")
         return sum(record.size for record in self.manifest.files if record.path.startswith(roots))
 
     @property
     def shm_bytes(self) -> int:
-        """Return the shared memory: tensors of Triton's Python models, and NCCL's buffers between GPUs."""
+        """Return the shared memory for tensors of Triton's Python models and NCCL's buffers between GPUs."""
         return (2 + max(len(self.gpu_ids) - 1, 0)) << 30
 
     @property
     def memory_bytes(self) -> int:
-        """Return the host memory on one machine: on a CPU the plan's and a quarter, else that of weights on the way."""
+        """Return the host memory per machine: 1.25 times the plan on a CPU, else room to load the weights."""
         if self.gpu_ids:
             return _in_gib(GPU_HOST_BYTES + self.shm_bytes + self.weight_bytes)
         planned = sum(device.total_bytes for device in self.manifest.memory)
@@ -100,28 +100,28 @@ class Workload:
 
     @property
     def cpus(self) -> int:
-        """Return how many processors it asks for."""
+        """Return the number of requested CPUs."""
         return 4 + 2 * len(self.gpu_ids)
 
     @property
     def startup_s(self) -> int:
-        """Return the seconds that loading may take."""
+        """Return the time limit of loading in seconds."""
         return 300 + 60 * (self.weight_bytes // READ_BYTES_S // 60)
 
     @property
     def drain_s(self) -> int:
-        """Return the seconds of the longest stream, which a server that stops lets finish; at most ten minutes."""
+        """Return the seconds in which open streams may finish on shutdown (the longest stream); at most 600."""
         longest_s = max(60, self.manifest.recipe.engine.max_seq_len // LEAST_TOKENS_S)
         return min(MOST_DRAIN_S, self.drain or longest_s)
 
     @property
     def grace_s(self) -> int:
-        """Return the seconds from the wish to stop until it is killed."""
+        """Return the seconds between the request to stop and SIGKILL."""
         return PROPAGATION_S + self.drain_s + CLEANUP_S
 
     @property
     def command(self) -> list[str]:
-        """Return the argv."""
+        """Return the argv of the container."""
         ports = [f"--{name}-port={port}" for name, port in PORTS.items()]
         skipped = [f"--skip-gate={gate}" for gate in self.skip_gates]
         place = [
@@ -136,7 +136,7 @@ class Workload:
         return ["trtspec", "deploy", ARTIFACT, *place, *skipped, *bound]
 
     def probe(self, within_s: int) -> list[str]:
-        """Return the argv that asks the live server for a text, and ends with 1 where none comes in time."""
+        """Return the argv of the probe that requests a text and exits with 1 if none arrives in time."""
         return ["python3", "-m", "trtspec.deployment.health.request", self.name, f"--within={within_s}"]
 
 
@@ -148,12 +148,12 @@ def workload_of(
     digest: str = "",
     trusted_report: str = "",
 ) -> Workload:
-    """Return what serves an artifact under a name, or its recipe's."""
+    """Return the workload of an artifact; the name defaults to the recipe's."""
     return Workload(label_of(name or manifest.recipe.name), manifest, skip_gates, drain, digest, trusted_report)
 
 
 def label_of(name: str) -> str:
-    """Return a name as a DNS label, with a digest where it had to be changed."""
+    """Return a name as a DNS label; a changed name gets a digest suffix."""
     if LABEL.fullmatch(name) and len(name) <= MOST_LABEL:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -162,20 +162,20 @@ def label_of(name: str) -> str:
 
 
 def check_image(image: str, workload: Workload) -> str:
-    """Return an image by digest; for "", or a tag alone, DeployError says how to come by one."""
+    """Return an image reference with a digest; raise DeployError, with instructions, for any other."""
     if re.fullmatch(IMAGE, image):
         return image
     bases = workload.serving.images(workload.manifest.recipe.engine.version)
     made = f" from {bases[0]}" if bases else ""
     hint = (
         f"--image NAME@sha256:...; --render DIR without --image writes a Dockerfile: build it{made}, push it, "
-        "and `docker buildx imagetools inspect` says the digest"
+        "and `docker buildx imagetools inspect` prints the digest"
     )
-    raise DeployError(f"{image!r} is no image by digest" if image else "no image is named", hint=hint)
+    raise DeployError(f"{image!r} is not an image with a digest" if image else "no image given", hint=hint)
 
 
 def dockerfile(workload: Workload) -> str:
-    """Return the Dockerfile of the image that serves an artifact: a base with tritonserver, by digest, and trtspec."""
+    """Return the Dockerfile of the serving image: a tritonserver base image, by digest, plus trtspec."""
     serving, version = workload.serving, workload.manifest.recipe.engine.version
     bases = serving.images(version) or ("nvcr.io/nvidia/tritonserver:<release>-py3",)
     extra = f"[{serving.extra}]" if serving.extra else ""
@@ -183,10 +183,10 @@ def dockerfile(workload: Workload) -> str:
     packages = " ".join(f"'{each}'" for each in (f"/tmp/{wheel}{extra}", *serving.requirements(version)))
     held = "\n".join(f"#   {base}" for base in bases)
     return f"""\
-# (rendered by trtspec) The image that serves it: Triton with the engine, and trtspec, which runs inside.
-# BASE has to be named by digest, since a tag can be moved. What holds the engine, by tag:
+# (rendered by trtspec) Serving image: Triton with the engine, plus trtspec.
+# BASE must have a digest because tags can move. Images with this engine, by tag:
 {held}
-# docker buildx imagetools inspect TAG says a tag's digest. Beside this file lies the wheel:
+# `docker buildx imagetools inspect TAG` prints a tag's digest. Build the wheel into this directory first:
 #   python3 -m pip wheel --no-deps --wheel-dir . PATH-TO-A-CLONE-OF-TRTSPEC
 #   docker build --build-arg BASE=NAME@sha256:... --tag REGISTRY/NAME . && docker push REGISTRY/NAME
 ARG BASE
@@ -199,12 +199,12 @@ ENTRYPOINT []
 
 
 def quantity(number: int) -> str:
-    """Return bytes as Kubernetes writes them: 24Gi."""
+    """Return bytes in Kubernetes notation, e.g. 24Gi."""
     return f"{-(-number // (1 << 30))}Gi"
 
 
 def environment() -> list[dict[str, Any]]:
-    """Return the environment as Kubernetes writes it."""
+    """Return the environment in Kubernetes notation."""
     return [{"name": name, "value": value} for name, value in sorted(ENVIRONMENT.items())]
 
 

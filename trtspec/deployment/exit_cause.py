@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a deployment is dead, from what its machine still shows, and the lines of its log that matter for that."""
+"""Diagnosis of a dead deployment from the machine's state, and the relevant lines of its log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trtspec.deployment.journal import DeploymentJournal, Record
 
 KERNEL_LOG, PROC_STAT = Path("/dev/kmsg"), Path("/proc/stat")
 MOST_KERNEL_LINES = 20_000
-KERNEL_LINE_BYTES = 8192  # a record that is longer than the buffer cannot be read, kernel doc dev-kmsg
-TOLD_TO_END = "supervisor: told to end by "
+KERNEL_LINE_BYTES = 8192  # longer records cannot be read (kernel doc dev-kmsg)
+TOLD_TO_END = "supervisor: stopped by "
 OOM = re.compile(rb"[Oo]ut of memory.*: Killed process (\d+) \(([^)]*)\)")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 PROBLEM = re.compile(
@@ -26,7 +26,7 @@ LOOKED_AT, SHOWN = 200, 8  # lines
 
 
 def cause_of_death(journal: DeploymentJournal, record: Record) -> str:
-    """Return why a deployment whose supervisor is gone does not run, as a sentence without a full stop."""
+    """Return why a deployment without a supervisor process does not run, as a sentence without a full stop."""
     who = f"its supervisor (process {record.pid})"
     if _booted_at() > record.since > 0:
         return "the machine was restarted after it was deployed"
@@ -37,17 +37,17 @@ def cause_of_death(journal: DeploymentJournal, record: Record) -> str:
         name = last.rpartition(TOLD_TO_END)[2].splitlines()[0]
         if not record.detached:
             return "the command that served it in the foreground ended (--detach keeps a server running)"
-        return f"{who} was told to end by {name}, and not by trtspec stop"
+        return f"{who} was stopped by {name}, not by trtspec stop"
     return f"{who} was killed"
 
 
 def note_of_signal(number: int) -> bytes:
-    """Return the line that a supervisor adds to its log when a signal tells it to end."""
+    """Return the line that a supervisor appends to its log when it receives a signal to stop."""
     return f"{TOLD_TO_END}{signal.Signals(number).name}\n".encode()
 
 
 def telling_lines(text: str) -> str:
-    """Return the last lines of a log that report problems: errors, ends of tracebacks and words of the supervisor."""
+    """Return the last problem lines of a log: errors, ends of tracebacks and supervisor messages."""
     found: list[str] = []
     within = False
     for line in (ANSI.sub("", each).rstrip() for each in text.splitlines()[-LOOKED_AT:]):
@@ -62,7 +62,7 @@ def telling_lines(text: str) -> str:
 
 
 def _booted_at() -> float:
-    """Return when this machine was started, in seconds of the epoch; 0 where that is unknown."""
+    """Return this machine's boot time in seconds of the epoch; 0 if unknown."""
     try:
         lines = PROC_STAT.read_text().splitlines()
     except OSError:
@@ -71,7 +71,7 @@ def _booted_at() -> float:
 
 
 def _killed_for_memory(pid: int) -> bool:
-    """Return whether the kernel's log, where this user may read it, says that it killed a process for its memory."""
+    """Return whether the kernel log, if readable, reports that the process was killed for lack of memory."""
     try:
         descriptor = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -83,7 +83,7 @@ def _killed_for_memory(pid: int) -> bool:
             if not line:
                 return False
             if (found := OOM.search(line)) and (int(found[1]), found[2]) == (pid, program):
-                return True  # the name too: pids of a container are not those that the kernel logs
+                return True  # also the name: the kernel logs pids of another namespace for containers
         return False
     except OSError:  # BlockingIOError: no more lines
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What answers OpenAI's clients beside a deployment's server: how it is started, and whether it answers."""
+"""The OpenAI gateway of a deployment: its configuration, process spec and readiness check."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ANSWER_S = 2.0
 
 
 def openai_entry(journal: DeploymentJournal, record: Record) -> Child:
-    """Return how the entry of a deployment is started; DeployError where it cannot be.
+    """Return the process spec of a deployment's gateway; raise DeployError if it cannot be started.
 
-    Its keys, if there are any in the environment, go into a file of this user alone: nothing that runs beside it sees
-    them.
+    API keys from the environment are written to a file that only this user can read, so that the other processes of the
+    deployment do not see them.
     """
     if importlib.util.find_spec("uvicorn") is None:
         hint = "pip install 'trtspec[triton]', or build with serving.openai: false"
-        raise DeployError("OpenAI's clients are answered with uvicorn, which is not installed", hint=hint)
+        raise DeployError("the OpenAI gateway requires uvicorn, which is not installed", hint=hint)
     keys_file = journal.root / KEYS_FILE
     keys_file.unlink(missing_ok=True)
     if keys := os.environ.get(KEYS):
@@ -46,7 +46,7 @@ def openai_entry(journal: DeploymentJournal, record: Record) -> Child:
 
 
 def revision_config(journal: DeploymentJournal, record: Record) -> EntryConfig:
-    """Return what the entry has to know of a revision."""
+    """Return the gateway configuration for a revision."""
     keys_file = journal.root / KEYS_FILE
     config = entry_config(
         place_of(journal, record.revision) / "artifact",
@@ -61,7 +61,7 @@ def revision_config(journal: DeploymentJournal, record: Record) -> EntryConfig:
 
 
 def answers(url: str) -> bool:
-    """Return whether an address answers 200."""
+    """Return whether a URL answers with status 200."""
     try:
         with urlopen(url, timeout=ANSWER_S) as answer:
             return bool(answer.status == 200)

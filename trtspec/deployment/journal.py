@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a deployment: a state that is replaced whole, and a journal that only grows.
+"""State and history of a deployment: a state file that is replaced atomically, and an append-only journal.
 
-deployments/NAME/state.json      the last Record
-deployments/NAME/journal.jsonl   one line a transition, with its time
-deployments/NAME/server.log      what the server said; server.log.1 and so on what those before it said
-deployments/NAME/children.json   how what runs beside the servers is started
-deployments/NAME/token           what the servers' control APIs ask for
-deployments/NAME/rollout.json    the last Rollout, and `rollout.ask` what somebody wants of it
-deployments/NAME/revisions/N/    a served or former revision (`trtspec.deployment.revision`), with a copy of its Record
+deployments/NAME/state.json      the last record
+deployments/NAME/journal.jsonl   one line per transition, with its time
+deployments/NAME/server.log      the server's output; earlier servers' in server.log.1 and so on
+deployments/NAME/children.json   how the sidecars are started
+deployments/NAME/token           the token of the servers' control APIs
+deployments/NAME/rollout.json    the last rollout; `rollout.ask` has a pending command for it
+deployments/NAME/revisions/N/    a served or former revision (`trtspec.deployment.revision`), with a copy of its record
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ OVER = ("stopped", "failed")
 STATE_FILE = "state.json"
 COPY = "record.json"
 MAX_PORT, MAX_PID = 65535, 1 << 31
-MAX_TIME = 1 << 36  # in seconds, some 2,000 years
-# What a line of the journal may have, and of which types; earlier versions noted no revision.
+MAX_TIME = 1 << 36  # in seconds, about 2,000 years
+# Keys of a journal line and their types; earlier versions recorded no revision.
 ENTRY: dict[str, tuple[type, ...]] = {
     "time": (float, int),
     "state": (str,),
@@ -64,17 +64,27 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class Record:
-    """One deployment and the target that it runs on; `manifest` is the SHA-256 of the artifact's when it was deployed.
+    """The state of one deployment.
 
-    `pid` and `started` together name its supervisor, also after a reboot or a reused pid. `since` is when the state
-    began, in seconds of the epoch. `restarts` counts how often the server was started again, `reason` says why it last
-    was, `beside` what last went wrong with what runs beside it; `drain_s` are the seconds that open requests get at its
-    end; `openai` is the port of OpenAI's clients; `revision` counts the artifacts of this name; `front` says that the
-    HTTP ports are those of a front (`trtspec.serving.front`). What an earlier version did not note is "", 0 or false.
+    Attributes:
+        state: staged, loaded, smoke, live, restarting, stopped or failed.
+        pid: the supervisor; with `started` it identifies the process even after a reboot or a reused pid.
+        manifest: SHA-256 of the artifact's manifest at deployment.
+        since: start of the state, in seconds of the epoch.
+        openai_host: bind address of the gateway; `host` if empty.
+        restarts: number of restarts of the server.
+        reason: cause of the last restart.
+        beside: a sidecar's last failure.
+        drain_s: seconds for open requests on shutdown.
+        openai: port of the OpenAI gateway; 0 without one.
+        revision: number of the artifact under this name.
+        front: whether the HTTP ports belong to a front process (`trtspec.serving.front`).
+
+    Fields that an earlier version did not record are "", 0 or false.
     """
 
     name: str
-    state: str  # staged, loaded, smoke, live, restarting, stopped, failed
+    state: str
     artifact: str
     pid: int
     started: int | None
@@ -89,7 +99,7 @@ class Record:
     method: str = ""
     since: float = 0.0
     host: str = LOOPBACK
-    openai_host: str = ""  # "": where the server listens
+    openai_host: str = ""
     restarts: int = 0
     reason: str = ""
     beside: str = ""
@@ -105,7 +115,7 @@ class Record:
 
     @property
     def state_now(self) -> str:
-        """Return the state as its process has it: live, starting, restarting, stopped, failed, or dead."""
+        """Return the state, or "dead" if its process is gone, or "starting" for staged, loaded and smoke."""
         if self.state not in (*STARTING, *RUNNING):
             return self.state
         if not self.is_running:
@@ -117,12 +127,12 @@ class Record:
         return Ports(self.http, self.grpc, self.metrics, self.host)
 
     def host_of(self, port_name: str) -> str:
-        """Return the address at which a port, such as "http" or "openai", listens."""
+        """Return the bind address of a port such as "http" or "openai"."""
         return (self.openai_host or self.host) if port_name == "openai" else self.host
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """Return addresses by which this machine reaches the server."""
+        """Return the addresses by which this machine reaches the server."""
         host = reachable(self.host)
         entry = f"http://{reachable(self.host_of('openai'))}:{self.openai}/v1"
         openai = {"openai": entry} if self.openai else {}
@@ -147,13 +157,13 @@ def document_of(record: Record, state: str) -> dict[str, Any]:
 
 
 def status_of(journal: DeploymentJournal, record: Record, state: str) -> dict[str, Any]:
-    """Return the document of `status`: that of `deploy --json`, what is served, and where its log is."""
+    """Return the document of `status`: the fields of `deploy --json`, the artifact and the log file."""
     served = {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
     return document_of(record, state) | served
 
 
 def deployment_names() -> list[str]:
-    """Return the names that were ever deployed, sorted, and those whose files were lost and whose processes run."""
+    """Return the sorted names of all deployments, including running ones whose files were lost."""
     directory = state_dir() / "deployments"
     found = {path.parent.name for path in directory.glob(f"*/{STATE_FILE}")}
     found |= {process.name for process in supervisors(directory)}
@@ -165,16 +175,18 @@ class DeploymentJournal:
 
     def __init__(self, name: str) -> None:
         if not NAME.fullmatch(name):
-            raise DeployError(f"{name!r} is no name of a deployment", hint="a-z, 0-9, '.', '_' and '-', at most 63")
+            raise DeployError(
+                f"{name!r} is not a valid deployment name", hint="use a-z, 0-9, '.', '_' and '-', at most 63 characters"
+            )
         self.name = name
         self.root = state_dir() / "deployments" / name
         self.log = self.root / "server.log"
         self.children = self.root / "children.json"
 
     def read(self) -> Record | None:
-        """Return the last record; None where this name was never deployed.
+        """Return the last record, or None if the name was never deployed.
 
-        Where the file is lost or damaged and the deployment runs, its record is that of its processes.
+        If the file is lost or damaged and the deployment runs, the record is reconstructed from its processes.
         """
         path = self.root / STATE_FILE
         try:
@@ -187,11 +199,11 @@ class DeploymentJournal:
             raise DeployError(
                 f"the deployment's state cannot be read: {error}",
                 where=str(path),
-                hint="none of its processes runs: remove the file",
+                hint="none of its processes is running; remove the file",
             ) from None
 
     def _running_record(self) -> Record | None:
-        """Return the record of a deployment that runs, by its supervisor's process and the copies of its record."""
+        """Return the record of a running deployment from its supervisor and the copies in its revisions."""
         process = supervisor_of(self.root)
         if process is None:
             return None
@@ -205,7 +217,7 @@ class DeploymentJournal:
         return Record(**(lost | noted | fields_of(process)))
 
     def known(self) -> Record:
-        """Return the last record; a name that was never deployed is an error that lists those that were."""
+        """Return the last record; raise DeployError with the known names if the name was never deployed."""
         if record := self.read():
             return record
         names = deployment_names()
@@ -214,8 +226,8 @@ class DeploymentJournal:
         )
 
     def write(self, record: Record, detail: str = "") -> Record:
-        """Note a transition: first in the journal, then as the state."""
-        private_directory(self.root)  # which somebody may have removed
+        """Record a transition, first in the journal, then in the state file."""
+        private_directory(self.root)  # recreate it if it was removed
         record = replace(record, since=time.time())
         log.info("%s is %s, process %d %s", record.name, record.state, record.pid, detail)
         self.note(record, record.state, detail)
@@ -223,7 +235,7 @@ class DeploymentJournal:
         return record
 
     def remark(self, record: Record, detail: str) -> None:
-        """Note what the record says of a state that goes on."""
+        """Record a change of the record that does not change the state."""
         self.note(record, record.state, detail)
         self._put(record)
 
@@ -235,7 +247,7 @@ class DeploymentJournal:
             replace_file(place / COPY, state)
 
     def note(self, record: Record, state: str, detail: str = "") -> None:
-        """Add what became of a revision to the journal; the state of the deployment stays."""
+        """Append an event of a revision to the journal without changing the deployment's state."""
         line = {"time": time.time(), "state": state, "pid": record.pid, "detail": detail, "revision": record.revision}
         text = json.dumps(line | {"artifact": record.artifact, "manifest": record.manifest}) + "\n"
         with (self.root / "journal.jsonl").open("ab+") as journal:
@@ -243,29 +255,29 @@ class DeploymentJournal:
             try:
                 journal.write(_end_of_cut_line(journal, size) + text.encode())
                 journal.flush()
-            except OSError:  # a full disk: the next line is not to begin behind half of this one
+            except OSError:  # a full disk: remove the partial line
                 os.ftruncate(journal.fileno(), size)
                 raise
 
     def move(self, record: Record, state: str, detail: str = "") -> Record:
-        """Note that a deployment came into another state."""
+        """Record a transition to another state."""
         return self.write(replace(record, state=state), detail)
 
     def forget(self, former: Record | None) -> None:
-        """Return to the record before a deployment that did not begin; without one, remove the name."""
+        """Restore the record of before a deployment that did not start; without one, remove the name."""
         if former is None:
             self.remove()
         else:
             self._put(former)
 
     def remove(self) -> None:
-        """Remove all that is kept of this name; the caller holds the lock."""
-        gone = self.root.with_name(f".{self.name}.{secrets.token_hex(8)}")  # no name of a deployment
+        """Remove all files of this name; the caller holds the lock."""
+        gone = self.root.with_name(f".{self.name}.{secrets.token_hex(8)}")  # not a valid deployment name
         self.root.rename(gone)
         shutil.rmtree(gone)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the journal; lines that were cut off by a crash are left out."""
+        """Return the journal's entries; lines truncated by a crash are skipped."""
         path = self.root / "journal.jsonl"
         try:
             whole, _, _ = read_bounded(path, MAX_JOURNAL_BYTES).rpartition(b"\n")
@@ -277,7 +289,7 @@ class DeploymentJournal:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the name while a server of it is being started."""
+        """Lock the name while its server is being started; raise DeployError if it is locked."""
         private_directory(self.root)
         try:
             with file_lock(self.root / "lock", timeout_s=0):
@@ -287,7 +299,7 @@ class DeploymentJournal:
 
 
 def read_record(path: Path) -> Record:
-    """Return the record in a file; OSError where it cannot be read, ValueError for other contents."""
+    """Return the record in a file; raise OSError if it is unreadable, ValueError for invalid content."""
     record = read_typed(Record, path, MAX_STATE_BYTES)
     if not all(0 <= port <= MAX_PORT for port in (record.http, record.grpc, record.metrics, record.openai)):
         raise ValueError("a port is out of range")
@@ -304,7 +316,7 @@ def _copy_in(path: Path) -> Record | None:
 
 
 def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
-    """Return what ends the last line of a journal that a crash cut off: the next one is not to go on with it."""
+    """Return the newline that terminates a last line truncated by a crash, if any."""
     if size == 0:
         return b""
     journal.seek(size - 1)
@@ -312,7 +324,7 @@ def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return a line of a journal as it was written, None for a part of one, or for one that nobody wrote here."""
+    """Return an entry of the journal, or None for a truncated or foreign line."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -328,7 +340,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_text(entry: dict[str, Any]) -> bool:
-    """Return whether every text can be printed: half a surrogate pair cannot."""
+    """Return whether all strings are printable; lone surrogates are not."""
     try:
         json.dumps(entry, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):

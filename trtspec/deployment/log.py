@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server said: the end of its log, and what comes while it runs; in pieces of bytes, whatever its size."""
+"""Reading of server logs: the last lines, and following; in chunks, for logs of any size."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from trtspec.deployment.journal import DeploymentJournal
 
 PIECE_BYTES = 64 << 10
 POLL_S = 0.2
-FORMER = 5  # logs of servers before this one that are kept
+FORMER = 5  # number of former logs kept
 
 
 def log_of(name: str) -> Path:
-    """Return where the log of a deployment is, brought here from where it runs."""
+    """Return the path of a deployment's log, fetched from its target."""
     journal = DeploymentJournal(name)
     target_of(name).fetch_log(journal)
     return journal.log
 
 
 def rotate(path: Path) -> None:
-    """Keep the log of the server before as `server.log.1`, and so on; the oldest is thrown away."""
+    """Rename the previous server's log to `server.log.1`, and so on; delete the oldest."""
     for number in range(FORMER, 0, -1):
         former = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
         with suppress(FileNotFoundError):
@@ -35,14 +35,14 @@ def rotate(path: Path) -> None:
 
 
 def read_log(path: Path, lines: int) -> Iterator[bytes]:
-    """Yield the last lines of a log, in pieces."""
+    """Yield the last lines of a log, in chunks."""
     with _opened(path) as file:
         file.seek(_start_of_last(file, lines))
         yield from _rest(file)
 
 
 def last_lines(path: Path, lines: int, max_bytes: int) -> list[str]:
-    """Return the last lines of a log, no more of them than `max_bytes` hold; the first may be a part of its line."""
+    """Return the last lines of a log within its last `max_bytes`; the first line may be truncated."""
     with _opened(path) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(_start_of_last(file, lines), end - max_bytes))
@@ -51,15 +51,15 @@ def last_lines(path: Path, lines: int, max_bytes: int) -> list[str]:
 
 
 def follow_log(name: str, lines: int) -> Iterator[bytes]:
-    """Yield the last lines of a deployment's log and what is added to it, until its server has ended."""
+    """Yield the last lines of a deployment's log and then new output, until its server has ended."""
     journal = DeploymentJournal(name)
     if (record := journal.known()).target != "local":
-        raise DeployError(f"the log of {name} is on {record.target}", hint="follow it there, or leave --follow out")
+        raise DeployError(f"the log of {name} is on {record.target}", hint="follow it there, or omit --follow")
     with _opened(log_of(name)) as file:
         file.seek(_start_of_last(file, lines))
         is_running = True
         while is_running:
-            is_running = journal.known().is_running  # asked before reading: what it said last is read too
+            is_running = journal.known().is_running  # checked before reading, so that the last output is read too
             yield from _rest(file)
             time.sleep(POLL_S if is_running else 0)
 
@@ -70,7 +70,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         with path.open("rb") as file:
             yield file
     except FileNotFoundError:
-        raise DeployError("no server of this name wrote a log here", where=str(path)) from None
+        raise DeployError("the deployment's log is not on this machine", where=str(path)) from None
 
 
 def _rest(file: BinaryIO) -> Iterator[bytes]:
@@ -79,9 +79,9 @@ def _rest(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _start_of_last(file: BinaryIO, lines: int) -> int:
-    """Return where the last lines of a file begin, reading from its end no further than to there."""
+    """Return the offset of the last `lines` lines; reads backwards from the end only as far as needed."""
     end = place = file.seek(0, os.SEEK_END)
-    wanted = lines + _ends_with_newline(file, end)  # line ends until that of the line before
+    wanted = lines + _ends_with_newline(file, end)  # newlines to find, including the preceding line's
     while place > 0 and lines:
         begin = max(0, place - PIECE_BYTES)
         file.seek(begin)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At which address of this machine a server listens, and who reaches it there."""
+"""Bind addresses: validation, and warnings about exposure to the network."""
 
 from __future__ import annotations
 
@@ -9,47 +9,43 @@ from ipaddress import IPv4Address
 from trtspec.core.errors import DeployError
 from trtspec.core.ports import LOOPBACK
 
-HINT = f"an IPv4 address of this machine: {LOOPBACK} for itself alone, 0.0.0.0 for all of its networks"
+HINT = f"use an IPv4 address of this machine: {LOOPBACK} for local clients only, 0.0.0.0 for all interfaces"
 
 
 def exposure(host: str) -> str:
-    """Return what a server at an address exposes, "" on loopback; DeployError for what is no address to listen at."""
+    """Return a warning about what a server at this address exposes, "" on loopback; raise DeployError if invalid."""
     try:
         address = IPv4Address(host)
     except ValueError:
-        raise DeployError(f"{host!r} is no address to listen at", hint=HINT) from None
+        raise DeployError(f"{host!r} is not a bind address", hint=HINT) from None
     if address.is_multicast or address.is_reserved:
-        raise DeployError(f"nobody can listen at {host}", hint=HINT)
+        raise DeployError(f"{host} is not a bindable address", hint=HINT)
     if address.is_loopback:
         return ""
     return (
-        f"the server has no authentication: whoever reaches {host} can send it requests and read /metrics; "
+        f"the server has no authentication: any client that can reach {host} can send requests and read /metrics; "
         "put a proxy in front of it"
     )
 
 
 def gateway_exposure(host: str, *, has_keys: bool) -> str:
-    """Return what an entry for OpenAI's clients at an address exposes, "" on loopback; DeployError as `exposure`."""
+    """Return the warning for an OpenAI gateway at this address, "" on loopback; raise like `exposure`."""
     if not exposure(host):
         return ""
-    who = (
-        "its keys and texts are not encrypted" if has_keys else "it has no keys (TRTSPEC_OPENAI_KEYS) and no encryption"
-    )
-    return (
-        f"the entry for OpenAI's clients is open to whoever reaches {host}: {who}; put a proxy with TLS in front of it"
-    )
+    who = "keys and texts are not encrypted" if has_keys else "it has no keys (TRTSPEC_OPENAI_KEYS) and no encryption"
+    return f"the OpenAI gateway is open to any client that can reach {host}: {who}; put a proxy with TLS in front of it"
 
 
 def check_own(host: str) -> None:
-    """Raise DeployError for an address that is not one of this machine's."""
+    """Raise DeployError if the address does not belong to this machine."""
     exposure(host)
     with socket.socket() as probe:
         try:
             probe.bind((host, 0))
         except OSError as error:
-            raise DeployError(f"no server can listen at {host}: {error.strerror}", hint=HINT) from None
+            raise DeployError(f"cannot bind {host}: {error.strerror}", hint=HINT) from None
 
 
 def reachable(host: str) -> str:
-    """Return an address by which this machine reaches a server that listens at `host`."""
+    """Return an address by which this machine reaches a server bound to `host`."""
     return LOOPBACK if host == "0.0.0.0" else host

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of a deployment, one value for every target."""
+"""Options of a deployment, common to all targets."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import TypeAlias
 
 from trtspec.core.ports import LOOPBACK
 
-OnEvent: TypeAlias = Callable[[str, str], None]  # (state, what happened): for people, as it happens
-BeforeLive: TypeAlias = Callable[[str], None]  # gets the http address of a server that answered; raises to refuse it
+OnEvent: TypeAlias = Callable[[str, str], None]  # (state, description), for progress output
+BeforeLive: TypeAlias = Callable[[str], None]  # gets the HTTP address of a server that answered; raises to reject it
 
-DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "openai": 9000}  # as in containers of Triton
+DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "openai": 9000}  # as in Triton's containers
 PORTS = tuple(DEFAULT_PORTS)
 
 
 @dataclass(frozen=True)
 class DeployOptions:
-    """How an artifact is to be served.
+    """Options for serving an artifact.
 
     Attributes:
-        name: what the deployment is known by, in place of the recipe's name.
-        host: the address that it listens at.
-        openai_host: the address of the entry for OpenAI's clients; `host` where it is "".
-        ports: by what answers there, of PORTS; those that are missing are left to the target.
+        name: name of the deployment; defaults to the recipe's name.
+        host: bind address of the server.
+        openai_host: bind address of the OpenAI gateway; `host` if empty.
+        ports: requested ports by name, of PORTS; the target chooses the others.
         timeout_s: seconds until the first answer.
-        drain_s: seconds that open requests get at the end; the target's own where it is None.
-        skip_gates: gates that are not judged.
+        drain_s: seconds for open requests on shutdown, or None for the target's default.
+        skip_gates: gates that are not evaluated.
         manifest: the SHA-256 that the artifact's manifest must have; "" for any.
         trusted_report: the SHA-256 of the report in the artifact that settles its gates; "" for none.
-        shares: percent of the requests that a new revision gets, one after the other; the recipe's where it is empty.
-        shadow: percent of the others' requests that it gets as well, unheard; the recipe's where it is None.
-        wait_warm: wait for a first text from each entry; a new revision of a live one has served texts before.
-        settings: the target's own, by name.
-        before_live: called once the server has answered; what it raises ends the deployment.
+        shares: percentages of requests for a new revision, in order; empty for the recipe's.
+        shadow: percentage of the other requests to mirror to it, or None for the recipe's.
+        wait_warm: wait for a first text from each endpoint; a new revision has served texts before it is live.
+        settings: target-specific settings by name.
+        before_live: called once the server has answered; an exception ends the deployment.
     """
 
     name: str | None = None
@@ -55,5 +55,5 @@ class DeployOptions:
     before_live: BeforeLive | None = None
 
     def host_of(self, port_name: str) -> str:
-        """Return the address at which a port, of PORTS, listens."""
+        """Return the bind address of a port of PORTS."""
         return (self.openai_host or self.host) if port_name == "openai" else self.host

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ports of a deployment on this machine: the requested ones, its former ones, the default ones, or the next free.
+"""Ports of a deployment on this machine: requested, former or default ports, or the next free ones.
 
-Triton binds its ports only after it has loaded its models, minutes later. A reservation file and the records of the
-other deployments keep two deployments from choosing the same port meanwhile.
+Triton binds its ports only after loading its models, minutes later. Until then, a reservation file and the records of
+the other deployments prevent two deployments from choosing the same port.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from trtspec.serving.triton.server import Ports
 
 RESERVATION, LOCK = "ports.json", ".ports.lock"
 MAX_RESERVATION_BYTES = 1 << 16
-LOCK_S = 30.0  # another deployment holds the lock while it chooses four ports
-MOST_TRIED = 200  # ports above a default one, before any free port is taken
-OnMoved = Callable[[str], None]  # gets a sentence about a port that could not be kept
+LOCK_S = 30.0  # the lock is held only while four ports are chosen
+MOST_TRIED = 200  # ports tried above the wanted one before any free port is used
+OnMoved = Callable[[str], None]  # receives a message about a port that was not available
 
 
 class PortTaken(DeployError):
-    """Another process listens at a port of a server that is being started. `which` names the port, as in PORTS."""
+    """Another process listens on a port of a server that is being started. `which` is the port's name in PORTS."""
 
     def __init__(self, message: str, which: str) -> None:
         super().__init__(message, hint=_other_port(which))
@@ -49,7 +49,7 @@ def reserved_ports(
     former: Mapping[str, int] | None = None,
     on_moved: OnMoved = lambda sentence: None,
 ) -> Iterator[tuple[Ports, int]]:
-    """Choose the ports in `names` as `choose_ports` does, and keep other deployments off them within the block."""
+    """Choose the ports in `names` like `choose_ports`, and reserve them against other deployments within the block."""
     root = private_directory(state_dir() / "deployments")
     path = journal.root / RESERVATION
     try:
@@ -59,7 +59,7 @@ def reserved_ports(
             note = {"pid": os.getpid(), "started": start_time(os.getpid()), "ports": ports}
             replace_file(path, json.dumps(note).encode())
     except Timeout:
-        raise DeployError("another deployment has not chosen its ports in time", hint="try again") from None
+        raise DeployError("another deployment holds the port lock", hint="try again") from None
     try:
         yield chosen
     finally:
@@ -75,8 +75,8 @@ def choose_ports(
 ) -> tuple[Ports, int]:
     """Return the server's ports and the OpenAI port; the latter is 0 if it is not in `names`.
 
-    A requested port has to be free. Otherwise the former port of the name is used, or the default one, or the next
-    free one above it. `reserved` are ports of other deployments, by the deployment's name.
+    A requested port must be free. Otherwise the name's former port is used, or the default one, or the next free one
+    above it. `reserved` maps ports of other deployments to the deployment's name.
     """
     check_own(options.host)
     check_own(options.host_of("openai"))
@@ -97,17 +97,17 @@ def choose_ports(
         avoided -= {wanted} - {*given, *chosen.values()}
         chosen[name] = _next_free(wanted, options.host_of(name), reserved, avoided)
         if chosen[name] != wanted:
-            why = _refused(wanted, options.host_of(name), reserved) or "is used by this deployment already"
+            why = _refused(wanted, options.host_of(name), reserved) or "is already used by this deployment"
             on_moved(f"{wanted} {why}, using {chosen[name]} for {name}")
     http, grpc, metrics = (chosen[name] for name in PORTS[:3])
     return Ports(http, grpc, metrics, options.host), chosen.get("openai", 0)
 
 
 def reserved_elsewhere() -> dict[int, str]:
-    """Return the ports that deployments of this user have or will bind, by the names of the deployments."""
+    """Return the ports that this user's deployments have bound or will bind, with the deployment's name."""
     found: dict[int, str] = {}
     for name in deployment_names():
-        with suppress(TrtspecError):  # an unreadable record hides none of the others
+        with suppress(TrtspecError):  # skip unreadable records
             journal = DeploymentJournal(name)
             record = journal.read()
             rollout = under_way(journal, record)
@@ -124,7 +124,7 @@ def reserved_elsewhere() -> dict[int, str]:
 
 
 def former_ports(record: Record | None, target: str, options: DeployOptions) -> dict[str, int]:
-    """Return the ports that a name had when it was last deployed to a target at the same addresses."""
+    """Return the ports of a name's last deployment to the same target at the same addresses."""
     if record is None or record.target != target:
         return {}
     had = {"http": record.http, "grpc": record.grpc, "metrics": record.metrics, "openai": record.openai}
@@ -132,9 +132,9 @@ def former_ports(record: Record | None, target: str, options: DeployOptions) -> 
 
 
 def taken_port(children: Sequence[Child], pids: Collection[int], *, ended: bool = False) -> PortTaken | None:
-    """Return the port of these children at which a process other than `pids` listens, None where there is none.
+    """Return the port of `children` on which a process other than `pids` listens, if any.
 
-    Of children that have `ended`, a port that somebody has bound without listening counts too.
+    With `ended`, a port that is bound without listening counts too.
     """
     for child in children:
         for name, port in child.listens.items():
@@ -159,14 +159,14 @@ def _ports_of(record: Record) -> tuple[int, ...]:
 
 
 def _refused(port: int, host: str, reserved: Mapping[int, str]) -> str:
-    """Return why a port cannot be had, "" if it can."""
+    """Return why a port is unavailable; "" if it is available."""
     if refused := refused_bind(port, host):
         return refused if " by " in refused or port not in reserved else f"is in use by {reserved[port]}"
     return f"is reserved for {reserved[port]}" if port in reserved else ""
 
 
 def _next_free(wanted: int, host: str, reserved: Mapping[int, str], avoided: Collection[int]) -> int:
-    """Return the first free port from `wanted` on; any free one if the next MOST_TRIED are taken."""
+    """Return the first free port from `wanted` on, or any free one if the next MOST_TRIED are taken."""
     for port in range(wanted, min(wanted + MOST_TRIED, 65536)):
         if port not in avoided and not _refused(port, host, reserved):
             return port
@@ -174,4 +174,4 @@ def _next_free(wanted: int, host: str, reserved: Mapping[int, str], avoided: Col
 
 
 def _other_port(name: str) -> str:
-    return f"choose another with --{name}-port, or leave it out and the next free port is used"
+    return f"choose another with --{name}-port, or omit the option to use the next free port"

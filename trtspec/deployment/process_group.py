@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child of the supervisor while it runs: the leader of a process group, which ends as a whole."""
+"""A running child of the supervisor: the leader of a process group that is ended as a whole."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from trtspec.deployment.process_specs import Child
 from trtspec.serving.triton.env_filter import without_secrets
 
 KILL_S = 5.0
-WARN_S = 2.0  # for the last words of open requests; a second of it is the margin beyond the server's own drain
-START_S = 60.0  # a fork and an exec on a machine with other work
-# A child gets SIGTERM when the thread that started it ends, so that one thread starts all of them, as long as we live.
+WARN_S = 2.0  # for final errors to open requests; includes a 1 s margin beyond the server's own drain
+START_S = 60.0  # for fork and exec on a busy machine
+# PR_SET_PDEATHSIG fires when the starting thread ends, so one permanent thread starts all children.
 STARTER = ThreadPoolExecutor(1, thread_name_prefix="starter")
 
 
 @dataclass
 class Running:
-    """A child and its process."""
+    """A process spec and its running process."""
 
     child: Child
     process: subprocess.Popen[bytes]
 
     @classmethod
     def start(cls, child: Child) -> Running:
-        """Start a child, which gets SIGTERM when this process ends; what it says goes where our output goes.
+        """Start a process that receives SIGTERM when this process ends; it inherits this process's output.
 
-        What it writes is this user's alone, and it gets no secrets of this environment but those that are passed on.
+        Files that it creates are private to this user. Secrets are removed from its environment, except those in the
+        spec.
         """
         arrange = die_with_parent()
 
@@ -53,9 +54,9 @@ class Running:
         return cls(child, begun.result(START_S))
 
     def end(self, drain_s: float, warn: Callable[[], None] = lambda: None) -> None:
-        """End it and what it started: by SIGTERM, and what still runs after `drain_s` by SIGKILL.
+        """End the process group: SIGTERM to the leader, SIGKILL to all after `drain_s`.
 
-        `warn` is called WARN_S before that, or at half of a shorter time.
+        `warn` is called WARN_S before SIGKILL, or at half of a shorter `drain_s`.
         """
         if drain_s and self.process.poll() is None:
             warn_s = min(WARN_S, drain_s / 2)
@@ -64,7 +65,7 @@ class Running:
                 warn()
                 self._ends_within(warn_s)
         wait_until(self._is_killed, KILL_S)
-        self._ends_within(KILL_S)  # what the kernel cannot end is nothing that others have to end for
+        self._ends_within(KILL_S)  # do not wait longer for a process that the kernel cannot kill
 
     def _ends_within(self, seconds: float) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):

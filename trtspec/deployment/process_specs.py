@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a deployment, as a file that says how each is started: read again by whoever starts them anew."""
+"""Specifications of a deployment's processes, stored in a file so that they can be restarted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Child:
-    """A process: its argv, what its environment has beside ours, and the HTTP address that it answers at.
+    """A process: its argv, additional environment variables and the URL of its health check.
 
-    `start_s` bounds the seconds until its first answer. `listens` are its ports by name, at the address `host`.
+    `start_s` limits the seconds until its first answer. `listens` maps port names to ports, bound at the address
+    `host`.
     """
 
     name: str
@@ -31,10 +32,10 @@ class Child:
 
 
 def write_children(path: Path, children: Sequence[Child]) -> None:
-    """Write a file that its user alone can read: an environment may hold a secret."""
+    """Write the specs with mode 0600, because an environment may contain a secret."""
     replace_file(path, json.dumps([asdict(child) for child in children], indent=1).encode(), mode=0o600)
 
 
 def read_children(path: Path) -> list[Child]:
-    """Return the children that were written, the server first."""
+    """Return the specs of a file, the server first."""
     return [Child(**each) for each in json.loads(read_bounded(path, MAX_BYTES))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisors that run on this machine, found by their processes: for deployments whose state files were lost."""
+"""Discovery of running supervisors by their processes, for deployments whose state files were lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTION = re.compile(r"--(http|metrics|grpc-port|host)=(.*)")
 
 @dataclass(frozen=True)
 class SupervisorProcess:
-    """A supervisor of this user, by its arguments."""
+    """A supervisor process of this user, described by its arguments."""
 
     pid: int
     started: int | None
@@ -39,12 +39,12 @@ def supervisors(directory: Path) -> Iterator[SupervisorProcess]:
 
 
 def supervisor_of(root: Path) -> SupervisorProcess | None:
-    """Return the supervisor of the deployment at `root`."""
+    """Return the supervisor of the deployment at `root`, or None."""
     return next((found for found in supervisors(root.parent) if found.root == root), None)
 
 
 def fields_of(process: SupervisorProcess) -> dict[str, Any]:
-    """Return the fields of a deployment's record that its processes have in their arguments."""
+    """Return the record fields that can be read from the arguments of a deployment's processes."""
     options: dict[str, str] = {}
     has_front, openai = False, 0
     for pid in session_of(process.pid, process.started):
@@ -77,7 +77,7 @@ def _supervisor(entry: Path) -> SupervisorProcess | None:
         name, revision, shm_prefix, _, _, root = words
         pid = int(entry.name)
         return SupervisorProcess(pid, start_time(pid), name, int(revision), shm_prefix, Path(root))
-    except (OSError, ValueError):  # it ended meanwhile, or another version of trtspec started it
+    except (OSError, ValueError):  # it has ended, or another version of trtspec started it
         return None
 
 
@@ -90,7 +90,7 @@ def _argv(entry: Path) -> list[str]:
 
 
 def _port_of_config(path: Path) -> int:
-    """Return the port in the configuration of a gateway, 0 where that cannot be read."""
+    """Return the port in a gateway's configuration; 0 if it is unreadable."""
     try:
         return _number(str(json.loads(read_bounded(path, MAX_ARGV_BYTES))["port"]))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):

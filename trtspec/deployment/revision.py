@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One artifact as a deployment serves it, in a directory of its own below deployments/NAME/revisions.
+"""A served revision of an artifact, in its own directory below deployments/NAME/revisions.
 
-revisions/N/artifact/      the artifact, its files linked: it stays what it was, whatever is built in its place
-revisions/N/served/        what the server reads: a copy of the models, links to the rest
+revisions/N/artifact/      hard links to the artifact's files, unaffected by later builds
+revisions/N/served/        the server's files: a copy of the models, links to the rest
 revisions/N/server.json    how the server and its front are started
-revisions/N/*.sock         where both listen for this user alone
+revisions/N/*.sock         private sockets of both
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from trtspec.store.manifest import Manifest, load_manifest
 log = logging.getLogger(__name__)
 
 SERVER, FRONT = "tritonserver", "HTTP front"
-SOCKETS = "<sockets>"  # what stands for the directory of the sockets in the command of a server
+SOCKETS = "<sockets>"  # placeholder for the socket directory in a server's command
 FRONT_START_S = 60.0
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A revision that can be started."""
+    """A staged revision, ready to be started."""
 
     place: Path
     manifest: Manifest
@@ -66,12 +66,12 @@ def place_of(journal: DeploymentJournal, revision: int) -> Path:
 
 
 def server_url(journal: DeploymentJournal, revision: int) -> str:
-    """Return the address by which this user reaches the server of a revision, past its front."""
+    """Return the private URL of a revision's server, which bypasses its front."""
     return f"{UNIX}{place_of(journal, revision) / SOCKET_NAMES['http']}"
 
 
 def front_url(journal: DeploymentJournal, revision: int) -> str:
-    """Return the address by which this user reaches the front itself."""
+    """Return the private URL of a revision's front."""
     return f"{UNIX}{place_of(journal, revision) / FRONT_SOCKET}"
 
 
@@ -84,10 +84,10 @@ def prepare(
     start_s: float,
     expected: str = "",
 ) -> Prepared:
-    """Check and stage an artifact, so that a server of it can be started; nothing runs yet.
+    """Check and stage an artifact for serving; nothing is started.
 
-    Raises DeployError where this machine cannot serve it, DigestMismatch where it is not what was built, or where the
-    SHA-256 of its manifest is not `expected`.
+    Raises DeployError if this machine cannot serve it, and DigestMismatch if its files differ from the manifest or the
+    manifest's SHA-256 differs from `expected`.
     """
     place, shm_prefix = place_of(journal, revision), f"trtspec_{secrets.token_hex(8)}_"
     server, manifest = find_server(), load_manifest(artifact, expected)
@@ -117,7 +117,7 @@ def prepare(
 
 
 def _allowed_hosts() -> dict[str, str]:
-    """Return the variable of the hosts that are allowed, as the command that deploys has it."""
+    """Return the environment variable with the allowed hosts of the deploying command."""
     return {VARIABLE: ",".join(allowed_hosts())}
 
 
@@ -130,7 +130,7 @@ def record_of(
     detached: bool,
     drain_s: int,
 ) -> Record:
-    """Return the record of a deployment of this revision, whose supervisor is not known yet."""
+    """Return the record for deploying this revision; its supervisor is set later."""
     manifest = prepared.manifest
     return Record(
         name=journal.name,
@@ -154,9 +154,9 @@ def record_of(
 
 
 def pin(artifact: Path, manifest: Manifest, out: Path) -> Path:
-    """Return a tree of links to an artifact's files, which nobody's next build replaces.
+    """Hard-link an artifact's files into `out`, so that later builds do not replace them.
 
-    On another file system it is a link to the artifact itself, which is then as good as what lies there.
+    On another file system, `out` is a symbolic link to the artifact and does follow later changes.
     """
     try:
         for name in (MANIFEST, *(record.path for record in manifest.files)):
@@ -171,19 +171,19 @@ def pin(artifact: Path, manifest: Manifest, out: Path) -> Path:
         shutil.rmtree(out)
         out.symlink_to(artifact)
     if load_manifest(out) != manifest:
-        raise DigestMismatch("it was built again meanwhile", where=str(artifact), hint="deploy it again")
+        raise DigestMismatch("the artifact was rebuilt during deployment", where=str(artifact), hint="deploy it again")
     return out
 
 
 def throw_away(journal: DeploymentJournal, before: int, keep: set[int]) -> None:
-    """Throw away what was staged of the revisions before one, but for those to keep."""
+    """Delete the staged files of revisions before `before`, except those in `keep`."""
     for place in (journal.root / "revisions").glob("*"):
         if place.name.isdigit() and int(place.name) < before and int(place.name) not in keep:
             shutil.rmtree(place, ignore_errors=True)
 
 
 def next_revision(journal: DeploymentJournal) -> int:
-    """Return a number that no revision of this name had."""
+    """Return an unused revision number."""
     staged = (int(place.name) for place in (journal.root / "revisions").glob("*") if place.name.isdigit())
     noted = (int(entry.get("revision", 0)) for entry in journal.entries())
     return max([0, *staged, *noted]) + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server of a deployment and its HTTP front: started, watched, started again, ended."""
+"""One server of a deployment and its HTTP front: start, supervision, restart and shutdown."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from trtspec.serving.triton.server import close_shared_memory, remove_shared_mem
 from trtspec.store.artifact_paths import REPOSITORY
 
 LOOK_EVERY_S = 0.25
-FLUSH_S = 6.0  # a second more than the front itself takes
-ANSWER_S = 10.0  # for a first token; a server that is slower is asked again
+FLUSH_S = 6.0  # a second more than the front's own limit
+ANSWER_S = 10.0  # for a first token; the request is repeated afterwards
 
-Over = Callable[[], bool]  # asked at every look: whether that was the last
+Over = Callable[[], bool]  # checked on every iteration: whether to stop waiting
 
 
 @dataclass
 class Keeper:
-    """The server of the revision that lies at `place`, of the deployment at `root`."""
+    """The server of the revision staged at `place`, of the deployment at `root`."""
 
     root: Path
     place: Path
     shm_prefix: str
-    server: Child = field(init=False)  # once it was started
+    server: Child = field(init=False)  # set by `start`
     running: Running | None = field(default=None, init=False)
-    front: Beside | None = field(default=None, init=False)  # it goes on while the server is started again
-    _sockets: int | None = field(default=None, init=False)  # the open directory of the sockets
-    _starting: StartLook = field(init=False)  # on the processes of the last start
+    front: Beside | None = field(default=None, init=False)  # keeps running while the server restarts
+    _sockets: int | None = field(default=None, init=False)  # descriptor of the socket directory
+    _starting: StartLook = field(init=False)  # observes the processes of the last start
 
     def start(self) -> None:
-        """Start it, with nothing of its token left for others to read."""
+        """Start the server; its token does not remain visible in its command line."""
         self._ending.unlink(missing_ok=True)
         self.server, *front = read_children(self.place / "server.json")
         token, sockets = read_token(self.root), self._socket_directory()
@@ -63,9 +63,9 @@ class Keeper:
         threading.Thread(target=hide_token, args=(self.running.process, token), daemon=True).start()
 
     def _socket_directory(self) -> str:
-        """Return a path of the directory of the sockets that is short enough for a socket's address of 108 bytes.
+        """Return a path of the socket directory short enough for a socket address (108 bytes).
 
-        What the last server left there is removed, since the server does not do that itself.
+        Removes the last server's sockets, because the server does not remove them itself.
         """
         for name in SOCKET_NAMES.values():
             (self.place / name).unlink(missing_ok=True)
@@ -77,25 +77,25 @@ class Keeper:
 
     @property
     def front_ended(self) -> int | None:
-        """Return the status with which its front ended, None while that runs."""
+        """Return the front's exit status, None while it runs."""
         return self.front.ended if self.front is not None else None
 
     @property
     def _ending(self) -> Path:
         return ending_file(self.place / "served" / REPOSITORY)
 
-    def _say_ending(self) -> None:
-        with suppress(OSError):  # a full disk, or a revision that is thrown away: the requests end as they did
+    def _announce_end(self) -> None:
+        with suppress(OSError):  # a full disk or a deleted revision: requests end without the message
             self._ending.touch()
 
     @property
     def ended(self) -> int | None:
-        """Return the status with which it ended, None while it runs."""
+        """Return the server's exit status, None while it runs."""
         assert self.running is not None
         return self.running.process.poll()
 
     def end(self, drain_s: float) -> None:
-        """End it and then its front, whose clients read what is left of their responses."""
+        """End the server, then its front, so that clients can read the remaining responses."""
         self.end_server(drain_s)
         if self.front is not None:
             self.front.end(min(drain_s, FLUSH_S))
@@ -104,30 +104,30 @@ class Keeper:
             self._sockets = None
 
     def end_server(self, drain_s: float) -> None:
-        """End it; its open requests get `drain_s` seconds, and what is open then an error."""
+        """End the server; open requests get `drain_s` seconds, then an error."""
         if self.running is not None:
-            self.running.end(drain_s, self._say_ending)
+            self.running.end(drain_s, self._announce_end)
         remove_shared_memory(self.shm_prefix)
 
     def fault(self, over: Over, stopped_s: float = STOPPED_S) -> str:
-        """Return what is wrong with it once something is, "" where `over` came first.
+        """Wait for a failure and return its description; "" if `over` returned true first.
 
-        What is stopped for `stopped_s` is wrong.
+        A process stopped for `stopped_s` counts as a failure.
         """
         assert self.running is not None
         judge = Judge(stopped_s)
-        eyes = ServerLook(self.running.process.pid, self.server.url, self._starting.stubs)
+        probe = ServerLook(self.running.process.pid, self.server.url, self._starting.stubs)
         try:
             while not over():
-                if fault := judge.fault(eyes.look(self.ended)):
+                if fault := judge.fault(probe.look(self.ended)):
                     return fault
                 time.sleep(LOOK_EVERY_S)
             return ""
         finally:
-            eyes.close()
+            probe.close()
 
     def until_ready(self, over: Over, stopped_s: float = STOPPED_S) -> str:
-        """Return "" once it says that it is ready, or `over` came first; else why it is not."""
+        """Wait until the server reports ready; return "" then, or if `over` returned true first, else the failure."""
         client, deadline, judge = Client.at(self.server.url, READY_TIMEOUT_S), self._deadline(), Judge(stopped_s)
         while not over():
             is_ready = client.is_ready()
@@ -137,16 +137,16 @@ class Keeper:
                 close_shared_memory(self.shm_prefix)
                 return OPEN if self.is_open() else ""
             if time.monotonic() >= deadline:
-                return f"the server did not answer within {self.server.start_s:.0f} s of its start: it was not ready"
+                return f"the server did not answer within {self.server.start_s:.0f} s of its start: it is not ready"
             time.sleep(LOOK_EVERY_S)
         return ""
 
     def is_open(self) -> bool:
-        """Return whether anybody can use the control APIs of the server that is ready."""
+        """Return whether the ready server's control APIs are accessible without the token."""
         return opens_to_filler(self.server.url, read_token(self.root))
 
     def until_answered(self, over: Over, stopped_s: float = STOPPED_S) -> str:
-        """Return "" once it has answered a request, or `over` came first; else why it did not."""
+        """Wait for the first answer; return "" then, or if `over` returned true first, else the failure."""
         deadline, judge = self._deadline(), Judge(stopped_s)
         if refused := self.until_ready(over, stopped_s):
             return refused
@@ -168,19 +168,19 @@ class Keeper:
         return time.monotonic() + self.server.start_s
 
     def _fault_at_start(self, judge: Judge, *, is_ready: bool) -> str:
-        """Return what is wrong with its ports or its processes before it has answered."""
+        """Return a failure of ports or processes during startup."""
         server, *front = read_children(self.place / "server.json")
         ours = family_of(os.getpid())
         taken = taken_port([server], ours, ended=self.ended is not None)
         if taken := taken or taken_port(front, ours, ended=self.front_ended is not None):
             return taken.message
         if (status := self.ended) is not None:
-            return f"the server ended with status {status} while it started"
+            return f"the server exited with status {status} during startup"
         return judge.fault(self._starting.look(is_ready=is_ready))
 
 
 class Asking:
-    """Asks a server for one token, in a thread of its own: one whose processes are stopped never answers."""
+    """Requests one token in a thread, because a server with stopped processes never answers."""
 
     def __init__(self, url: str) -> None:
         self.refusal = ""
@@ -189,7 +189,7 @@ class Asking:
         self._thread.start()
 
     def is_over(self, within_s: float) -> bool:
-        """Return whether it has answered, or refused."""
+        """Return whether the request has been answered or has failed."""
         self._thread.join(within_s)
         return not self._thread.is_alive()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes beside a deployment's server: restarted when they end, are stopped or do not answer, with back-off."""
+"""Sidecars of a deployment's server: restarted with back-off when they exit, are stopped or do not answer."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from trtspec.deployment.process_specs import Child
 from trtspec.serving.triton.client import UNIX, UnixConnection
 
 ASK_EVERY_S = 1.0
-SILENT_S = 5.0  # without a response, and no thread computes
+SILENT_S = 5.0  # without a response, while no thread computes
 BLOCKED_S = 15.0  # without a response, while a thread computes: a blocked event loop, or a busy machine
 CHUNK_BYTES = 4096
 
 
 class HealthProbe:
-    """Asks a process for its health again and again, in a thread of its own.
+    """Requests a process's health repeatedly in a thread.
 
-    `silent_since` is the time of the first question that has no response yet; None where there is none. Any response
-    counts, also one that the server behind the process is not ready, and a connection that it closes: its loop runs.
-    `closed_since` is the time since which nothing listens at its address.
+    `silent_since` is the time of the first unanswered request, if any. Any response counts, even one that reports the
+    server as not ready, and so does a closed connection, because the event loop is running. `closed_since` is the time
+    since which the address refuses connections.
     """
 
     def __init__(self, url: str) -> None:
@@ -60,7 +60,7 @@ class HealthProbe:
 
 
 def responds(url: str, timeout_s: float) -> bool:
-    """Return whether a process sends any response within `timeout_s`, be it an error."""
+    """Return whether a process sends any response, even an error, within `timeout_s`."""
     try:
         _ask(url, timeout_s)
     except (OSError, HTTPException):
@@ -69,7 +69,7 @@ def responds(url: str, timeout_s: float) -> bool:
 
 
 def _ask(url: str, timeout_s: float) -> None:
-    """Return once there is a response; raises OSError or HTTPException."""
+    """Wait for a response; raise OSError or HTTPException."""
     if url.startswith(UNIX):
         connection: HTTPConnection = UnixConnection(url.removeprefix(UNIX), timeout_s)
         path = "/"
@@ -88,11 +88,11 @@ def _ask(url: str, timeout_s: float) -> None:
 
 @dataclass
 class Beside:
-    """One of these processes; the server serves on without it, so it is tried again even where that did not help."""
+    """One sidecar; the server does not depend on it, so it is restarted indefinitely."""
 
     running: Running
     restarts: Restarts = field(default_factory=lambda: Restarts(came_up=True))
-    _due: float | None = None  # when it is started again
+    _due: float | None = None  # time of the pending restart
     _probe: HealthProbe = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,12 +100,12 @@ class Beside:
 
     @classmethod
     def start(cls, child: Child) -> Beside:
-        """Start a process, and watch it."""
+        """Start a process and its health probe."""
         return cls(Running.start(child))
 
     @property
     def ended(self) -> int | None:
-        """Return the status with which the process ended, None while it runs."""
+        """Return the exit status, None while the process runs."""
         return self.running.process.poll()
 
     def end(self, drain_s: float) -> None:
@@ -114,7 +114,7 @@ class Beside:
         self.running.end(drain_s)
 
     def look(self, now: float) -> str:
-        """Start it where that is due; returns what went wrong since the last look, "" for nothing."""
+        """Restart the process if due; return the failure since the last call, "" for none."""
         if self._due is None:
             return self._fault(now)
         if now >= self._due:
@@ -130,14 +130,14 @@ class Beside:
         delay = self.restarts.delay(now) or 0.0
         self._due = now + delay
         if taken := taken_port([self.running.child], (), ended=True):
-            what += f", because {taken.message},"
-        return f"{self.running.child.name} {what}, and is started again {f'in {delay:g} s' if delay else 'at once'}"
+            what += f" ({taken.message})"
+        return f"{self.running.child.name} {what}; restarting {f'in {delay:g} s' if delay else 'now'}"
 
     def wrong(self) -> str:
-        """Return what is wrong with the process now, "" for nothing."""
+        """Return the current failure of the process, "" for none."""
         pid, now = self.running.process.pid, time.monotonic()
         if (status := self.ended) is not None:
-            return f"ended by itself with status {status}"
+            return f"exited with status {status}"
         if process_state(pid) == "T":
             return "is stopped"
         silent_s = now - (self._probe.silent_since or now)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server is given of an artifact: a copy of its repository, with the rest linked beside it."""
+"""Staging of an artifact for a server: a copy of its model repository, and links to the rest."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from trtspec.store.artifact_contents import BYTE_CODE
 from trtspec.store.artifact_paths import MANIFEST, PLUGINS, REPOSITORY, TOKENIZER
 from trtspec.store.manifest import Manifest, load_manifest, verify_files
 
-RUNS = (REPOSITORY, PLUGINS)  # the parts of an artifact that a server runs
-INSTALLED = (Path("/opt/tritonserver/backends"),)  # where containers have them
+RUNS = (REPOSITORY, PLUGINS)  # directories with executable files
+INSTALLED = (Path("/opt/tritonserver/backends"),)  # as in Triton's containers
 
 
 def stand_in_for(server: Server, serving: ServingHooks) -> StandIn | None:
-    """Return what serves where a tritonserver lacks the backend that an artifact needs; None where it lacks nothing.
+    """Return the fallback for a backend that this tritonserver lacks, or None if it has the backend.
 
-    Raises DeployError where nothing does, or where what does lacks something itself.
+    Raises DeployError if no fallback exists or its requirements are not met.
     """
     needed = serving.triton_backend
     if not needed or any((place / needed).is_dir() for place in _backend_places(server)):
         return None
-    lacks = f"this tritonserver has no {needed} backend"
-    hint = f"start it in a container of Triton's that has the {needed} backend, with trtspec installed"
+    lacks = f"this tritonserver lacks the {needed} backend"
+    hint = f"deploy in a Triton container that has the {needed} backend and trtspec installed"
     try:
         if found := serving.stand_in():
             return found
     except DeployError as error:
-        message = f"{lacks}, and what stands in for it needs more: {error.message}"
+        message = f"{lacks}, and its fallback is unavailable: {error.message}"
         raise DeployError(message, where=error.where, hint=f"{error.hint}; or {hint}") from None
     raise DeployError(lacks, where=str(server.executable), hint=hint)
 
 
 def put_in_place(stand_in: StandIn, server: Server, name: str, stage: Path, repository: Path) -> Server:
-    """Return the server with its Python backend and a stand-in copied below `stage`; adapts the repository.
+    """Return the server with a backend directory below `stage` that has the Python backend and the fallback.
 
-    Triton refuses a Python-based backend whose library is a link out of the backends' directory.
+    Copies both there and adapts the repository. Triton rejects a Python-based backend whose library is a link out of
+    the backend directory.
     """
     shutil.rmtree(stage, ignore_errors=True)
     python = next(place / "python" for place in _backend_places(server) if (place / "python").is_dir())
@@ -54,14 +55,14 @@ def put_in_place(stand_in: StandIn, server: Server, name: str, stage: Path, repo
 
 
 def stage_repository(artifact: Path, serving: ServingHooks, stage: Path) -> Path:
-    """Return a copy of the repository to serve, with compiled plugins copied and the rest linked beside it.
+    """Return a copy of the repository to serve, with compiled plugins copied and the rest linked.
 
-    What runs is copied first and then checked, so that nobody changes it in between; byte code stays behind. Python
-    writes its caches next to the models, whatever the environment says: the artifact stays as it was built.
+    Code is copied first and then checked, so that it cannot change in between; byte code is not copied. The copy also
+    keeps Python's caches, which are written next to the models regardless of the environment, out of the artifact.
     """
     check_repository(artifact)
     if (artifact / TOKENIZER).is_dir():
-        vet(artifact / TOKENIZER)  # the served models load it without a child
+        vet(artifact / TOKENIZER)  # the served models load it without a sandbox
     if stage.exists():
         shutil.rmtree(stage)
     private_directory(stage)
@@ -73,18 +74,18 @@ def stage_repository(artifact: Path, serving: ServingHooks, stage: Path) -> Path
     shutil.rmtree(copied)
     for name in sorted({record.path.split("/")[0] for record in manifest.files} - {*RUNS}):
         (stage / name).symlink_to(artifact / name)
-    (stage / MANIFEST).symlink_to(artifact / MANIFEST)  # by which the served models name their metrics' method
+    (stage / MANIFEST).symlink_to(artifact / MANIFEST)  # the served models read the metrics' method label from it
     return stage / REPOSITORY
 
 
 def check_repository(artifact: Path) -> None:
-    """Raise DeployError for an artifact that has nothing to serve."""
+    """Raise DeployError if the artifact lacks a model repository."""
     if not (artifact / REPOSITORY).is_dir():
-        raise DeployError(f"the artifact holds no {REPOSITORY}", where=str(artifact), hint="build it again")
+        raise DeployError(f"the artifact has no {REPOSITORY}", where=str(artifact), hint="build it again")
 
 
 def _copy_checked(artifact: Path, manifest: Manifest, out: Path) -> Path:
-    """Copy what runs; raises DigestMismatch where the copy is not what the manifest and this trtspec vouch for."""
+    """Copy executable files; raise DigestMismatch if the copy differs from the manifest or has foreign code."""
     for name in RUNS:
         if (artifact / name).is_dir():
             copy_tree(artifact / name, out / name, without=BYTE_CODE, follow_links=False)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that a local deployment runs under: it starts the server and what is beside it, and watches them.
+"""The supervisor process of a local deployment: starts the server and its sidecars, and monitors them.
 
-Until the deployment is live it only ends when the server does. From then on a server that is dead, stopped or hanging
-is ended, so that nobody takes it for ready and its open requests fail at once, and started again, later each time; the
-record says so. It also carries out rollouts, in which a second server takes the place of the first. It leads the
-session of all its children, and none outlives it.
+Before the deployment is live, it ends when the server does. Afterwards it ends a server that is dead, stopped or
+hanging, so that it is not reported ready and its open requests fail immediately, and restarts it with back-off; the
+record has the reason. It also carries out rollouts, in which a second server replaces the first. It leads the session
+of all its children, none of which outlives it.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from trtspec.deployment.sidecar import Beside
 
 @dataclass
 class Supervisor:
-    """Watches a deployment's server until it is told to end (`asked`), or gives up."""
+    """Monitors a deployment's server until a stop is requested (`asked`) or it gives up."""
 
     journal: DeploymentJournal
     keeper: Keeper
     beside: Sequence[Child] = ()
     asked: threading.Event = field(default_factory=threading.Event)
     restarts: Restarts = field(default_factory=Restarts)
-    running: list[Beside] = field(default_factory=list)  # what is beside the server
-    command: tuple[int, int | None] | None = None  # pid and start time of who is to say that it is live
+    running: list[Beside] = field(default_factory=list)  # the sidecars
+    command: tuple[int, int | None] | None = None  # pid and start time of the deploying command
     roller: Roller | None = None
-    _lock: threading.RLock = field(default_factory=threading.RLock)  # of the record, and of which server is watched
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # guards the record and `keeper`
 
     def run(self) -> int:
-        """Return the exit status: 0 where it was told to end, the server's before it was live, 1 where it gave up."""
+        """Return the exit status: 0 after a request to stop, the server's before it was live, 1 after giving up."""
         try:
             self.keeper.start()
             self.running = [Beside.start(child) for child in self.beside]
@@ -57,19 +57,19 @@ class Supervisor:
             self._end_all(self.journal.known().drain_s + 1 if self.asked.is_set() else 0.0)
 
     def replace_keeper(self, keeper: Keeper, record: Record, detail: str) -> Keeper:
-        """Watch another server from now on, and note that it serves; returns the one before."""
+        """Monitor another server from now on, record it as live and return the previous one."""
         with self._lock:
-            self.journal.move(record, "live", detail)  # a full disk is noticed here, before anything has changed
+            self.journal.move(record, "live", detail)  # a full disk raises here, before anything has changed
             before, self.keeper, self.restarts = self.keeper, keeper, Restarts(came_up=True)
             return before
 
     def _until_live(self) -> int | None:
-        """Return None once the deployment is live, or the status with which the server ended before that.
+        """Return None once the deployment is live, or the status of a server that exited before.
 
-        1 where the command that deploys ended first: nobody is left who would say that it is live.
+        Returns 1 if the deploying command, which would set the state to live, ended before.
         """
         while not self.asked.wait(LOOK_EVERY_S):
-            # Looked at before the record is read: what ends once the deployment is live is restarted by `_watch`.
+            # Checked before reading the record: `_watch` restarts processes that end once the deployment is live.
             ended = self.keeper.ended, self.keeper.front_ended, *(each.ended for each in self.running)
             is_left = self.command is not None and not is_alive(*self.command)
             record = self.journal.read()
@@ -84,12 +84,12 @@ class Supervisor:
 
     def _give_up(self, record: Record | None, reason: str) -> None:
         say(f"failed: {reason}")
-        if record and record.pid == os.getpid():  # else it ended before it wrote one
-            with self._noting():
+        if record and record.pid == os.getpid():  # the command may have ended before writing one
+            with self._logged_os_errors():
                 self.journal.move(record, "failed", reason)
 
     def _watch(self) -> int:
-        """Return 0 once this process is to end, 1 where the server fails too often."""
+        """Return 0 after a request to stop, 1 if the server fails too often."""
         while not self.asked.is_set():
             keeper = self.keeper
             fault = keeper.fault(lambda watched=keeper: self._is_over(watched))  # type: ignore[misc]
@@ -97,17 +97,17 @@ class Supervisor:
                 keeper.end_server(0.0)
                 delay = self.restarts.delay(time.monotonic())
                 if delay is None:
-                    self._note(keeper, "failed", f"{fault}; it was started again {self.restarts.at_most} times before")
+                    self._note(keeper, "failed", f"{fault}; gave up after {self.restarts.at_most} restarts")
                     return 1
                 self._note(keeper, "restarting", fault)
-                fault = self._started_again(keeper, delay)
+                fault = self._restart(keeper, delay)
                 if not fault and not self._is_over(keeper):
                     self.restarts.came_up = True
-                    self._note(keeper, "live", "started again")
+                    self._note(keeper, "live", "restarted")
         return 0
 
-    def _started_again(self, keeper: Keeper, delay: float) -> str:
-        """Return "" once the server has answered again, or is not watched any more; else why it did not."""
+    def _restart(self, keeper: Keeper, delay: float) -> str:
+        """Restart a server after a delay; return "" once it answers or its monitoring ends, else the failure."""
         deadline = time.monotonic() + delay
         while time.monotonic() < deadline and not self._is_over(keeper):
             self.asked.wait(min(delay, LOOK_EVERY_S))
@@ -117,22 +117,22 @@ class Supervisor:
         return keeper.until_answered(lambda: self._is_over(keeper))
 
     def _is_over(self, keeper: Keeper) -> bool:
-        """Return whether a server is not to be watched any more; looks after all else on the way."""
-        self._keep_beside()
+        """Return whether monitoring of a server has ended; also checks sidecars and rollouts."""
+        self._check_sidecars()
         self._roll_out()
         return self.asked.is_set() or self.keeper is not keeper
 
-    def _keep_beside(self) -> None:
-        """Start again what ended beside the server, is stopped or does not answer, and note why."""
+    def _check_sidecars(self) -> None:
+        """Restart sidecars that ended, are stopped or do not answer, and record the reason."""
         front = self.keeper.front
         for each in (*self.running, *([front] if front else [])):
             if fault := each.look(time.monotonic()):
                 say(fault)
-                with self._lock, self._noting():
+                with self._lock, self._logged_os_errors():
                     self.journal.remark(replace(self.journal.known(), beside=fault), fault)
 
     def _roll_out(self) -> None:
-        """Begin a rollout that somebody staged."""
+        """Begin a staged rollout."""
         if self.roller is not None and self.roller.is_alive():
             return
         record = self.journal.read()
@@ -142,7 +142,7 @@ class Supervisor:
             self.roller.start()
 
     def _end_all(self, drain_s: float) -> None:
-        """End all at once: each lets its open requests finish, which are also those of the others."""
+        """End all processes in parallel, because each drains requests that the others serve too."""
         ends = [self.keeper.end, *(each.end for each in self.running)]
         if self.roller is not None:
             ends.append(self.roller.end)
@@ -150,9 +150,9 @@ class Supervisor:
             list(threads.map(lambda end: end(drain_s), ends))
 
     def _note(self, keeper: Keeper, state: str, detail: str) -> None:
-        """Note a transition of the server that serves; a reason stays in the record when it is live again.
+        """Record a transition of the live server; a reason remains in the record when it is live again.
 
-        A full disk is no reason to end a server: its state is then as it was before, and the log says so.
+        A full disk does not end a server: the state file then keeps the previous state, and the log has the error.
         """
         with self._lock:
             if self.keeper is not keeper:
@@ -160,20 +160,20 @@ class Supervisor:
             record = self.journal.known()
             if state != "live":
                 record = replace(record, reason=detail, restarts=record.restarts + (state == "restarting"))
-            with self._noting():
+            with self._logged_os_errors():
                 self.journal.move(record, state, detail)
             say(f"{state}: {detail}")
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _logged_os_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            say(f"this cannot be noted: {error.strerror}")
+            say(f"cannot record this: {error.strerror}")
 
 
 def say(what: str) -> None:
-    """Add a line to the log of the server, in which its own ends and begins."""
+    """Append a line to the server's log."""
     try:
         sys.stderr.write(f"supervisor: {what}\n")
         sys.stderr.flush()
@@ -182,9 +182,10 @@ def say(what: str) -> None:
 
 
 def main() -> None:
-    """Supervise a deployment: of this name, from this revision, with this shared memory, begun by this command.
+    """Supervise a deployment.
 
-    The last argument, the deployment's directory, is for whoever looks for the process (`trtspec.deployment.recovery`).
+    Arguments: name, revision, shared memory prefix, pid and start time of the deploying command, and the deployment's
+    directory, by which `trtspec.deployment.recovery` finds the process.
     """
     name, revision, shm_prefix, pid, started, _ = sys.argv[1:]
     journal = DeploymentJournal(name)
@@ -193,7 +194,7 @@ def main() -> None:
 
     def end(number: int, frame: object) -> None:
         supervisor.asked.set()
-        with suppress(OSError):  # a full disk; not `say`, whose stream may be in use right now
+        with suppress(OSError):  # a full disk; not `say`, whose stream may be locked
             os.write(sys.stderr.fileno(), note_of_signal(number))
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A systemd unit that serves an artifact: by a user that exists while it runs, and that writes nowhere else.
+"""Systemd units that serve an artifact as a dynamic user in a sandbox.
 
-What it is told is what `trtspec deploy` was told; state and cache lie in directories of the unit's own.
+The unit runs `trtspec deploy` with the given options; its state and cache are in the unit's own directories.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from trtspec.store.artifact_paths import MANIFEST
 
 PRIVATE = (Path("/tmp"), Path("/var/tmp"))
 MOVE = "move it to a directory such as /opt or /srv"
-VARIABLES = ("TRTSPEC_OPENAI_KEYS", "TRTSPEC_TRITONSERVER")  # what a deployment reads of its environment
-MOST_FILES = 10_000  # of an artifact, whose permissions are looked at
-STOP_TIMEOUT_S = 50  # beyond what open requests get: until all has ended that was told to
-# No MemoryDenyWriteExecute: torch and engines compile while they run. ProtectHome: an environment may lie there.
+VARIABLES = ("TRTSPEC_OPENAI_KEYS", "TRTSPEC_TRITONSERVER")  # environment variables that a deployment reads
+MOST_FILES = 10_000  # of an artifact, checked for their permissions
+STOP_TIMEOUT_S = 50  # beyond the drain time, until all processes have ended
+# No MemoryDenyWriteExecute: torch and engines compile at run time. ProtectHome=read-only: the virtual environment may
+# be in a home directory.
 UNIT = """\
 [Unit]
 Description=trtspec: {artifact}
@@ -77,11 +78,11 @@ ONLY_LOCAL = "IPAddressDeny=any\nIPAddressAllow=localhost\n"
 def render_unit(
     artifact: Path, host: str, options: Sequence[str], drain_s: int | None = None, openai_host: str = ""
 ) -> str:
-    """Return the unit that runs `trtspec deploy` on an artifact with `options`, listening at `host`.
+    """Return the unit that runs `trtspec deploy` on an artifact with `options`, bound to `host`.
 
-    `openai_host` is the address of the entry for OpenAI's clients, where `options` name another one for it.
+    `openai_host` is the bind address of the OpenAI gateway if `options` set one.
 
-    `drain_s` is what open requests get by these options, None where they leave that out.
+    `drain_s` is the drain time set by the options, None if they set none.
     """
     place = str(artifact.absolute())
     argv = [sys.executable, "-m", "trtspec", "deploy", place, "--host", host, *options]
@@ -94,13 +95,13 @@ def render_unit(
 
 
 def unit_warnings(artifact: Path, environment: Mapping[str, str]) -> list[str]:
-    """Return what the unit will lack, with the fix: files that its sandbox hides, variables that it does not get."""
+    """Return warnings, with fixes, about files that the sandbox hides and variables that the unit does not get."""
     package = Path(__file__).parents[1]
     needed = {
         "the artifact": artifact.absolute(),
         "Python": Path(sys.executable).absolute(),
         "the environment of Python": Path(sys.prefix),
-        "the Python that the environment was made of": Path(sys.base_prefix),
+        "the base Python of the environment": Path(sys.base_prefix),
         "trtspec": package,
     }
     found: dict[str, list[str]] = {}
@@ -111,25 +112,25 @@ def unit_warnings(artifact: Path, environment: Mapping[str, str]) -> list[str]:
     missing = [name for name in VARIABLES if environment.get(name)]
     if missing:
         names = ", ".join(missing)
-        fix = "`systemctl edit` the unit and add EnvironmentFile= with a file that root alone can read"
+        fix = "`systemctl edit` the unit and add EnvironmentFile= with a file that only root can read"
         warnings.append(f"the unit does not get {names} of this shell: {fix}")
     return warnings
 
 
 def _hidden(path: Path) -> str:
-    """Return how the unit's own /tmp hides a path, with the fix; "" where it does not."""
+    """Return how the unit's private /tmp hides a path, with the fix; "" if it does not."""
     for place in PRIVATE:
         if path.is_relative_to(place):
-            return f"{place} is another directory there (PrivateTmp=yes); {MOVE} and print the unit again"
+            return f"{place} is private to the unit (PrivateTmp=yes); {MOVE} and print the unit again"
     return ""
 
 
 def _unreadable(path: Path) -> str:
-    """Return what keeps another user, as DynamicUser=yes makes one, from reading a path; "" where nothing does."""
+    """Return why another user, as with DynamicUser=yes, cannot read a path, with the fix; "" if it can."""
     place = path.resolve()
     for directory in reversed(place.parents):
         if not _has(directory, stat.S_IXOTH):
-            fix = MOVE if directory == Path("/root") else f"{MOVE}, or allow that: chmod o+x {directory}"
+            fix = MOVE if directory == Path("/root") else f"{MOVE}, or grant access: chmod o+x {directory}"
             return f"other users may not enter {directory} (DynamicUser=yes); {fix}"
     files = (
         [place, *islice(place.rglob("*"), MOST_FILES)] if place.is_dir() and (place / MANIFEST).exists() else [place]
@@ -141,7 +142,7 @@ def _unreadable(path: Path) -> str:
 
 
 def _has(path: Path, bits: int) -> bool:
-    """Return whether others have these permissions; true where there is no such path, which is another error."""
+    """Return whether others have these permissions; true for a missing path, which is reported elsewhere."""
     try:
         return path.stat().st_mode & bits == bits
     except OSError as error:
@@ -149,7 +150,7 @@ def _has(path: Path, bits: int) -> bool:
 
 
 def _quoted(word: str) -> str:
-    """Return a word of a command line as systemd reads it, which expands % and $ even within quotes."""
+    """Return a word of a command line quoted for systemd, which expands % and $ even within quotes."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$").replace("\n", "\\n")
     return f'"{escaped}"' if escaped != word or " " in word or not word else word
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The token of a deployment: who has it may use its server's control APIs. It lies in a file of this user alone."""
+"""The token for the control APIs of a deployment's server, stored in a file that only this user can read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trtspec.core.files import private_file, read_bounded
 
 FILE = "token"
 TOKEN_BYTES = 32
-PLACEHOLDER = "<token>"  # what stands for it wherever else a command is written down
+PLACEHOLDER = "<token>"  # placeholder for the token in stored commands
 
 
 def new_token(root: Path) -> str:
-    """Return a random token, 64 hex digits, and write it into a deployment's directory in place of a former one."""
+    """Write a new random token, 64 hex digits, into a deployment's directory and return it."""
     token = secrets.token_hex(TOKEN_BYTES)
     with private_file(root / FILE) as file:
         file.write(token.encode())
@@ -23,7 +23,7 @@ def new_token(root: Path) -> str:
 
 
 def read_token(root: Path) -> str:
-    """Return the token of the deployment in a directory; DeployError where it has none."""
+    """Return the token in a deployment's directory; raise DeployError if it is unreadable."""
     try:
         return read_bounded(root / FILE, 2 * TOKEN_BYTES).decode()
     except (OSError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A first text from each entry of a deployment, Triton's and OpenAI's, asked for by whoever waits until all is warm."""
+"""Warm-up wait: request a first text from each endpoint of a deployment, Triton's and OpenAI's."""
 
 from __future__ import annotations
 
@@ -22,28 +22,32 @@ MAX_SAID = 200
 
 
 def await_first_texts(record: Record, root: Path, deadline: float, hint: Callable[[], str]) -> list[str]:
-    """Return the entries that have each served a text, by `deadline` of the monotonic clock.
+    """Return the endpoints after each has served a text, by `deadline` of the monotonic clock.
 
-    `root` is the deployment's directory, `hint` says where more is found. Raises StepTimeout for an entry that is too
-    slow, SmokeTestFailed for one that serves none.
+    `root` is the deployment's directory, `hint` returns the hint of errors. Raises StepTimeout for a slow endpoint,
+    SmokeTestFailed for one that fails.
     """
-    asks: dict[str, Callable[[float], None]] = {"Triton's": lambda left: _ask_triton(record, left)}
+    asks: dict[str, Callable[[float], None]] = {"Triton": lambda left: _ask_triton(record, left)}
     if "openai" in record.endpoints:
-        asks["OpenAI's"] = lambda left: _ask_openai(record, root / KEYS_FILE, left)
+        asks["OpenAI"] = lambda left: _ask_openai(record, root / KEYS_FILE, left)
     for entry, ask in asks.items():
         try:
             ask(max(0.1, deadline - time.monotonic()))
         except StepTimeout as error:
-            raise StepTimeout(f"no first text from {entry} entry in time: {error.message}", hint=hint()) from None
+            raise StepTimeout(
+                f"no first text from the {entry} endpoint in time: {error.message}", hint=hint()
+            ) from None
         except DeployError as error:
-            raise SmokeTestFailed(f"the first text from {entry} entry failed: {error.message}", hint=hint()) from None
+            raise SmokeTestFailed(
+                f"the first text from the {entry} endpoint failed: {error.message}", hint=hint()
+            ) from None
     return [*asks]
 
 
 def _ask_triton(record: Record, timeout_s: float) -> None:
     answer = Client.at(record.endpoints["http"], timeout_s).generate({"text_input": PROMPT, "max_tokens": TOKENS})
     if "text_output" not in answer:
-        raise DeployError("the answer holds no text_output")
+        raise DeployError("the response lacks text_output")
 
 
 def _ask_openai(record: Record, keys: Path, timeout_s: float) -> None:
@@ -57,10 +61,10 @@ def _ask_openai(record: Record, keys: Path, timeout_s: float) -> None:
             choices = json.loads(answer.read())["choices"]
     except HTTPError as error:
         said = error.read(MAX_SAID).decode(errors="replace")
-        raise DeployError(f"the entry answered {error.code}: {said}") from None
+        raise DeployError(f"the gateway answered {error.code}: {said}") from None
     except TimeoutError:
         raise StepTimeout(f"no answer within {timeout_s:.3g} s") from None
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        raise DeployError(f"the entry gave no text: {error or type(error).__name__}") from None
+        raise DeployError(f"the gateway returned no text: {error or type(error).__name__}") from None
     if not choices:
-        raise DeployError("the entry gave no text")
+        raise DeployError("the gateway returned no text")

@@ -152,7 +152,7 @@ def test_values_of_another_type(option: str, value: Any, message: str) -> None:
 
 def test_a_gpu_that_nobody_knows() -> None:
     (diagnostic,) = check(make_context(engine__gpu="h1000"))
-    assert (diagnostic.path, diagnostic.message) == ("engine.gpu", "nothing is known of the GPU 'h1000'")
+    assert (diagnostic.path, diagnostic.message) == ("engine.gpu", "unknown GPU 'h1000'")
 
 
 @pytest.mark.parametrize("option", ["checkpoint_dir", "build_config", "visualize_network", "lora_dir"])

@@ -79,9 +79,7 @@ def a_server(root: Path, *backends: str) -> Server:
 def test_without_a_backend_and_without_vllm_both_remedies_are_named(tmp_path: Path) -> None:
     with pytest.raises(DeployError) as caught:
         stand_in_for(a_server(tmp_path, "python"), SERVING)
-    assert caught.value.message.startswith(
-        "this tritonserver has no vllm backend, and what stands in for it needs more"
-    )
+    assert caught.value.message.startswith("this tritonserver lacks the vllm backend, and its fallback is unavailable")
     assert VARIABLE in str(caught.value.hint)
     assert "container" in str(caught.value.hint)
 

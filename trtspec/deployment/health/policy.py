@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a server by what was seen of it, and when it is started again. Pure: no clock, no process.
+"""Failure detection from health samples, and the restart policy. Pure functions of time: no clock, no processes.
 
 All times are seconds of one monotonic clock.
 """
@@ -11,24 +11,28 @@ from dataclasses import dataclass, field
 
 from trtspec.serving.triton.names import DRAFT
 
-STOPPED_S = 2.0  # a process that is stopped for longer was not only looked at
-SILENT_S = 3.0  # no answer, and nothing computes one
-BUSY_S = 600.0  # no answer, and something computes: a long text before this one, or a loop without end
+STOPPED_S = 2.0  # a debugger or tracer stops a process for less time
+SILENT_S = 3.0  # no answer, and no thread is computing
+BUSY_S = 600.0  # no answer while a thread computes: an earlier long text, or an endless loop
 DIED, STOPPED = "the process of {} died", "the process of {} is stopped"
-COMPUTES = 0.3  # of the looks at a server that has to do something
-REFUSALS = 3  # in a row
+COMPUTES = 0.3  # fraction of samples in which a busy server computes
+REFUSALS = 3  # consecutive
 MOST_DOUBLINGS = 30
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at a server saw.
+    """One health sample of a server.
 
-    `ended` is its exit status, `died` are the models whose processes are gone while the server says that they are
-    ready, `stopped` what gets no processor. `waits_since` is when the question was asked that has no answer yet, None
-    where all are answered; `is_full` says that the last one was refused because of that. `refusals` is how many of the
-    last were answered with another error, and `said` with which. `computes` is whether any thread ran or waited for a
-    processor.
+    Attributes:
+        ended: exit status, None while the server runs.
+        died: models whose processes are gone while the server reports them ready.
+        stopped: processes in the stopped state.
+        waits_since: start of the pending probe request, if any.
+        computes: whether any thread ran or waited for a processor.
+        refusals: number of consecutive probe requests that failed for a reason other than a full queue.
+        said: the last failure's message.
+        is_full: whether the pending probe was last rejected because the queue is full.
     """
 
     time: float
@@ -44,25 +48,25 @@ class Look:
 
 @dataclass
 class Waiting:
-    """Since when a server answers nothing, by one question after the other; None where the last one was answered.
+    """The time since which probe requests, sent one after another, are unanswered, or None after an answer.
 
-    Word that it is full is no answer, unless it has got on with what it is full of since the word before.
+    A queue-full reply counts as progress only if the server's counters moved since the previous one.
     """
 
     since: float | None = None
     is_full: bool = False
     _progress: int | None = None
 
-    def asked(self, now: float) -> None:
-        """Note a question."""
+    def record_request(self, now: float) -> None:
+        """Record a probe request."""
         self.since = now if self.since is None else self.since
 
-    def answered(self) -> None:
-        """Note that there is an answer, be it an error."""
+    def record_answer(self) -> None:
+        """Record an answer, even an error."""
         self.since, self.is_full, self._progress = None, False, None
 
     def refused_as_full(self, now: float, progress: int | None) -> None:
-        """Note that it is full; `progress` counts what it has done so far, None where it does not say."""
+        """Record a queue-full reply; `progress` is the server's work counter, None if not reported."""
         if progress is not None:
             if self._progress is not None and progress != self._progress:
                 self.since = now
@@ -72,7 +76,7 @@ class Waiting:
 
 @dataclass
 class Judge:
-    """Says what is wrong, by one look after the other; a process may be stopped for `stopped_s`."""
+    """Detects failures from consecutive health samples; tolerates processes stopped for less than `stopped_s`."""
 
     stopped_s: float = STOPPED_S
     _stopped_since: dict[str, float] = field(default_factory=dict)
@@ -81,16 +85,16 @@ class Judge:
     _computing: int = 0
 
     def fault(self, look: Look) -> str:
-        """Return what is wrong, in words; "" where nothing is known to be."""
+        """Return a description of the failure; "" if none is detected."""
         self._note(look)
         if look.ended is not None:
-            return f"the server ended by itself with status {look.ended}"
+            return f"the server exited with status {look.ended}"
         if look.died:
             return DIED.format(", ".join(sorted(look.died)))
         if still := [name for name, since in self._stopped_since.items() if look.time - since >= self.stopped_s]:
             return STOPPED.format(", ".join(sorted(still)))
         if look.refusals >= REFUSALS:
-            return f"a request for one token was refused {look.refusals} times: {look.said}"
+            return f"a request for one token failed {look.refusals} times: {look.said}"
         return self._silence(look)
 
     def _note(self, look: Look) -> None:
@@ -101,18 +105,20 @@ class Judge:
         self._computing += look.computes
 
     def _silence(self, look: Look) -> str:
-        """Return that it hangs. One that has much to do answers late: its threads run, or wait for a processor."""
+        """Return a description of a hang. A busy server, whose threads are running or runnable, gets BUSY_S."""
         if look.waits_since is None:
             return ""
         waited, computes = look.time - look.waits_since, self._computing > COMPUTES * self._looks
         if waited < (BUSY_S if computes else SILENT_S):
             return ""
-        silent = "is refused as one too many, and no other gets on," if look.is_full else "has no answer"
-        return f"a request for one token {silent} since {waited:.0f} s" + ("" if computes else ", and nothing runs")
+        silent = "found a full queue without progress" if look.is_full else "has been unanswered"
+        return f"a request for one token {silent} for {waited:.0f} s" + (
+            "" if computes else ", and no thread is running"
+        )
 
 
 def leaves_target(fault: str) -> bool:
-    """Return whether a fault is of a draft's process alone, without which the target goes on with every text."""
+    """Return whether only the drafter's process failed; the target then continues all texts."""
     return fault in (DIED.format(DRAFT), STOPPED.format(DRAFT))
 
 
@@ -120,8 +126,8 @@ def leaves_target(fault: str) -> bool:
 class Restarts:
     """Restart policy: immediately, then with exponential back-off up to `longest_s`.
 
-    A server that never came up is given up after `at_most` restarts. One that came up once is started again for ever:
-    the cause of its death may be a request, and whoever sends it is not to end the deployment.
+    A server that never came up is abandoned after `at_most` restarts. One that came up is restarted indefinitely,
+    because a single client's requests may be the cause and must not end the deployment.
     """
 
     at_most: int = 5
@@ -132,7 +138,7 @@ class Restarts:
     _failed: list[float] = field(default_factory=list)
 
     def delay(self, now: float) -> float | None:
-        """Note a failure; returns the seconds until the next start, None to give up."""
+        """Record a failure and return the seconds until the next start, or None to give up."""
         self._failed = [*(time for time in self._failed if now - time < self.within_s), now]
         before = len(self._failed) - 1
         if before >= self.at_most and not self.came_up:

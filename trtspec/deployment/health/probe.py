@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be seen of a tritonserver from outside: its processes, and whether it answers a request for one token."""
+"""Health probes of a tritonserver: the states of its processes, and requests for one token."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SERVER = "tritonserver"
 ASK_EVERY_S = 1.0
 LONGEST_ANSWER_S = 3600.0
 READY_TIMEOUT_S = 1.0
-UNSEEN = "a model"  # whose process ended before it was seen
-GONE_S = 1.0  # between two processes of a model that is loaded
-BUSY = "answered 503"  # its queue is full
+UNSEEN = "a model"  # a model whose process ended before it was observed
+GONE_S = 1.0  # maximum gap between two processes of a loading model
+BUSY = "answered 503"  # the queue is full
 
 
 class Prober:
-    """Asks for one token, and when that is answered again; one question at a time, so that none is in a load's way."""
+    """Requests one token repeatedly in a thread, one request at a time so that it adds little load."""
 
     def __init__(self, url: str) -> None:
         self.waiting = Waiting()
@@ -40,14 +40,14 @@ class Prober:
 
     def _run(self) -> None:
         while not self._over.wait(ASK_EVERY_S):
-            self.waiting.asked(time.monotonic())
+            self.waiting.record_request(time.monotonic())
             try:
                 self._client.generate(SMOKE_REQUEST)
             except TrtspecError as error:
                 self._refused(error.message)
             else:
                 self.refusals = 0
-                self.waiting.answered()
+                self.waiting.record_answer()
 
     def _refused(self, said: str) -> None:
         if BUSY in said:
@@ -56,7 +56,7 @@ class Prober:
         else:
             self.said = said
             self.refusals += 1
-            self.waiting.answered()
+            self.waiting.record_answer()
 
     def _progress(self) -> int | None:
         try:
@@ -66,9 +66,9 @@ class Prober:
 
 
 def progress_of(statistics: Mapping[str, Any]) -> int | None:
-    """Return how many requests a server's models took up and answered, and responses they sent; None for no such text.
+    """Return the number of executed and answered requests plus sent responses of a server's models.
 
-    What it refused is not among them.
+    Rejected requests are not counted. Returns None for statistics in another format.
     """
     try:
         done: int = sum(
@@ -82,22 +82,22 @@ def progress_of(statistics: Mapping[str, Any]) -> int | None:
     return done
 
 
-Stubs = dict[tuple[int, int | None], str]  # models by their processes: pid and start time
+Stubs = dict[tuple[int, int | None], str]  # (pid, start time) to model
 
 
 class StartLook:
-    """Looks at a server process and those it started while it loads its models; it is asked nothing."""
+    """Observes the processes of a server that is loading its models; sends no requests."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.stubs: Stubs = {}
-        self._gone: dict[str, float] = {}  # models that no process runs any more, since when
+        self._gone: dict[str, float] = {}  # models without a process, and since when
 
     def look(self, *, is_ready: bool) -> Look:
-        """Return what is seen now of a server that runs.
+        """Return a health sample of a running server.
 
-        A model may have one process after the other while it is loaded. It died where no other comes, or the server
-        says that it is ready without: tritonserver waits for ever for one that was killed while it loaded its model.
+        A model may have several processes in turn while it loads. It has died if no new one starts within GONE_S, or if
+        the server reports ready without it: tritonserver waits forever for a process that was killed during loading.
         """
         pids, now = group_of(self._pid), time.monotonic()
         running = stubs_of(pids)
@@ -111,7 +111,7 @@ class StartLook:
 
 
 class ServerLook:
-    """Looks at one server process and those it started, which are its process group; `stubs` are known to run."""
+    """Observes a server's process group and its answers; `stubs` are the known model processes."""
 
     def __init__(self, pid: int, url: str, stubs: Stubs) -> None:
         self._pid = pid
@@ -123,7 +123,7 @@ class ServerLook:
         self._prober.close()
 
     def look(self, ended: int | None) -> Look:
-        """Return what is seen now of a server that ended with this status, None where it runs."""
+        """Return a health sample; `ended` is the server's exit status, None while it runs."""
         pids = group_of(self._pid)
         self._stubs |= stubs_of(pids)
         waits_since = self._prober.waiting.since
@@ -150,17 +150,17 @@ class ServerLook:
 
 
 def stubs_of(pids: Iterable[int]) -> Stubs:
-    """Return which of these processes run models."""
+    """Return the processes among `pids` that run models."""
     return {(pid, start_time(pid)): model for pid in pids if (model := model_of(pid))}
 
 
 def stopped_of(pids: Iterable[int]) -> tuple[str, ...]:
-    """Return which of a server's processes get no processor."""
+    """Return the names of a server's processes in the stopped state."""
     return tuple(model_of(pid) or SERVER for pid in pids if process_state(pid) == "T")
 
 
 def model_of(pid: int) -> str:
-    """Return the model that a process runs as a Python stub: STUB FOLDER/MODEL/VERSION/model.py ...; "" for others."""
+    """Return the model that a Python stub runs (argv: STUB FOLDER/MODEL/VERSION/model.py ...); "" for others."""
     try:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

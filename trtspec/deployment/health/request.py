@@ -3,9 +3,9 @@
 
 Usage: `python3 -m trtspec.deployment.health.request NAME --within SECONDS`.
 
-Readiness is not truth: Triton says it is ready with dead models, and for a moment that it is not after a good reload.
-A server that refuses because it is full is no worse for it; where it hangs with a full queue the supervisor, which sees
-its threads and what it has done, takes the deployment out of `live`, and that is refused here.
+Triton's readiness is not sufficient: it reports ready with dead models, and briefly not ready after a successful
+reload. A queue-full reply counts as healthy. If the server hangs with a full queue, the supervisor, which observes its
+threads and counters, moves the deployment out of `live`, and this probe fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FULL = ("the server answered 429", "the server answered 503")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 where a text came, or word that the server is full; else 1, and say on standard error what is wrong."""
+    """Return 0 for a text or a queue-full reply; otherwise print the error to standard error and return 1."""
     parser = ArgumentParser(prog="trtspec.deployment.health.request")
     parser.add_argument("name")
     parser.add_argument("--within", type=float, default=10.0, help="seconds")
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def probe(name: str, within_s: float) -> None:
-    """Return when a deployment of this machine has answered; raises DeployError or StepTimeout where it does not."""
+    """Send a probe request to a deployment of this machine; raise DeployError or StepTimeout if it fails."""
     record = DeploymentJournal(name).known()
     if record.state != "live":
         raise DeployError(f"{name} is {record.state}, not live")
@@ -51,7 +51,7 @@ def probe(name: str, within_s: float) -> None:
             return
         raise
     if "text_output" not in answer:
-        raise DeployError("the answer holds no text_output")
+        raise DeployError("the response lacks text_output")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a new revision may go on at its share of the requests, by what was seen of it and of the one before. Pure.
+"""Canary analysis: whether a new revision may proceed at its share of the requests. Pure functions.
 
-A revision is not promoted because nothing is known against it: both have answered a number of equal requests of our
-own, in turns, before anything is decided. Others' requests count as well, where there are enough of them.
+The absence of evidence against a revision is not sufficient: before a decision, both revisions answer a number of
+identical synthetic requests in turns. Client requests count too if there are enough of them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from trtspec.deployment.rollout.state import Limits
 from trtspec.serving.gateway.routing_state import Observed, Shadowed
 
 RESAMPLES = 1000
-LOW = 2.5  # percent: of the interval of a ratio, its lower end
-ENOUGH = 6  # samples on both sides; fewer have no interval worth its name
-FOR_P95 = 100  # samples on both sides; of fewer the 95th percentile is one or two of them
-LEAST_DRAFTED = 200  # tokens; of fewer the acceptance rate is too rough
+LOW = 2.5  # percentile of the lower end of a ratio's confidence interval
+ENOUGH = 6  # minimum samples per revision for a confidence interval
+FOR_P95 = 100  # minimum samples per revision for the 95th percentile
+LEAST_DRAFTED = 200  # minimum drafted tokens for an acceptance rate
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One request of our own that both revisions answered: seconds, and texts."""
+    """One synthetic request that both revisions answered: seconds and texts."""
 
     old_s: float
     new_s: float
@@ -33,7 +33,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Seen:
-    """All that is known at one share. `comparable` says that both revisions have to write the same."""
+    """All statistics collected at one share. `comparable` is true if both revisions must generate the same texts."""
 
     held_s: float
     old: Observed = field(default_factory=Observed)
@@ -44,42 +44,42 @@ class Seen:
 
 
 def objection(limits: Limits, seen: Seen) -> str:
-    """Return why the new revision may not go on; "" where nothing is known against it."""
+    """Return why the new revision is rejected, or ""."""
     if seen.new.failed > limits.max_failed:
-        return f"{seen.new.failed} of {seen.new.requests} requests failed, the last with: {seen.new.said}"
+        return f"{seen.new.failed} of {seen.new.requests} requests failed, most recently: {seen.new.said}"
     if seen.comparable and (other := [pair for pair in seen.pairs if pair.old_text != pair.new_text]):
-        return f"{len(other)} of {len(seen.pairs)} texts are not those of the revision before"
+        return f"{len(other)} of {len(seen.pairs)} texts differ from the previous revision's"
     acceptance = _acceptance(limits, seen.new.drafted, seen.new.accepted)
     return _of_shadow(limits, seen) or acceptance or _latency(limits, seen)
 
 
 def may_go_on(limits: Limits, seen: Seen) -> bool:
-    """Return whether enough is known."""
+    """Return whether the hold time has passed and enough samples were collected."""
     return seen.held_s >= limits.hold_s and len(seen.pairs) >= limits.min_requests
 
 
 def _of_shadow(limits: Limits, seen: Seen) -> str:
-    """Return what the shadows of live requests say against it; what takes long is looked at with the rest."""
+    """Return why mirrored requests reject the new revision; `_latency` checks their latency."""
     shadow = seen.shadow
     if shadow.failed > limits.max_failed:
-        return f"{shadow.failed} of {shadow.sent} shadowed requests failed, the last with: {shadow.said}"
+        return f"{shadow.failed} of {shadow.sent} mirrored requests failed, most recently: {shadow.said}"
     if seen.comparable and shadow.different:
-        return f"{shadow.different} of {shadow.compared} shadowed texts are not those that clients got"
+        return f"{shadow.different} of {shadow.compared} mirrored texts differ from those sent to clients"
     return _acceptance(limits, shadow.new_drafted, shadow.new_accepted)
 
 
 def _acceptance(limits: Limits, drafted: int, accepted: int) -> str:
     if drafted < LEAST_DRAFTED or accepted >= limits.min_acceptance * drafted:
         return ""
-    return f"acceptance rate {accepted / drafted:.3f}, at least {limits.min_acceptance} is wanted"
+    return f"acceptance rate {accepted / drafted:.3f} is below {limits.min_acceptance}"
 
 
 def _latency(limits: Limits, seen: Seen) -> str:
-    """Return which latency is surely beyond its limit: the lower end of the ratio's interval is."""
-    compared = [("a request of our own", [p.old_s for p in seen.pairs], [p.new_s for p in seen.pairs])]
+    """Return the first latency whose ratio exceeds the limit with its entire confidence interval."""
+    compared = [("a synthetic request", [p.old_s for p in seen.pairs], [p.new_s for p in seen.pairs])]
     compared.append(("the first token", [*seen.old.first_token], [*seen.new.first_token]))
     compared.append(("a token", [*seen.old.per_token], [*seen.new.per_token]))
-    compared.append(("a shadowed request", [*seen.shadow.old_s], [*seen.shadow.new_s]))
+    compared.append(("a mirrored request", [*seen.shadow.old_s], [*seen.shadow.new_s]))
     for what, old, new in compared:
         fewer = min(len(old), len(new))
         for percentile, needed in ((50, limits.min_requests), (95, FOR_P95)):
@@ -88,8 +88,8 @@ def _latency(limits: Limits, seen: Seen) -> str:
             low, ratio = ratio_of(old, new, percentile)
             if low > limits.max_latency_ratio:
                 return (
-                    f"{what} takes {ratio:.2f} times as long as before (percentile {percentile}, surely over "
-                    f"{low:.2f}; at most {limits.max_latency_ratio:g})"
+                    f"{what} takes {ratio:.2f} times as long as before (percentile {percentile}, 95 % interval from "
+                    f"{low:.2f}; limit {limits.max_latency_ratio:g})"
                 )
     return ""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring a new artifact in the place of a live one: stage it, hand it to the supervisor, and tell what becomes of it.
+"""Rollout commands: stage a new artifact for a live deployment, hand it to the supervisor and report the progress.
 
-Whoever asked may end meanwhile, and ask again: the supervisor goes on, and the same artifact is not staged twice.
+The command may end at any time and be repeated: the supervisor continues, and the same artifact is not staged twice.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from trtspec.store.artifact_paths import MANIFEST
 from trtspec.store.manifest import load_manifest
 
 POLL_S = 0.1
-BEGUN_S = 30.0  # until the supervisor has begun: it looks every quarter of a second
-ROOM_BYTES = 1 << 20  # of disk, for what a rollout writes beside its staged files
-SETTLED_S = 60.0  # until it has done what it was asked for
-RESTARTED_S = 30.0  # until a server that is being restarted answers again
-ANSWER_S = 10.0  # for one token of a server that serves already
-PORT_TRIES = 3  # rollouts, each with other ports than those that were taken meanwhile
+BEGUN_S = 30.0  # until the supervisor has begun; it checks every 0.25 s
+ROOM_BYTES = 1 << 20  # of disk, for the records and logs of a rollout
+SETTLED_S = 60.0  # until the supervisor has executed a command
+RESTARTED_S = 30.0  # until a restarting server answers again
+ANSWER_S = 10.0  # for one token of a live server
+PORT_TRIES = 3  # rollouts, each avoiding ports taken by other processes
 
 
 @dataclass(frozen=True)
 class Rolled:
-    """A deployment whose revision was changed; its process is whoever's it was before."""
+    """A deployment after a rollout; its supervisor process is unchanged."""
 
     record: Record
     rollout: Rollout | None = None
@@ -65,23 +65,25 @@ class Rolled:
         return document_of(self.record, self.record.state) | rollout
 
     def wait(self) -> None:
-        """Return: it runs where it ran before."""
+        """Return immediately: the deployment runs under its existing supervisor."""
 
 
 def roll_over(journal: DeploymentJournal, record: Record, artifact: Path, options: DeployOptions) -> Rolled:
-    """Return once an artifact serves in place of another, or gets its last share; raises RolledBack where it did not.
+    """Replace the served artifact; return once the new one is promoted or holding, else raise RolledBack.
 
-    What serves already is left as it is.
+    An artifact that is already served is left unchanged.
     """
     _check_same_place(record, options)
     manifest, rollout = file_sha256(artifact / MANIFEST), under_way(journal, record)
     if rollout is None and manifest == record.manifest:
         record = _answering(journal, options)
-        options.on_event("live", f"this artifact serves already, as revision {record.revision}")
+        options.on_event("live", f"this artifact is already served as revision {record.revision}")
         return Rolled(record)
     if rollout is not None and rollout.record.manifest != manifest:
         hint = f"trtspec promote {record.name}, or trtspec rollback {record.name}"
-        raise DeployError(f"revision {rollout.record.revision} is {rollout.state}: one rollout at a time", hint=hint)
+        raise DeployError(
+            f"a rollout is already in progress: revision {rollout.record.revision} is {rollout.state}", hint=hint
+        )
     if rollout is not None:
         return follow(journal, rollout.record.revision, options.on_event)
     return _rolled(journal, record, artifact, options)
@@ -96,7 +98,7 @@ def _rolled(
     before: int = 0,
     source: str = "",
 ) -> Rolled:
-    """Stage a revision and follow its rollout; again with other ports where another process took one meanwhile."""
+    """Stage a revision and follow its rollout; retry with other ports if another process took one."""
     for tries_left in reversed(range(PORT_TRIES)):
         with reserved_ports(journal, replace(options, ports=_of_server(options)), PORTS[:3]) as (ports, _):
             rollout = _staged(journal, record, artifact, options, ports, before=before, source=source)
@@ -107,12 +109,12 @@ def _rolled(
                 is_taken = which in PORTS and " is in use" in what
                 if not tries_left or not is_taken or which in options.ports:
                     raise
-                options.on_event("ports", f"{error.reason}; starting again with another port")
+                options.on_event("ports", f"{error.reason}; retrying with another port")
     raise AssertionError("PORT_TRIES is at least 1")
 
 
 def _answering(journal: DeploymentJournal, options: DeployOptions) -> Record:
-    """Return the record of a deployment once it answers; raises DeployError where it does not."""
+    """Wait until a deployment answers and return its record; raise DeployError if it does not."""
     deadline = time.monotonic() + min(options.timeout_s, RESTARTED_S)
     record = journal.known()
     while record.state == "restarting" and " is in use" not in record.reason and record.is_running:
@@ -121,30 +123,33 @@ def _answering(journal: DeploymentJournal, options: DeployOptions) -> Record:
         time.sleep(POLL_S)
         record = journal.known()
     if record.state != "live" or not record.is_running:
-        hint = f"it starts again by itself once that is mended; trtspec status {record.name}"
+        hint = f"it restarts automatically once the cause is removed; trtspec status {record.name}"
         if record.state_now != "restarting":
-            hint = f"trtspec logs {record.name}; trtspec deploy ARTIFACT starts it again"
+            hint = f"trtspec logs {record.name}; restart it with trtspec deploy ARTIFACT"
         because = f": {record.reason}" if record.reason else ""
         raise DeployError(f"{record.name!r} is {record.state_now} and does not answer{because}", hint=hint)
     try:
         answer = Client.at(record.endpoints["http"], min(options.timeout_s, ANSWER_S)).generate(SMOKE_REQUEST)
     except TrtspecError as error:
-        message = f"{record.name!r} is deployed already and does not answer: {error.message}"
-        hint = f"trtspec status {record.name}, or trtspec stop {record.name} and deploy again"
+        message = f"{record.name!r} is already deployed but does not answer: {error.message}"
+        hint = f"trtspec status {record.name}, or trtspec stop {record.name} and redeploy"
         raise DeployError(message, hint=hint) from None
     if "text_output" not in answer:
-        raise DeployError(f"{record.name!r} is deployed already, and its answer holds no text_output")
+        raise DeployError(f"{record.name!r} is already deployed, but its response lacks text_output")
     return record
 
 
 def follow(journal: DeploymentJournal, revision: int, on_event: OnEvent) -> Rolled:
-    """Tell what becomes of a rollout, until it is over or waits for somebody; every step of it has its own bound."""
-    told, begun_by = "", time.monotonic() + BEGUN_S + 2 * journal.known().drain_s  # another one may still drain
-    while True:  # unbounded: the supervisor's steps are not, and where it is dead this ends
+    """Report the progress of a rollout until it ends or holds; each of its steps has its own time limit."""
+    reported, begun_by = (
+        "",
+        time.monotonic() + BEGUN_S + 2 * journal.known().drain_s,
+    )  # an earlier revision may still drain
+    while True:  # no timeout: the supervisor's steps have time limits, and its death ends the loop
         record, rollout = journal.known(), _of(journal, revision)
-        if (what := f"{rollout.state} {rollout.share}") != told:
-            told = what
-            on_event(rollout.state, _said(rollout))
+        if (what := f"{rollout.state} {rollout.share}") != reported:
+            reported = what
+            on_event(rollout.state, _describe(rollout))
         if rollout.state == "rolled-back":
             message = f"revision {revision} is rolled back: {rollout.reason}"
             raise RolledBack(message, hint=_end_of(journal), reason=rollout.reason)
@@ -153,17 +158,17 @@ def follow(journal: DeploymentJournal, revision: int, on_event: OnEvent) -> Roll
         if not record.is_running:
             raise DeployError("the deployment ended during the rollout", hint=_end_of(journal))
         if rollout.state == "staged" and time.monotonic() > begun_by:
-            raise DeployError("the supervisor of the deployment does not begin", hint=_end_of(journal))
+            raise DeployError(f"the supervisor did not begin the rollout within {BEGUN_S:.0f} s", hint=_end_of(journal))
         time.sleep(POLL_S)
 
 
 def promote(name: str) -> dict[str, Any]:
-    """Let the revision that is under way serve now; its gates hold already, or it is not under way any more."""
+    """Promote the revision of the rollout in progress now; its gates have already passed."""
     return _settle(name, PROMOTE, "promoted")
 
 
 def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
-    """Return to the revision before: at once while a rollout is under way, else by a rollout of what served then."""
+    """Return to the previous revision: immediately during a rollout, else by a rollout of its staged files."""
     journal = DeploymentJournal(name)
     record = journal.known()
     if under_way(journal, record):
@@ -180,17 +185,22 @@ def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
 
 
 def before_of(journal: DeploymentJournal, record: Record) -> tuple[int, str]:
-    """Return the revision that served before and lies here still, and where it was built; DeployError for none."""
+    """Return the previously served revision that is still staged, and the path it was built at.
+
+    Raises DeployError if none exists.
+    """
     served = [entry for entry in journal.entries() if entry["state"] == "live" and entry.get("revision")]
     for entry in reversed(served):
         place = place_of(journal, entry["revision"]) / "artifact"
         if entry["manifest"] != record.manifest and place.exists():
             return entry["revision"], entry["artifact"]
-    raise DeployError(f"no other revision of {journal.name!r} is kept here", hint="trtspec deploy the artifact again")
+    raise DeployError(
+        f"no other revision of {journal.name!r} is available", hint="deploy the artifact with trtspec deploy"
+    )
 
 
 def limits_of(recipe: ResolvedRecipe, shares: Sequence[int]) -> Limits:
-    """Return what a new revision has to keep to by its recipe, at these shares or else the recipe's."""
+    """Return the rollout limits of a recipe; non-empty `shares` override the recipe's."""
     wanted = recipe.serving.rollout
     return Limits(
         shares=tuple(shares) or tuple(wanted.canary),
@@ -213,9 +223,9 @@ def _staged(
     before: int = 0,
     source: str = "",
 ) -> Rollout:
-    """Stage a new revision of a live deployment and leave word for its supervisor.
+    """Stage a new revision of a live deployment and leave a rollout file for its supervisor.
 
-    One that served before, as revision `before`, is good enough to come back at once; `source` is where it was built.
+    `before` is a formerly served revision that returns immediately; `source` is the path it was built at.
     """
     limits = limits_of(load_manifest(artifact).recipe, options.shares)
     if source:
@@ -223,7 +233,7 @@ def _staged(
     if options.shadow is not None:
         limits = replace(limits, shadow=options.shadow)
     if not record.openai:
-        limits = replace(limits, shares=limits.shares[-1:], shadow=0)  # nobody shares requests out
+        limits = replace(limits, shares=limits.shares[-1:], shadow=0)  # without a gateway, requests cannot be split
     drain_s = options.drain_s or int(record.drain_s) or EXIT_TIMEOUT_S
     revision = next_revision(journal)
     with _nothing_left(place_of(journal, revision)):
@@ -232,24 +242,24 @@ def _staged(
         new = replace(new, pid=record.pid, started=record.started, openai=record.openai)
         new = replace(new, openai_host=record.openai_host)
         if bool(record.openai) != prepared.manifest.recipe.serving.openai:
-            message = "one of the two artifacts has an entry for OpenAI's clients, the other has none"
+            message = "only one of the two artifacts has an OpenAI gateway"
             raise DeployError(message, hint="build it with the same serving.openai, or stop the deployment first")
         _check_room(journal)
-        staged = f"its files are staged, those of revision {before}" if before else "its files are staged"
-        asked(journal)  # what was asked of a rollout before; from here on it is asked of this one
+        staged = f"the files of revision {before} are staged" if before else "the files are staged"
+        asked(journal)  # discard commands for earlier rollouts
         rollout = Rollout(new, limits, tuple(options.skip_gates), undecided=undecided_policy())
         return write_rollout(journal, rollout, staged)
 
 
 def _check_room(journal: DeploymentJournal) -> None:
-    """Raise OSError where a rollout could not even note how it ends: journal, states, logs."""
+    """Raise OSError if the disk is too full for the rollout's own records and logs."""
     if shutil.disk_usage(journal.root).free < ROOM_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(journal.root))
 
 
 @contextmanager
 def _nothing_left(place: Path) -> Iterator[None]:
-    """Throw away what was staged where that could not be ended, as on a full disk."""
+    """Delete the staged files if staging fails, for example on a full disk."""
     try:
         yield
     except BaseException:
@@ -258,36 +268,34 @@ def _nothing_left(place: Path) -> Iterator[None]:
 
 
 def _check_same_place(record: Record, options: DeployOptions) -> None:
-    """Refuse what a running deployment cannot be given."""
+    """Raise DeployError for options that a running deployment cannot change."""
     if (port := options.ports.get("openai")) and port != record.openai:
-        message = f"{record.name!r} is deployed already, and its port for OpenAI's clients stays {record.openai}"
-        raise DeployError(message, hint=f"leave --openai-port out, or trtspec stop {record.name} first")
+        message = f"{record.name!r} is already deployed with OpenAI port {record.openai}, which cannot change"
+        raise DeployError(message, hint=f"omit --openai-port, or trtspec stop {record.name} first")
     if options.host != record.host:
-        message = f"{record.name!r} is deployed already, at {record.host}"
-        raise DeployError(message, hint=f"say --host {record.host}, or trtspec stop {record.name} first")
+        message = f"{record.name!r} is already deployed at {record.host}"
+        raise DeployError(message, hint=f"use --host {record.host}, or trtspec stop {record.name} first")
     if (options.openai_host or options.host) != record.host_of("openai") and record.openai:
-        message = (
-            f"{record.name!r} is deployed already, and its entry for OpenAI's clients is at {record.host_of('openai')}"
-        )
+        message = f"{record.name!r} is already deployed with its OpenAI gateway at {record.host_of('openai')}"
         raise DeployError(
-            message, hint=f"say --openai-host {record.host_of('openai')}, or trtspec stop {record.name} first"
+            message, hint=f"use --openai-host {record.host_of('openai')}, or trtspec stop {record.name} first"
         )
     if options.shadow and not record.openai:
-        message = f"--shadow: {record.name!r} has no entry for OpenAI's clients, which is what sends shadows"
-        raise DeployError(message, hint="leave it out, or stop the deployment and build with serving.openai: true")
+        message = f"--shadow requires an OpenAI gateway, which {record.name!r} does not have"
+        raise DeployError(message, hint="omit it, or stop the deployment and build with serving.openai: true")
     if not record.front:
-        message = f"{record.name!r} was deployed by an earlier trtspec, whose supervisor rolls nothing out"
+        message = f"{record.name!r} was deployed by an earlier trtspec, whose supervisor does not support rollouts"
         raise DeployError(message, hint=f"trtspec stop {record.name}, then deploy it again")
 
 
 def _settle(name: str, what: str, wanted: str) -> dict[str, Any]:
-    """Ask for an end of the rollout that is under way, and return the document when it came."""
+    """Send a command to the rollout in progress, wait for its effect and return the document."""
     journal = DeploymentJournal(name)
     record = journal.known()
     _check_runs(record)
     rollout = under_way(journal, record)
     if rollout is None:
-        raise DeployError(f"no rollout of {name!r} is under way", hint=f"trtspec history {name}")
+        raise DeployError(f"no rollout of {name!r} is in progress", hint=f"trtspec history {name}")
     ask(journal, what)
     deadline = time.monotonic() + SETTLED_S
     while time.monotonic() < deadline:
@@ -299,36 +307,37 @@ def _settle(name: str, what: str, wanted: str) -> dict[str, Any]:
         if not record.is_running:
             break
         time.sleep(POLL_S)
-    raise DeployError("the supervisor of the deployment did not do it", hint=_end_of(journal))
+    raise DeployError(f"the supervisor did not finish within {SETTLED_S:.0f} s", hint=_end_of(journal))
 
 
 def _of(journal: DeploymentJournal, revision: int) -> Rollout:
     rollout = read_rollout(journal)
     if rollout is None or rollout.record.revision != revision:
-        raise DeployError(f"another rollout than that of revision {revision} was begun")
+        raise DeployError(f"the rollout of revision {revision} was replaced by another one")
     return rollout
 
 
 def _of_server(options: DeployOptions) -> dict[str, int]:
-    """Return the wanted ports of the new server: what the one before has is not free."""
+    """Return the requested ports for the new server; the old server's ports are still in use."""
     return {name: port for name, port in options.ports.items() if name != "openai"}
 
 
 def _check_runs(record: Record) -> None:
     if record.state_now not in RUNNING:
-        raise DeployError(f"{record.name!r} is {record.state_now}", hint="trtspec deploy ARTIFACT serves one")
+        raise DeployError(f"{record.name!r} is {record.state_now}", hint="start it with trtspec deploy ARTIFACT")
 
 
-def _said(rollout: Rollout) -> str:
+def _describe(rollout: Rollout) -> str:
     if rollout.state == "staged":
-        return f"revision {rollout.record.revision} is handed to process {rollout.record.pid}"
+        return f"revision {rollout.record.revision} is handed to supervisor process {rollout.record.pid}"
     if rollout.state == "shadow":
-        return f"revision {rollout.record.revision} gets {rollout.limits.shadow} % of the requests as well, unheard"
+        percent = rollout.limits.shadow
+        return f"revision {rollout.record.revision} gets {percent} % of the requests mirrored, responses discarded"
     if rollout.state in ("canary", "holding"):
-        gets = f"{rollout.share} % of the requests" if rollout.record.openai else "requests of our own"
+        gets = f"{rollout.share} % of the requests" if rollout.record.openai else "synthetic requests"
         return f"revision {rollout.record.revision} gets {gets}"
     return rollout.reason or f"revision {rollout.record.revision}"
 
 
 def _end_of(journal: DeploymentJournal) -> str:
-    return f"the end of {journal.log}:\n{tail(journal.log)}"
+    return f"last lines of {journal.log}:\n{tail(journal.log)}"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out one rollout in the supervisor, beside the server that serves: to its promotion, or back.
+"""Rollout state machine, run in the supervisor next to the live server until promotion or rollback.
 
-The new server gets no request before its gates hold. Whatever goes wrong, the requests go to the old one first, then
-the new one ends. Nothing here may harm the deployment: what is not foreseen ends the rollout, and the log has it.
+The new server gets no client requests before its gates pass. On any failure, requests first return to the old revision,
+and then the new server ends. Unexpected exceptions also end the rollout and are logged; they never affect the
+deployment.
 """
 
 from __future__ import annotations
@@ -45,24 +46,24 @@ from trtspec.serving.gateway.routing_state import Shadowed
 from trtspec.serving.triton.client import Client
 from trtspec.store.manifest import load_manifest
 
-GATE_S = 10.0  # for one request of the gates, which is short
+GATE_S = 10.0  # for one request of the gates, all of which are short
 NOTE_EVERY_S = 1.0
-FAULT_S = 0.1  # until a fault is noticed while both answer, which takes seconds where clients keep the old one busy
-ENDED_S = 1.0  # for the requests that a revision still has after it was rolled back; the old one goes on with most
-WHY_S = 0.6  # until who looks at its processes has seen why a request failed
-ALONE_S = 2.5  # for those of one whose draft is dead: nobody can go on with a text that two models make
-TRIAL_STOPPED_S = 1.0  # half of what one that serves gets: nobody depends on it, and to end it costs no request
-UNFIT = "min_speedup"  # beside a server that has other work this measures the work
+FAULT_S = 0.1  # interval of fault checks while both servers answer, which takes seconds under load
+ENDED_S = 1.0  # for open requests after a rollback; the old revision resumes most of them
+WHY_S = 0.6  # for the watching thread to find why a request failed
+ALONE_S = 2.5  # for open requests if the drafter is dead: the old revision cannot resume texts of two models
+TRIAL_STOPPED_S = 1.0  # half of a live server's limit, because ending the new server costs no requests
+UNFIT = "min_speedup"  # not measurable next to a busy server
 
 Replace = Callable[[Keeper, Record, str], Keeper]
 
 
 class Stopped(Exception):
-    """The rollout is not to go on, for the reason that is its text."""
+    """The rollout must not continue; the text is the reason."""
 
 
 class Roller(threading.Thread):
-    """One rollout. `replace_keeper` makes a server the one that serves, and returns the one before."""
+    """The thread of one rollout. `replace_keeper` makes a server the live one and returns the previous one."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Roller(threading.Thread):
         self._watching: threading.Thread | None = None
         self._done = threading.Event()
         self._shares = Shares(journal, old, rollout.record)
-        self._told_at = 0.0
+        self._saved_at = 0.0
         self._withdrawing, self._withdrawn = threading.Lock(), False
 
     def run(self) -> None:
@@ -103,42 +104,42 @@ class Roller(threading.Thread):
             self._done.set()
 
     def _reason(self, error: Exception) -> str:
-        """Return why it ended: what the machine refuses, or a bug of ours, which the log has whole."""
+        """Return the reason for the rollback: an operating system error, or a bug, whose traceback is logged."""
         if isinstance(error, OSError) and (refused := describe_refusal(error, str(self.journal.root))):
             return refused
         self._say(f"the rollout failed:\n{traceback.format_exc()}")
-        return f"{type(error).__name__}: {error}; the log says where"
+        return f"{type(error).__name__}: {error}; see the log for the traceback"
 
     def end(self, drain_s: float) -> None:
-        """End the server that did not take over, and whatever still drains, with the deployment."""
+        """End the server that was not promoted, and any draining server, with the deployment."""
         wait_until(self._done.is_set, drain_s + ENDED_S)
         if not self._done.is_set():
             self._keeper.end(0.0)
 
     def _carry_out(self) -> None:
         self._comparable = self._is_comparable()
-        self._note("starting", "its server starts")
+        self._note("starting", "the server is starting")
         self._keeper.start()
         self._watching = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
         self._check(self._keeper.until_ready(self._is_over, TRIAL_STOPPED_S))
         self._note("loaded", "the models are loaded")
         self._check(self._keeper.until_answered(self._is_over, TRIAL_STOPPED_S))
         self._watching.start()
-        self._note("smoke", "a request was answered; its gates are judged")
+        self._note("smoke", "a request was answered; evaluating the gates")
         self._judge_gates()
         limits = self.rollout.limits
         for share in (*([0] if limits.shadow else []), *limits.shares):
             if self._wanted != PROMOTE:
                 self._canary(share)
         if limits.shares[-1] < 100 and self._wanted != PROMOTE:
-            self._note("holding", f"{self._gets(limits.shares[-1])}, until somebody promotes it")
-            while self._wanted != PROMOTE:  # unbounded: somebody has to decide; the revision is watched meanwhile
+            self._note("holding", f"{self._gets(limits.shares[-1])}, until it is promoted by command")
+            while self._wanted != PROMOTE:  # no timeout: monitors the revision until a command arrives
                 self._check(analysis.objection(limits, self._look(time.monotonic(), [])))
                 time.sleep(LOOK_EVERY_S)
         self._promote()
 
     def _watch(self) -> None:
-        """End the new server once something is wrong with it, so that whoever waits for it knows."""
+        """End the new server when it fails, so that threads waiting for it return."""
         if fault := self._keeper.fault(lambda: self._over.is_set() or self._done.is_set(), TRIAL_STOPPED_S):
             self._fault = fault
             self._withdraw()
@@ -146,17 +147,17 @@ class Roller(threading.Thread):
             self._keeper.end(0.0)
 
     def _check(self, objection: str = "") -> None:
-        """Raise Stopped where the rollout may not go on."""
+        """Raise Stopped if the rollout must not continue."""
         if fault := self._fault or objection or self._front_fault():
             raise Stopped(fault)
         if self._over.is_set():
             raise Stopped("the deployment was stopped")
         self._wanted = asked(self.journal) or self._wanted
         if self._wanted == ROLLBACK:
-            raise Stopped("somebody asked for it")
+            raise Stopped("requested by command")
 
     def _front_fault(self) -> str:
-        """Return what is wrong with the new server's front, "" for nothing."""
+        """Return the failure of the new server's front; "" for none."""
         front = self._keeper.front
         return f"the {front.running.child.name} {wrong}" if front is not None and (wrong := front.wrong()) else ""
 
@@ -172,7 +173,7 @@ class Roller(threading.Thread):
         self._say(f"revision {self.rollout.record.revision} is {state}: {detail}")
 
     def _judge_gates(self) -> None:
-        """Judge on its own server what the recipe asks for; raises TrtspecError where that does not hold."""
+        """Evaluate the recipe's gates on the new server; raise TrtspecError if one fails."""
         root, skip = self._artifact(self.rollout.record), {*self.rollout.skip_gates, UNFIT}
         recipe = load_manifest(root).recipe
         if recipe.speculation.method == "none" or not wanted_gates(recipe, skip):
@@ -182,7 +183,7 @@ class Roller(threading.Thread):
         self._beside(lambda: ensure_served_gates(client, root, load, undecided=self.rollout.undecided))
 
     def _canary(self, share: int) -> None:
-        """Give the new revision a share of the requests, until enough is known of it; of share 0 only shadows."""
+        """Hold the new revision at a share of the requests until enough samples exist; share 0 only mirrors."""
         self._shares.give(share, shadow=self.rollout.limits.shadow)
         state = "canary" if share else "shadow"
         self._note(state, self._gets(share), share if self._shares.has_entry else 0)
@@ -200,7 +201,7 @@ class Roller(threading.Thread):
             time.sleep(min(LOOK_EVERY_S, limits.hold_s / (2 * limits.min_requests + 1)))
 
     def _beside(self, ask: Callable[[], object]) -> None:
-        """Ask servers; neither a fault nor what somebody wants waits for their answers, of which nobody then hears."""
+        """Run `ask` in a thread while checking for faults and commands; after those its results are ignored."""
         failed: list[Exception] = []
 
         def run() -> None:
@@ -211,7 +212,7 @@ class Roller(threading.Thread):
 
         asking = threading.Thread(target=run, name="rollout-ask", daemon=True)
         asking.start()
-        while asking.is_alive():  # unbounded: each of its requests is bounded
+        while asking.is_alive():  # no timeout: each of its requests has one
             self._check()
             asking.join(FAULT_S)
         if failed:
@@ -219,26 +220,26 @@ class Roller(threading.Thread):
 
     def _gets(self, share: int) -> str:
         if not share:
-            return f"{self.rollout.limits.shadow} % of the requests as well, unheard"
-        return f"{share} % of the requests" if self._shares.has_entry else "requests of our own"
+            return f"{self.rollout.limits.shadow} % of the requests mirrored, responses discarded"
+        return f"{share} % of the requests" if self._shares.has_entry else "synthetic requests"
 
     def _look(self, began: float, pairs: list[Pair]) -> Seen:
-        sight = self._shares.sight()
-        new, old = sight.of(self.rollout.record.revision), sight.of(self.old.revision)
-        self._tell_shadow(sight.shadow)
-        return Seen(time.monotonic() - began, old, new, pairs, self._comparable, sight.shadow)
+        stats = self._shares.stats()
+        new, old = stats.of(self.rollout.record.revision), stats.of(self.old.revision)
+        self._update_mirroring(stats.shadow)
+        return Seen(time.monotonic() - began, old, new, pairs, self._comparable, stats.shadow)
 
-    def _tell_shadow(self, seen: Shadowed) -> None:
-        """Keep what the shadows came to, and where somebody may ask for it."""
+    def _update_mirroring(self, seen: Shadowed) -> None:
+        """Update the mirroring results, and save them at most once per NOTE_EVERY_S."""
         if not (share := self.rollout.limits.shadow) or (found := summary(seen, share)) == self.rollout.shadow:
             return
         self.rollout = replace(self.rollout, shadow=found)
-        if time.monotonic() - self._told_at > NOTE_EVERY_S:
-            self._told_at = time.monotonic()
+        if time.monotonic() - self._saved_at > NOTE_EVERY_S:
+            self._saved_at = time.monotonic()
             keep_rollout(self.journal, self.rollout)
 
     def _is_comparable(self) -> bool:
-        """Return whether both revisions have to write the same: they have the same target."""
+        """Return whether both revisions must generate the same texts, which requires the same target."""
         said = {same_text(load_manifest(self._artifact(record))) for record in (self.old, self.rollout.record)}
         return len(said) == 1 and said != {""}
 
@@ -246,59 +247,59 @@ class Roller(threading.Thread):
         return place_of(self.journal, record.revision) / "artifact"
 
     def _promote(self) -> None:
-        """Let the new revision serve, and the old one finish what it has."""
+        """Make the new revision live and let the old one finish its requests."""
         self._shares.give(100)
         self._check()
         record = replace(self.rollout.record, state="live", restarts=0, reason="")
-        self.rollout = write_rollout(self.journal, moved(self.rollout, "promoted", share=100), "it serves")
-        before = self._replace(self._keeper, record, f"revision {record.revision} serves")
-        self._done.set()  # from here on the supervisor watches and ends it
-        self._say(f"revision {record.revision} is promoted; revision {self.old.revision} ends")
-        with self._said():
+        self.rollout = write_rollout(self.journal, moved(self.rollout, "promoted", share=100), "it is live")
+        before = self._replace(self._keeper, record, f"revision {record.revision} is live")
+        self._done.set()  # from here on the supervisor owns the server
+        self._say(f"revision {record.revision} is promoted; revision {self.old.revision} is draining")
+        with self._logged_errors():
             self._shares.drain(self.old, self.old.drain_s)
-        with self._said():
+        with self._logged_errors():
             before.end(self.old.drain_s + 1)
-        with self._said():
+        with self._logged_errors():
             self._shares.give(100, alone=True)
-            self._shares.settle(record)
-        with self._said():
+            self._shares.finalize(record)
+        with self._logged_errors():
             throw_away(self.journal, record.revision, {self.old.revision})
 
     def _roll_back(self, reason: str) -> None:
-        """Give all requests to the old revision, and end the new one."""
+        """Return all requests to the old revision and end the new one."""
         self._withdraw()
         self._let_end()
-        with self._said():
+        with self._logged_errors():
             self._keeper.end(0.0)
         self.rollout = moved(self.rollout, "rolled-back", share=0, reason=reason)
-        # first, as whoever reads of the end finds nothing left; and on a full disk this makes room to note it
+        # before recording the end, so that readers of the record find no files, and to free space on a full disk
         shutil.rmtree(place_of(self.journal, self.rollout.record.revision), ignore_errors=True)
         self._note_end()
-        self._withdraw()  # on a full disk it could not
+        self._withdraw()  # again: the first call may have failed on a full disk
         self._say(f"revision {self.rollout.record.revision} is rolled back: {reason}")
 
     def _withdraw(self) -> None:
-        """Give all requests to the old revision, once: who finds a fault and who rolls back may be two threads.
+        """Return all requests to the old revision, once; both the watching and the rollout thread may call this.
 
-        The new one is not named any more; the requests that it has still count as open until they end.
+        The new revision is removed from the routes; its remaining requests count as open until they end.
         """
-        with self._withdrawing, self._said():
+        with self._withdrawing, self._logged_errors():
             if not self._withdrawn:
                 self._shares.give(0, alone=True)
                 self._withdrawn = True
 
     def _let_end(self) -> None:
-        """Let the new revision answer what it has, where it can."""
+        """Let the new revision finish its open requests if it can."""
         if self._over.is_set() or (self._fault and not leaves_target(self._fault)):
             return
         self._shares.drain(self.rollout.record, ALONE_S if self._fault else ENDED_S)
 
     def _note_end(self) -> None:
-        """Note how it ended; on a full disk that is tried again, for nobody can begin another one before."""
+        """Record the end of the rollout; retried on a full disk, because no other rollout can begin before."""
         left: list[Callable[[DeploymentJournal, Rollout], object]] = [note_rollout, keep_rollout]
-        while left:  # unbounded: until there is room, or the deployment ends
+        while left:  # no timeout: until there is disk space, or the deployment ends
             is_last = self._over.is_set()
-            with self._said():
+            with self._logged_errors():
                 left[0](self.journal, self.rollout)
                 left.pop(0)
                 continue
@@ -307,9 +308,9 @@ class Roller(threading.Thread):
             self._over.wait(NOTE_EVERY_S)
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
-        """Say what goes wrong, and go on: the rest has to be done as well."""
+    def _logged_errors(self) -> Iterator[None]:
+        """Log exceptions and continue, because the remaining steps must run too."""
         try:
             yield
         except Exception as error:
-            self._say(f"while revisions change: {type(error).__name__}: {error}")
+            self._say(f"error during the rollout: {type(error).__name__}: {error}")

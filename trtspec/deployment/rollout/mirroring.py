@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shadows of live requests came to, as data and in a sentence. Pure."""
+"""Summary of mirrored requests, as data and as a sentence. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trtspec.serving.gateway.routing_state import Shadowed
 
 
 def summary(seen: Shadowed, share: int) -> dict[str, Any]:
-    """Return the counts with `latency_ratio`, the median of the new seconds over the old, and both acceptance rates.
+    """Return the counts, `latency_ratio` (median of new over old seconds) and both acceptance rates.
 
-    A number that cannot be said is null.
+    A value without samples is null.
     """
     counts = {name: getattr(seen, name) for name in ("sent", "failed", "compared", "different", "dropped")}
     ratios = [new / max(old, 1e-9) for old, new in zip(seen.old_s, seen.new_s, strict=True)]
@@ -23,18 +23,18 @@ def summary(seen: Shadowed, share: int) -> dict[str, Any]:
         "acceptance_rate": _rate(seen.new_accepted, seen.new_drafted),
         "acceptance_rate_before": _rate(seen.accepted, seen.drafted),
     }
-    return found | {"verdict": _verdict(found)}
+    return found | {"verdict": _describe(found)}
 
 
-def _verdict(found: dict[str, Any]) -> str:
-    said = [f"{found['sent']} requests, {found['failed']} failed"]
-    said.append(f"{found['different']} of {found['compared']} greedy texts are others")
+def _describe(found: dict[str, Any]) -> str:
+    parts = [f"{found['sent']} requests, {found['failed']} failed"]
+    parts.append(f"{found['different']} of {found['compared']} greedy texts differ")
     if (ratio := found["latency_ratio"]) is not None:
-        said.append(f"{ratio:.2f} times as long")
+        parts.append(f"{ratio:.2f} times the latency")
     if (rate := found["acceptance_rate"]) is not None:
         before = found["acceptance_rate_before"]
-        said.append(f"acceptance rate {rate:.3f}" + (f" ({before:.3f} before)" if before is not None else ""))
-    return ", ".join([*said, f"{found['dropped']} not sent for load"])
+        parts.append(f"acceptance rate {rate:.3f}" + (f" ({before:.3f} before)" if before is not None else ""))
+    return ", ".join([*parts, f"{found['dropped']} dropped because of load"])
 
 
 def _rate(accepted: int, drafted: int) -> float | None:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rollout: a new revision on its way to replace the one that serves, as a record that outlives whoever asked for it.
+"""State file of a rollout, independent of the command that started it.
 
-    staged     the supervisor is to start it      canary     it gets a share of the requests, which is watched
-    starting   its server runs                    holding    the last share is below 100 %: somebody has to promote it
-    loaded     it says it is ready                promoted   it serves, and the one before drains and ends
-    smoke      it answered, its gates are judged
-    shadow     it gets copies of requests, whose answers are compared and thrown away
+    staged     waits for the supervisor           canary     gets a share of the requests and is monitored
+    starting   the server is starting             holding    stays at a last share below 100 % until promoted
+    loaded     the server reports ready           promoted   is live; the previous revision drains and ends
+    smoke      it answered; gates are evaluated
+    shadow     gets mirrored requests, whose responses are compared and discarded
 
-    rolled-back   it was not good enough, or nobody wanted it: the one before serves, as it did all the time
+    rolled-back   it was rejected or cancelled; the previous revision remained live throughout
 
-The command stages the revision and writes the record; from then on the supervisor of the deployment carries it out,
-so that nothing depends on the command being alive.
+The command stages the revision and writes the record; from then on the deployment's supervisor carries the rollout
+out, even if the command ends.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ PROMOTE, ROLLBACK = "promote", "rollback"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a new revision has to keep to, beside the gates of its recipe.
+    """The rollout policy of a new revision, in addition to the gates of its recipe.
 
     Attributes:
-        shares: percent of the requests, one after the other.
-        hold_s: seconds at each share, at least.
-        min_requests: requests of our own that both revisions answer at each share, and the least number of others'
-            from which their latencies are compared.
-        max_failed: requests that it may fail at one share.
-        max_latency_ratio: of its latencies over those of the one before.
-        min_acceptance: least part of the drafted tokens accepted; 0 where that is not asked for.
-        shadow: percent of the others' requests that it gets as well, before the first share and beside all.
+        shares: percentages of the requests, in order.
+        hold_s: minimum seconds at each share.
+        min_requests: synthetic requests per share that both revisions must answer, and the minimum number of client
+            requests for comparing latencies.
+        max_failed: failed requests allowed per share.
+        max_latency_ratio: maximum ratio of new over old latency.
+        min_acceptance: minimum acceptance rate; 0 for none.
+        shadow: percentage of the other requests to mirror, before the first share and at all shares.
     """
 
     shares: tuple[int, ...] = (5, 25, 100)
@@ -57,11 +57,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One rollout; `record` is the deployment as it will be once it is promoted.
+    """One rollout; `record` is the deployment's record after promotion.
 
-    `share` is its current percentage of requests, `shadow` the results of mirrored requests
-    (`trtspec.deployment.rollout.mirroring`), empty without mirroring.
-    `undecided` is the policy for undecided gates.
+    `share` is the current percentage of requests, `shadow` the results of mirrored requests
+    (`trtspec.deployment.rollout.mirroring`), empty without mirroring. `undecided` is the policy for undecided gates.
     """
 
     record: Record
@@ -78,7 +77,7 @@ class Rollout:
         return self.state in OVER
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of the document of `status`."""
+        """Return the `rollout` part of the `status` document."""
         record = self.record
         return {
             "revision": record.revision,
@@ -93,7 +92,7 @@ class Rollout:
 
 
 def read_rollout(journal: DeploymentJournal) -> Rollout | None:
-    """Return the last rollout of a deployment; None where there was none."""
+    """Return the last rollout of a deployment, if any."""
     path = journal.root / FILE
     try:
         found = read_typed(Rollout, path, MAX_STATE_BYTES)
@@ -103,24 +102,24 @@ def read_rollout(journal: DeploymentJournal) -> Rollout | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        hint = "remove the file; a rollout that is under way goes on until the deployment is stopped"
+        hint = "remove the file; a rollout in progress continues until the deployment is stopped"
         raise DeployError(f"the rollout cannot be read: {error}", where=str(path), hint=hint) from None
 
 
 def write_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = "") -> Rollout:
-    """Note where a rollout stands: first in the journal, then as its state."""
+    """Record a transition of a rollout, first in the journal, then in the state file."""
     note_rollout(journal, rollout, detail)
     return keep_rollout(journal, rollout)
 
 
 def note_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = "") -> None:
-    """Add a line to the journal alone."""
-    shadow = f"; shadow: {rollout.shadow.get('verdict', '')}" if rollout.shadow else ""
+    """Append a line to the journal only."""
+    shadow = f"; mirrored: {rollout.shadow.get('verdict', '')}" if rollout.shadow else ""
     journal.note(rollout.record, rollout.state, (detail or rollout.reason) + shadow)
 
 
 def keep_rollout(journal: DeploymentJournal, rollout: Rollout) -> Rollout:
-    """Replace what is known of a rollout whose state stays."""
+    """Replace the state file only."""
     document = asdict(rollout) | {"shares": rollout.limits.shares}
     data, path = json.dumps(document, indent=1).encode(), journal.root / FILE
     replace_file(path, data)
@@ -128,13 +127,13 @@ def keep_rollout(journal: DeploymentJournal, rollout: Rollout) -> Rollout:
 
 
 def ask(journal: DeploymentJournal, what: str) -> None:
-    """Leave word for the supervisor: PROMOTE or ROLLBACK."""
+    """Leave a command for the supervisor: PROMOTE or ROLLBACK."""
     path = journal.root / ASK
     replace_file(path, what.encode())
 
 
 def asked(journal: DeploymentJournal) -> str:
-    """Return what was asked for since this was last looked at, "" for nothing."""
+    """Take the pending command, or ""."""
     path = journal.root / ASK
     found = ""
     with suppress(OSError):
@@ -144,7 +143,7 @@ def asked(journal: DeploymentJournal) -> str:
 
 
 def under_way(journal: DeploymentJournal, record: Record | None) -> Rollout | None:
-    """Return the rollout that the supervisor of a deployment carries out; None where there is none, or it died."""
+    """Return the rollout that a running supervisor is carrying out, or None."""
     rollout = read_rollout(journal)
     if rollout is None or rollout.is_over or record is None or not record.is_running:
         return None
@@ -152,5 +151,5 @@ def under_way(journal: DeploymentJournal, record: Record | None) -> Rollout | No
 
 
 def moved(rollout: Rollout, state: str, *, share: int | None = None, reason: str = "") -> Rollout:
-    """Return a rollout in another state."""
+    """Return the rollout in another state."""
     return replace(rollout, state=state, share=rollout.share if share is None else share, reason=reason)

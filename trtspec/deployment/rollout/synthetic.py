@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of our own that two revisions answer in turns: the same prompts, so that their times can be compared."""
+"""Synthetic requests that two revisions answer in turns, with the same prompts so that latencies are comparable."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from trtspec.deployment.health.probe import SMOKE_REQUEST
 from trtspec.deployment.rollout.analysis import Pair
 from trtspec.serving.triton.client import Client
 
-ANSWER_S = 10.0  # they are short
+ANSWER_S = 10.0  # the texts are short
 TOKENS = 16
-FRUITLESS_S = 60.0  # without any pair
+FRUITLESS_S = 60.0  # limit without an answered pair
 
 
 class NotAnswered(DeployError):
-    """The new revision does not answer what the one before does."""
+    """The new revision fails a request that the old one answers."""
 
 
 @dataclass
 class Pairs:
-    """Asks an old and a new server, each at its address, for the beginnings of texts."""
+    """Sends requests for short texts to an old and a new server, given by address."""
 
     old: str
     new: str
@@ -36,17 +36,17 @@ class Pairs:
         self._asked, self._since = 0, time.monotonic()
 
     def ask(self) -> None:
-        """Ask both once more, the one first and then the other; raises NotAnswered.
+        """Send the next request to both servers in alternating order; raise NotAnswered.
 
-        What neither can answer is not asked again; what only the old one fails is no word against the new one.
+        A prompt that both servers fail is dropped; a failure of the old server only is ignored.
         """
         prompt, self._asked = self._left[0], self._asked + 1
         first, second = (self.old, self.new) if self._asked % 2 else (self.new, self.old)
-        told = {url: _answer(url, prompt) for url in (first, second)}
-        old, new = told[self.old], told[self.new]
+        results = {url: _answer(url, prompt) for url in (first, second)}
+        old, new = results[self.old], results[self.new]
         if isinstance(new, TrtspecError):
             if not isinstance(old, TrtspecError):
-                raise NotAnswered(f"a request of our own failed: {new.message}")
+                raise NotAnswered(f"a synthetic request failed: {new.message}")
             if len(self._left) > 1:
                 self._left.popleft()
         self._left.rotate(-1)
@@ -54,15 +54,15 @@ class Pairs:
             self.found.append(Pair(old[0], new[0], old[1], new[1]))
             self._since = time.monotonic()
         elif time.monotonic() - self._since > FRUITLESS_S:
-            raise NotAnswered(f"no request of our own was answered by both for {FRUITLESS_S:.0f} s")
+            raise NotAnswered(f"no synthetic request was answered by both revisions for {FRUITLESS_S:.0f} s")
 
 
 def _answer(url: str, prompt: str) -> tuple[float, str] | TrtspecError:
-    """Return the seconds and the text of an answer, or why there is none."""
-    asked = {"text_input": prompt, "max_tokens": TOKENS, "temperature": 0.0, "exclude_input_in_output": True}
+    """Return the seconds and the text of a response, or the error."""
+    request = {"text_input": prompt, "max_tokens": TOKENS, "temperature": 0.0, "exclude_input_in_output": True}
     began = time.monotonic()
     try:
-        text = str(Client.at(url, ANSWER_S).generate(asked).get("text_output"))
+        text = str(Client.at(url, ANSWER_S).generate(request).get("text_output"))
     except TrtspecError as error:
         return error
     return time.monotonic() - began, text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of OpenAI's clients, shared out between two revisions by the entry, and what that saw of each."""
+"""Traffic split between two revisions by the OpenAI gateway, and the gateway's statistics per revision."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trtspec.serving.gateway.command import write_config
 from trtspec.serving.gateway.router import sight_of
 from trtspec.serving.gateway.routing_state import Route, Routes, Sight, read_sight, shares_of, write_routes
 
-TAKEN_UP_S = 5.0  # until the entry has read new routes
+TAKEN_UP_S = 5.0  # until the gateway has read new routes
 POLL_S = 0.1
 
 
 @dataclass
 class Shares:
-    """Of an old and a new revision of one deployment; where it has no entry, all of this does nothing."""
+    """The split between an old and a new revision of one deployment; does nothing without a gateway."""
 
     journal: DeploymentJournal
     old: Record
@@ -34,26 +34,26 @@ class Shares:
         return bool(self.old.openai)
 
     def give(self, share: int, *, alone: bool = False, shadow: int = 0) -> None:
-        """Give the new revision a percent of the requests; returns when the entry has taken that up.
+        """Route `share` percent of the requests to the new revision and mirror `shadow` percent of the others to it.
 
-        It gets `shadow` percent of the others as well. With `alone` the revision that gets nothing is not even named.
-        Raises DeployError where the entry does not take that up.
+        With `alone`, a revision without a share is removed from the routes. Returns once the gateway uses the new
+        routes; raises DeployError if it does not.
         """
         if self.has_entry:
             with self._lock:
                 self._give(share, alone, shadow)
 
-    def sight(self) -> Sight:
-        """Return what the entry saw since the shares were changed."""
+    def stats(self) -> Sight:
+        """Return the gateway's statistics since the shares last changed."""
         return read_sight(sight_of(self.journal.root / ROUTES))
 
     def drain(self, record: Record, within_s: float) -> None:
-        """Wait until a revision has no open request."""
+        """Wait until a revision's open requests have ended."""
         if self.has_entry:
-            wait_until(lambda: not self.sight().of(record.revision).open, within_s, POLL_S)
+            wait_until(lambda: not self.stats().of(record.revision).open, within_s, POLL_S)
 
-    def settle(self, record: Record) -> None:
-        """Let an entry that is started again know a revision alone."""
+    def finalize(self, record: Record) -> None:
+        """Make a restarted gateway route to this revision only."""
         if self.has_entry:
             write_config(revision_config(self.journal, record), self.journal.root / ENTRY_FILE)
 
@@ -64,5 +64,5 @@ class Shares:
         generation = time.time_ns()
         write_routes(self.journal.root / ROUTES, Routes(generation, routes))
         (url,) = (child.url for child in read_children(self.journal.children))
-        if not wait_until(lambda: self.sight().generation == generation or not answers(url), TAKEN_UP_S):
-            raise DeployError("the entry for OpenAI's clients did not take up the new shares")
+        if not wait_until(lambda: self.stats().generation == generation or not answers(url), TAKEN_UP_S):
+            raise DeployError("the OpenAI gateway did not apply the new shares")

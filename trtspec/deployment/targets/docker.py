@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve an artifact in a container of this machine, by `docker compose` and a file that is rendered for it."""
+"""Docker target: serve an artifact in a container on this machine with a rendered file for `docker compose`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATES = {"running": "live", "restarting": "unhealthy", "created": "starting", "
 
 @dataclass(frozen=True)
 class DockerSettings:
-    """What can be said of a compose file beyond names and ports."""
+    """Settings of the docker target."""
 
     image: str = ""
 
@@ -45,7 +45,10 @@ class DockerSettings:
 def render_docker(
     workload: Workload, repository: Path, host: str, ports: Mapping[str, int | None], settings: Mapping[str, str]
 ) -> Rendered:
-    """Return the compose file and the Dockerfile, without an image that alone; ports are by default those inside."""
+    """Return the compose file and the Dockerfile; without an image only the latter.
+
+    Ports default to the container's.
+    """
     exposure(host)
     image = settings_of(DockerSettings, settings).image
     if not image:
@@ -55,7 +58,7 @@ def render_docker(
 
 
 def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
-    """Start a container and return when it is healthy, which takes an answered request; nothing is left on failure."""
+    """Start a container and return once it is healthy (a request was answered); remove it on failure."""
     _check_docker()
     manifest, digest = load_manifest(artifact, options.manifest), manifest_sha256(artifact)
     journal, host = DeploymentJournal(options.name or manifest.recipe.name), options.host
@@ -74,25 +77,25 @@ def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
             wait = ("--wait", f"--wait-timeout={int(options.timeout_s)}")
             _compose(journal, "up", "--detach", *wait, timeout_s=options.timeout_s + 30)
         record = journal.move(record, "live")
-        options.on_event("live", f"its container is healthy: a request was answered at {record.endpoints['http']}")
+        options.on_event("live", f"the container is healthy: a request was answered at {record.endpoints['http']}")
     return DockerDeployment(journal, record)
 
 
 @contextmanager
 def _ports(journal: DeploymentJournal, options: DeployOptions) -> Iterator[dict[str, int]]:
-    """Choose the ports of this machine that lead to those of the container."""
+    """Choose the ports of this machine that map to the container's."""
     former = former_ports(journal.read(), "docker", options)
 
-    def tell(sentence: str) -> None:
+    def on_moved(sentence: str) -> None:
         options.on_event("ports", sentence)
 
-    with reserved_ports(journal, options, tuple(PORTS), former, tell) as (server, openai):
+    with reserved_ports(journal, options, tuple(PORTS), former, on_moved) as (server, openai):
         yield {"http": server.http, "grpc": server.grpc, "metrics": server.metrics, "openai": openai}
 
 
 @dataclass
 class DockerDeployment:
-    """A container that this process started."""
+    """A container started by this process."""
 
     journal: DeploymentJournal
     record: Record
@@ -102,11 +105,11 @@ class DockerDeployment:
         return document_of(self.record, self.record.state)
 
     def wait(self) -> None:
-        """Block until the container ends; SIGINT and SIGTERM stop it first, its own death is a DeployError."""
+        """Block until the container ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
         try:
             with sigterm_as_interrupt():
-                unknown = 0  # looks in a row at which docker did not say
-                while unknown < MOST_UNKNOWN:  # unbounded otherwise, as its owner wants
+                unknown = 0  # consecutive checks without an answer from docker
+                while unknown < MOST_UNKNOWN:  # no timeout: runs in the foreground until stopped
                     state = _state(self.record)
                     if state not in ("live", "starting", "unhealthy", "unknown"):
                         break
@@ -116,11 +119,11 @@ class DockerDeployment:
             stop(self.journal.name)
             raise
         if self.journal.known().state != "stopped":
-            raise DeployError("the container ended by itself", hint=f"trtspec logs {self.journal.name}")
+            raise DeployError("the container exited", hint=f"trtspec logs {self.journal.name}")
 
 
 class _removed_on_failure:  # noqa: N801  a context manager, used as a function
-    """Remove the container where the block does not come to its end, keeping what it said."""
+    """Remove the container if the block fails, after saving its log."""
 
     def __init__(self, journal: DeploymentJournal, record: Record, former: Record | None) -> None:
         self.journal, self.record, self.former = journal, record, former
@@ -132,16 +135,16 @@ class _removed_on_failure:  # noqa: N801  a context manager, used as a function
         if error is None:
             return
         if isinstance(error, ToolFailed) and error.is_before:
-            self.journal.forget(self.former)  # there is no container
+            self.journal.forget(self.former)  # the container was not created
             return
         fetch_log(self.journal)
-        with suppress(DeployError, StepTimeout):  # what went wrong before is what has to be mended
+        with suppress(DeployError, StepTimeout):  # the original error is the one to report
             _down(self.journal)
         self.journal.move(self.record, "failed", error.message if isinstance(error, TrtspecError) else str(error))
 
 
 def stop(name: str) -> dict[str, Any]:
-    """End a container; its streams may finish first, as long as the compose file lets them."""
+    """Stop a container; open streams may finish within the compose file's grace period."""
     journal = DeploymentJournal(name)
     record = journal.known()
     state = _state(record)
@@ -154,18 +157,18 @@ def stop(name: str) -> dict[str, Any]:
 
 
 def fetch_log(journal: DeploymentJournal) -> None:
-    """Write what the container said to the deployment's log; what is there of one that is gone stays."""
-    if said := _ask(journal, "logs", "--no-color", "--no-log-prefix"):
-        journal.log.write_bytes(said)
+    """Save the container's output as the deployment's log; an existing log of a removed container is kept."""
+    if output := _ask(journal, "logs", "--no-color", "--no-log-prefix"):
+        journal.log.write_bytes(output)
 
 
 def _state(record: Record) -> str:
-    """Return the state as docker has it, live where a text was answered; what was stopped or failed stays so."""
+    """Return docker's state of a deployment, live if healthy; stopped and failed are final."""
     if record.state in ("stopped", "failed"):
         return record.state
     try:
-        said = _compose(DeploymentJournal(record.name), "ps", "--all", "--format=json", timeout_s=ASK_S)
-        found = [json.loads(line) for line in said.splitlines()]
+        output = _compose(DeploymentJournal(record.name), "ps", "--all", "--format=json", timeout_s=ASK_S)
+        found = [json.loads(line) for line in output.splitlines()]
     except (DeployError, StepTimeout, ValueError):
         return "unknown"
     container = next((each for each in found if each.get("Service") == SERVICE), None)
@@ -216,7 +219,7 @@ def _folder(journal: DeploymentJournal) -> Path:
 
 
 def _compose(journal: DeploymentJournal, *words: str, timeout_s: float) -> bytes:
-    """Run docker compose on a deployment's file and return what it printed; its failure is a DeployError."""
+    """Run docker compose on a deployment's file and return its output; raise DeployError or StepTimeout."""
     record = journal.read()
     command = [DOCKER, "compose", "--file", str(_folder(journal) / FILE), *words]
     environment = {**os.environ, VARIABLE: record.artifact if record else ""}
@@ -227,13 +230,13 @@ def _compose(journal: DeploymentJournal, *words: str, timeout_s: float) -> bytes
     except OSError as error:
         raise DeployError(f"{DOCKER} cannot be run: {error.strerror}", hint="is Docker installed?") from None
     if done.returncode:
-        what, said = f"docker compose {words[0]}", done.stderr.decode(errors="replace")
-        raise failure(container_errors.DOCKER, what, done.returncode, said)
+        what, output = f"docker compose {words[0]}", done.stderr.decode(errors="replace")
+        raise failure(container_errors.DOCKER, what, done.returncode, output)
     return done.stdout
 
 
 def _ask(journal: DeploymentJournal, *words: str) -> bytes:
-    """Return what docker compose says, nothing where it fails."""
+    """Return the output of docker compose, or b"" if it fails."""
     try:
         return _compose(journal, *words, timeout_s=ASK_S)
     except (DeployError, StepTimeout):
@@ -249,6 +252,6 @@ TARGET = Target(
     stop=stop,
     state=_state,
     render=render_docker,
-    options={"image": "the image that serves it, NAME@sha256:..."},
+    options={"image": "serving image, NAME@sha256:..."},
     fetch_log=fetch_log,
 )

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve an artifact on this machine: one tritonserver under a supervisor, watched from its start to its end.
+"""Local target: serve an artifact with a tritonserver under a supervisor on this machine.
 
-    staged   its process runs        smoke   a first request is under way        stopped   ended when asked to
-    loaded   it says it is ready     live    that request was answered           failed    ended on the way to live
-    restarting   it was dead, stopped or hanging, and is started again           failed    or that did not help
+    staged   its process runs        smoke   a first request was sent            stopped   stopped by command
+    loaded   it reports ready        live    that request was answered           failed    failed before it was live
+    restarting   it was dead, stopped or hanging, and is being restarted         failed    or restarts did not help
 
-An artifact that is deployed over a live one takes its place as a new revision (`trtspec.deployment.rollout.commands`).
+An artifact that is deployed over a live one replaces it as a new revision (`trtspec.deployment.rollout.commands`).
 
-A server that says it is ready may be none (a dead Python stub leaves it so): only an answered request counts.
+Reported readiness is not sufficient (a dead Python stub leaves it unchanged): only an answered request counts.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 10.0
 READY_TIMEOUT_S = 2.0
-STOP_MARGIN_S = 10.0  # beyond what open requests get
-NOTE_TIMEOUT_S = 2.0  # between the end of a server and the note of who ended it
+STOP_MARGIN_S = 10.0  # beyond the drain time
+NOTE_TIMEOUT_S = 2.0  # until the end of a server is recorded
 POLL_S = 0.05
-PORTS_EVERY_S = 0.5  # between two looks at who listens at the ports of a server that starts
-PORT_TRIES = 4  # starts, each with other ports than those that were taken meanwhile
+PORTS_EVERY_S = 0.5  # interval of port checks during startup
+PORT_TRIES = 4  # starts, each avoiding ports taken by other processes
 TARGET_NAME = "local"
 DEFAULTS = DeployOptions()
 
 
 def deploy_local(artifact: Path, options: DeployOptions = DEFAULTS) -> Deployment:
-    """Serve an artifact; return when it has answered a request. On any failure nothing is left running that was not.
+    """Serve an artifact; return after the first answered request. On failure, all processes started are ended.
 
-    Where another artifact is live under this name, the new one takes its place, or not: RolledBack. Raises StepTimeout
-    where it takes too long, SmokeTestFailed where the first request fails, DeployError for the rest, and whatever
-    `before_live` raises.
+    If another artifact is live under this name, a rollout replaces it; RolledBack if that fails. Raises StepTimeout on
+    a timeout, SmokeTestFailed if the first request fails, DeployError for other failures, and any error of
+    `before_live`.
     """
     deadline = time.monotonic() + options.timeout_s
     journal = DeploymentJournal(options.name or load_manifest(artifact).recipe.name)
@@ -88,23 +88,25 @@ def deploy_local(artifact: Path, options: DeployOptions = DEFAULTS) -> Deploymen
             except PortTaken as error:
                 if error.which in options.ports or not tries_left:
                     raise
-                options.on_event("ports", f"{error.message}; starting again with another port")
+                options.on_event("ports", f"{error.message}; retrying with another port")
     raise AssertionError("PORT_TRIES is at least 1")
 
 
 def _served(journal: DeploymentJournal, artifact: Path, options: DeployOptions, deadline: float) -> LocalDeployment:
-    """Start a server and bring it to its first answer; PortTaken where another process took one of its ports."""
+    """Start a server and wait for its first answer; raise PortTaken if another process took one of its ports."""
     names = PORTS if load_manifest(artifact).recipe.serving.openai else PORTS[:3]
     former = former_ports(journal.read(), TARGET_NAME, options)
 
-    def tell(sentence: str) -> None:
+    def on_moved(sentence: str) -> None:
         options.on_event("ports", sentence)
 
-    with reserved_ports(journal, options, names, former, tell) as (ports, openai_port):
+    with reserved_ports(journal, options, names, former, on_moved) as (ports, openai_port):
         server = _start(journal, artifact, ports, openai_port, options)
         with server.stopped_on_failure():
             journal.write(server.record)
-            options.on_event("staged", f"tritonserver runs under process {server.record.pid}, its log is {journal.log}")
+            options.on_event(
+                "staged", f"tritonserver runs under supervisor process {server.record.pid}; log: {journal.log}"
+            )
             server.await_ready(deadline)
             options.on_event("loaded", "the models are loaded")
             server.smoke_test(deadline)
@@ -120,37 +122,37 @@ def _served(journal: DeploymentJournal, artifact: Path, options: DeployOptions, 
 
 @dataclass
 class LocalDeployment:
-    """A server that this process started."""
+    """A server started by this process."""
 
     journal: DeploymentJournal
     record: Record
     process: subprocess.Popen[bytes]
-    _ports_due: float = 0.0  # when ports are looked at next
+    _ports_due: float = 0.0  # time of the next port check
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `deploy --json`."""
         return document_of(self.record, self.record.state)
 
     def wait(self) -> None:
-        """Block until the server ends; SIGINT and SIGTERM stop it first, its own death is a DeployError."""
+        """Block until the server ends; SIGINT and SIGTERM stop it. Raise DeployError if it ends on its own."""
         try:
             with sigterm_as_interrupt():
-                code = self.process.wait()  # unbounded: a server in the foreground, as long as its owner wants
+                code = self.process.wait()  # no timeout: runs in the foreground until stopped
         except KeyboardInterrupt:
             self.stop()
             raise
         if wait_until(lambda: self.journal.known().state == "stopped", NOTE_TIMEOUT_S):
             return
         record = self.journal.known()
-        what = f"failed: {record.reason}" if record.state == "failed" else f"ended by itself with status {code}"
+        what = f"failed: {record.reason}" if record.state == "failed" else f"exited with status {code}"
         raise DeployError(f"the server {what}", hint=_log_hint(self.journal))
 
     def stop(self) -> None:
-        """End the server."""
+        """Stop the server."""
         _end(self.journal, self.journal.known(), "stopped", self.record.drain_s + STOP_MARGIN_S)
 
     def await_ready(self, deadline: float) -> None:
-        """Return when the server says that its models are loaded."""
+        """Wait until the server reports its models as loaded."""
         url = server_url(self.journal, self.record.revision)
         client = Client.at(url, READY_TIMEOUT_S)
         front = front_url(self.journal, self.record.revision)
@@ -160,7 +162,7 @@ class LocalDeployment:
             if is_ready:
                 break
             if (code := self.process.poll()) is not None:
-                raise DeployError(f"the server ended with status {code} while it started", hint=_log_hint(self.journal))
+                raise DeployError(f"the server exited with status {code} during startup", hint=_log_hint(self.journal))
             if time.monotonic() >= deadline:
                 raise StepTimeout("the server was not ready in time", hint=_log_hint(self.journal))
             time.sleep(POLL_S)
@@ -170,7 +172,7 @@ class LocalDeployment:
         self.record = self.journal.move(self.record, "loaded")
 
     def check_ports(self, *, at_once: bool = False) -> None:
-        """Raise PortTaken where another process has a port of this deployment; looks every PORTS_EVERY_S."""
+        """Raise PortTaken if another process has a port of this deployment; checks every PORTS_EVERY_S."""
         now, ended = time.monotonic(), self.process.poll() is not None
         if not at_once and not ended and now < self._ports_due:
             return
@@ -181,7 +183,7 @@ class LocalDeployment:
             raise taken
 
     def smoke_test(self, deadline: float) -> None:
-        """Return when the server has answered a request for one token."""
+        """Wait until the server has answered a request for one token."""
         self.record = self.journal.move(self.record, "smoke")
         try:
             _probe(self.record, max(0.1, deadline - time.monotonic()))
@@ -191,7 +193,7 @@ class LocalDeployment:
             raise SmokeTestFailed(f"the first request failed: {error.message}", hint=_log_hint(self.journal)) from None
 
     def await_entry(self, deadline: float) -> None:
-        """Return when what answers OpenAI's clients does so, where there is one."""
+        """Wait until the OpenAI gateway, if there is one, answers."""
         urls = [child.url for child in read_children(self.journal.children)]
 
         def answer() -> bool:
@@ -199,21 +201,21 @@ class LocalDeployment:
             return all(map(answers, urls))
 
         if not wait_until(answer, max(0.1, deadline - time.monotonic())):
-            raise StepTimeout("the entry for OpenAI's clients was not ready in time", hint=_log_hint(self.journal))
+            raise StepTimeout("the OpenAI gateway was not ready in time", hint=_log_hint(self.journal))
 
     def await_warm(self, deadline: float) -> str:
-        """Return which entries have served a first text, in words."""
+        """Wait until each endpoint has served a first text; return a description."""
         began = time.monotonic()
         entries = await_first_texts(self.record, self.journal.root, deadline, lambda: _log_hint(self.journal))
-        return f"{' and '.join(entries)} entry served a first text, in {time.monotonic() - began:.2f} s"
+        return f"first text from {' and '.join(entries)} after {time.monotonic() - began:.2f} s"
 
     def go_live(self) -> None:
-        """Note that the server may be used."""
+        """Record the deployment as live."""
         self.record = self.journal.move(self.record, "live")
 
     @contextmanager
     def stopped_on_failure(self) -> Iterator[None]:
-        """End the server where the block does not come to its end, whatever the reason."""
+        """End the server if the block raises any exception."""
         try:
             with sigterm_as_interrupt():
                 yield
@@ -224,10 +226,10 @@ class LocalDeployment:
 
 
 def status(name: str) -> dict[str, Any]:
-    """Return how a deployment fares.
+    """Return the status of a deployment.
 
-    `state` is live (it just answered a request), unhealthy (it runs and did not: `probe` says why), dead (it should
-    run and does not: `log` holds its last lines), starting, restarting, stopped or failed.
+    `state` is live (it just answered a request), unhealthy (it runs but did not answer; `probe` has the error), dead
+    (its process is gone unexpectedly; `log` has the last lines), starting, restarting, stopped or failed.
     """
     journal = DeploymentJournal(name)
     record = journal.known()
@@ -245,7 +247,7 @@ def status(name: str) -> dict[str, Any]:
 
 
 def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
-    """End a deployment; of one that does not run, remove what it left. `was_running` says which it was."""
+    """Stop a deployment, or clean up after one that does not run; `was_running` distinguishes the two."""
     journal = DeploymentJournal(name)
     record = journal.known()
     timeout_s = record.drain_s + STOP_MARGIN_S if timeout_s is None else timeout_s
@@ -277,7 +279,7 @@ def _start(
 
 
 def _supervise(journal: DeploymentJournal, record: Record) -> subprocess.Popen[bytes]:
-    """Start the supervisor in a session of its own, all it says going to the log; unless detached it dies with us."""
+    """Start the supervisor in a new session, logging its output; unless detached, it ends with this process."""
     command = str(os.getpid()), str(start_time(os.getpid())), str(journal.root)
     argv = [
         sys.executable,
@@ -300,7 +302,7 @@ def _supervise(journal: DeploymentJournal, record: Record) -> subprocess.Popen[b
 
 
 def _check_not_running(journal: DeploymentJournal) -> None:
-    """Refuse a name whose server runs; clear away what a dead one left."""
+    """Raise DeployError if the name's server runs; clean up after a dead one."""
     record = journal.read()
     if record is None:
         return
@@ -323,7 +325,7 @@ def _end(journal: DeploymentJournal, record: Record, state: str, timeout_s: floa
 def _probe(record: Record, timeout_s: float) -> None:
     answer = Client.at(record.endpoints["http"], timeout_s).generate(SMOKE_REQUEST)
     if "text_output" not in answer:
-        raise DeployError(f"the answer holds no text_output, only {', '.join(sorted(answer))}")
+        raise DeployError(f"the response lacks text_output, it has {', '.join(sorted(answer))}")
 
 
 def _probe_result(record: Record) -> dict[str, Any]:
@@ -336,12 +338,12 @@ def _probe_result(record: Record) -> dict[str, Any]:
     if error is None and "openai" in record.endpoints:
         url = record.endpoints["openai"].removesuffix("/v1") + "/health"
         if not responds(url, PROBE_TIMEOUT_S):
-            error = f"the gateway for OpenAI's clients did not answer at {url}"
+            error = f"the OpenAI gateway did not answer at {url}"
     return {"ok": error is None, "seconds": time.monotonic() - start, "error": error}
 
 
 def _log_hint(journal: DeploymentJournal) -> str:
-    return f"the end of {journal.log}:\n{tail(journal.log)}"
+    return f"last lines of {journal.log}:\n{tail(journal.log)}"
 
 
 TARGET = Target(deploy=deploy_local, status=status, stop=stop, promote=promote, rollback=rollback)

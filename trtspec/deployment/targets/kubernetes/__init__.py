@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve an artifact in a cluster: manifests that are rendered for it, applied, watched and deleted by kubectl."""
+"""Kubernetes target: manifests rendered for an artifact, applied, watched and deleted with kubectl."""
 
 from trtspec.deployment.base import Target
 from trtspec.deployment.targets.kubernetes.kubectl import deploy_kubernetes, fetch_log, state, stop

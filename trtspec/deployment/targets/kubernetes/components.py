@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cluster adds where it has the operators: metrics, scaling, and a share of the requests for a canary.
+"""Optional kustomize components for a cluster's operators: metrics, autoscaling and canary routing.
 
-Metrics: nv_inference_pending_request_count is Triton's queue, trtspec_requests_waiting that of our models.
+Metrics: nv_inference_pending_request_count is Triton's queue, trtspec_requests_waiting the queue of trtspec's models.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from trtspec.deployment.targets.kubernetes.pod import all_labels
 from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
 from trtspec.deployment.targets.kubernetes.workloads import machines, served, workload_object
 
-KV_FULL = "0.9"  # of its blocks: beyond, requests wait for each other's memory
+KV_FULL = "0.9"  # share of used blocks above which requests wait for memory
 QUEUES = ("nv_inference_pending_request_count", "trtspec_requests_waiting")
 PICKER_PORT = 9002
 
 
 def pod_monitor(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return which pods Prometheus scrapes."""
+    """Return the PodMonitor by which Prometheus scrapes the pods."""
     return _object(
         "monitoring.coreos.com/v1",
         "PodMonitor",
@@ -33,7 +33,7 @@ def pod_monitor(workload: Workload, settings: ClusterSettings) -> dict[str, Any]
 
 
 def scaled_object(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return when KEDA starts another server: a batch waits for each, or the KV caches are full."""
+    """Return the KEDA ScaledObject: scale up when a batch is queued per server, or the KV caches are full."""
     waiting = " + ".join(f"(sum({_of(queue, workload, settings)}) or vector(0))" for queue in QUEUES)
     triggers = [_trigger("queue", waiting, _batch(workload), settings)]
     if usage := workload.serving.kv_usage:
@@ -44,7 +44,7 @@ def scaled_object(workload: Workload, settings: ClusterSettings) -> dict[str, An
         "minReplicaCount": settings.replicas,
         "maxReplicaCount": settings.max_replicas,
         "pollingInterval": 15,
-        "cooldownPeriod": max(300, workload.startup_s),  # what was stopped takes that long to come back
+        "cooldownPeriod": max(300, workload.startup_s),  # a stopped server needs that long to start again
         "fallback": {"failureThreshold": 3, "replicas": settings.replicas},
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behaviour(workload)}},
         "triggers": triggers,
@@ -53,7 +53,7 @@ def scaled_object(workload: Workload, settings: ClusterSettings) -> dict[str, An
 
 
 def autoscaler(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return the same for a cluster without KEDA, whose metrics API has the queues (prometheus-adapter)."""
+    """Return the HorizontalPodAutoscaler for a cluster without KEDA; its metrics API needs prometheus-adapter."""
     metrics = [
         {
             "type": "Pods",
@@ -72,7 +72,7 @@ def autoscaler(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
 
 
 def inference_pool(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return its pods as a pool that an endpoint picker chooses from, which its own chart installs."""
+    """Return the InferencePool of the pods; its endpoint picker is installed by a separate chart."""
     spec = {
         "selector": {"matchLabels": served(workload, settings)},
         "targetPorts": [{"number": PORTS["openai"]}],
@@ -87,7 +87,7 @@ def inference_pool(workload: Workload, settings: ClusterSettings) -> dict[str, A
 
 
 def route(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return the route to its pool; of a canary it is the stable one's, which shares its requests by weight."""
+    """Return the HTTPRoute to the pool; a canary's replaces the stable deployment's and splits requests by weight."""
     namespace, _, gateway = settings.gateway.partition("/")
     shares = [(workload.name, 100)]
     if settings.canary_of:
@@ -99,7 +99,7 @@ def route(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
         "backendRefs": pools,
-        "timeouts": {"request": "0s"},  # a stream takes as long as it is long
+        "timeouts": {"request": "0s"},  # no limit for streams
     }
     spec = {"parentRefs": [{"name": gateway, "namespace": namespace}], "rules": [rule]}
     document = _object("gateway.networking.k8s.io/v1", "HTTPRoute", workload, settings, spec)
@@ -122,7 +122,7 @@ def _batch(workload: Workload) -> str:
 
 
 def _of(metric: str, workload: Workload, settings: ClusterSettings) -> str:
-    """Return a metric of its own pods: NAME-x-y, or NAME-0-1 of several machines, and none of NAME-canary's."""
+    """Return a metric restricted to the pods NAME-x-y (NAME-0-1 over several machines), not NAME-canary's."""
     name, _, rest = metric.partition("{")
     pods = "(-[a-z0-9]+){2}" if machines(workload, settings) == 1 else "(-[0-9]+){1,2}"
     chosen = [f'namespace="{settings.namespace}"', f'pod=~"{workload.name}{pods}"', *([rest[:-1]] if rest else [])]
@@ -135,7 +135,7 @@ def _trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -
 
 
 def _behaviour(workload: Workload) -> dict[str, Any]:
-    """Return that servers come quickly and go slowly, one at a time: a start takes minutes."""
+    """Return fast scale-up and slow scale-down, one server at a time, because a start takes minutes."""
     one = [{"type": "Pods", "value": 1, "periodSeconds": max(60, min(workload.grace_s, 1800))}]
     return {
         "scaleUp": {"stabilizationWindowSeconds": 30, "policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]},

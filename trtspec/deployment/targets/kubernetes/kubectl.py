@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apply, watch and delete rendered manifests, by kubectl; a pod is ready when it has answered a request."""
+"""Applying, watching and deleting rendered manifests with kubectl; a pod is ready once it has answered a request."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TIMED_OUT = "timed out waiting"
 MAX_PLACE_BYTES = 1 << 16
 PLACE = ("context", "namespace", "name", "kind", "form")
 READY = {"leaderworkerset": "Available", "llminferenceservice": "Ready", "dynamographdeployment": "Ready"}
-DETACH = "a cluster runs it without this process: say --detach"
+DETACH = "the cluster runs it independently of this process; use --detach"
 
 
 def deploy_kubernetes(artifact: Path, options: DeployOptions) -> ClusterDeployment:
-    """Apply the manifests and return when every pod is ready; on failure they stay, as what ran before does."""
+    """Apply the manifests and return once every pod is ready; on failure they remain, as do earlier pods."""
     if not options.detach:
-        raise DeployError("--target kubernetes needs --detach", hint=DETACH)
+        raise DeployError("--target kubernetes requires --detach", hint=DETACH)
     if shutil.which(KUBECTL) is None:
         hint = "install it, or render the manifests for another machine with --render DIR"
         raise DeployError(f"{KUBECTL} is not on PATH", hint=hint)
@@ -69,7 +69,7 @@ def deploy_kubernetes(artifact: Path, options: DeployOptions) -> ClusterDeployme
 def _forgotten_on_failure(
     journal: DeploymentJournal, former: Record | None, record: Record | None = None
 ) -> Iterator[None]:
-    """Keep no record of a deployment that was not applied, but of a first one that may have been in part."""
+    """Restore the former record if nothing was applied; mark a first, possibly partial, deployment failed."""
     try:
         yield
     except TrtspecError as error:
@@ -81,7 +81,7 @@ def _forgotten_on_failure(
 
 
 class ClusterDeployment:
-    """What was applied and became ready."""
+    """A deployment that was applied and became ready."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -91,14 +91,14 @@ class ClusterDeployment:
         return document_of(self.record, self.record.state)
 
     def wait(self) -> None:
-        """Refuse: nothing of it runs here."""
+        """Raise DeployError: a cluster deployment does not have a local process."""
         raise DeployError(DETACH)
 
 
 def state(record: Record) -> str:
-    """Return live where as many pods are ready as there should be, unhealthy where fewer are, dead where none is.
+    """Return live if all replicas are ready, unhealthy if only some are, starting if none is.
 
-    To be ready a pod answers a request every ten seconds.
+    A ready pod answers a probe request every ten seconds. Returns unknown if the cluster cannot be queried.
     """
     if record.state in ("stopped", "failed"):
         return record.state
@@ -111,7 +111,7 @@ def state(record: Record) -> str:
 
 
 def stop(name: str) -> dict[str, Any]:
-    """Delete what was applied; streams may finish first. The namespace and its volumes stay."""
+    """Delete the applied objects; open streams may finish. The namespace and its volumes remain."""
     journal = DeploymentJournal(name)
     record = journal.known()
     was_running = state(record) not in ("stopped", "failed", "dead")
@@ -123,7 +123,7 @@ def stop(name: str) -> dict[str, Any]:
 
 
 def fetch_log(journal: DeploymentJournal) -> None:
-    """Write the end of what its pods said to the deployment's log."""
+    """Save the last lines of the pods' logs as the deployment's log."""
     journal.known()
     place = _place(journal)
     chosen = [f"--selector=app.kubernetes.io/name={place['name']}", "--all-containers", "--tail=1000"]
@@ -132,7 +132,7 @@ def fetch_log(journal: DeploymentJournal) -> None:
 
 def _state_of(found: dict[str, Any]) -> str:
     status, condition = found.get("status", {}), READY.get(str(found.get("kind")).lower())
-    if condition and "readyReplicas" not in status:  # KServe's and Dynamo's count no pods there
+    if condition and "readyReplicas" not in status:  # KServe and Dynamo do not report replicas there
         said = {each.get("type"): each.get("status") for each in status.get("conditions", [])}
         return "live" if said.get(condition) == "True" else "starting"
     wanted, ready = found.get("spec", {}).get("replicas", 1), status.get("readyReplicas", 0)
@@ -147,12 +147,12 @@ def _wait_ready(place: Mapping[str, Any], timeout_s: float) -> None:
     except ToolFailed as error:
         if TIMED_OUT not in (error.hint or ""):
             raise
-        hint = f"trtspec logs {place['name']}; kubectl rollout undo brings back what ran before\n{error.hint or ''}"
+        hint = f"trtspec logs {place['name']}; kubectl rollout undo restores the previous version\n{error.hint or ''}"
         raise StepTimeout("the pods were not ready in time", hint=hint.strip()) from None
 
 
 def _note_place(journal: DeploymentJournal, workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Note which cluster it goes to: later commands ask there, whatever kubectl's current context is then."""
+    """Record the cluster context; later commands use it even if kubectl's current context has changed."""
     context = settings.context or _plain([KUBECTL, "config", "current-context"]).decode().strip()
     kinds = {"kserve": "llminferenceservice", "dynamo": "dynamographdeployment"}
     several = settings.form == "deployment" and machines(workload, settings) > 1
@@ -173,7 +173,7 @@ def _place(journal: DeploymentJournal) -> dict[str, Any]:
     try:
         place: dict[str, Any] = json.loads(read_bounded(path, MAX_PLACE_BYTES))
         if not isinstance(place, dict) or not all(isinstance(place.get(key), str) for key in PLACE):
-            raise ValueError(f"it needs {', '.join(PLACE)}")
+            raise ValueError(f"required keys: {', '.join(PLACE)}")
     except (OSError, ValueError, RecursionError) as error:
         raise DeployError(f"cannot be read: {error}", where=str(path), hint="deploy it again") from None
     plain = place["form"] == "deployment"
@@ -182,17 +182,17 @@ def _place(journal: DeploymentJournal) -> dict[str, Any]:
 
 
 def _run(place: Mapping[str, Any], *words: str, timeout_s: float = 60.0) -> bytes:
-    """Run kubectl in a deployment's context and namespace and return what it prints."""
+    """Run kubectl in a deployment's context and namespace and return its output."""
     return _plain([KUBECTL, f"--context={place['context']}", f"--namespace={place['namespace']}", *words], timeout_s)
 
 
 def _object(place: Mapping[str, Any]) -> str:
-    """Return what was applied, as kubectl names it."""
+    """Return the workload's name for kubectl: KIND/NAME."""
     return f"{place['kind']}/{place['name']}"
 
 
 def _plain(command: list[str], timeout_s: float = ASK_S) -> bytes:
-    """Return what a command prints; its failure is a DeployError with the end of what it says."""
+    """Return the output of a command; raise DeployError or StepTimeout if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a deployment in a cluster: a base that any cluster takes, parts for its operators, overlays of both."""
+"""Manifests of a deployment in a cluster: a base for any cluster, components for operators, and overlays of both."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ HEAD = """\
 Serves {name} in the namespace {namespace}: kubectl apply -k overlays/NAME
 NAME is one of {overlays}.
 
-What listens, in the cluster alone: http {http}, gRPC {grpc}, OpenAI's entry {openai}, metrics {metrics}.
+Ports, inside the cluster only: http {http}, gRPC {grpc}, OpenAI gateway {openai}, metrics {metrics}.
 The network policy admits this namespace and the gateway's ({gateway}), and Prometheus (namespace monitoring)
-to the metrics; nothing goes out. None but OpenAI's entry asks for a key, and it takes its keys from the Secret
-{name}-env, which is not rendered and may be missing. Triton's control APIs are behind a token that is made inside
-of each container and never leaves it.
-The pods pass Pod Security's profile "restricted"."""
+to the metrics; egress is denied. Only the OpenAI gateway supports keys, which it reads from the Secret {name}-env
+(optional, not rendered). Triton's control APIs require a token that is created in each container and never leaves it.
+The pods conform to the Pod Security profile "restricted"."""
 
 ALONE = """\
 Serves {name} in the namespace {namespace} with the engine alone: kubectl apply -f {file}
 
-What listens is the engine's own entry for OpenAI's clients, without a key: the gateway has to ask for one. trtspec's
-models, its metrics and its gates are not there."""
+The engine's own OpenAI API listens without a key; authentication is up to the cluster's gateway. trtspec's models,
+metrics and gates are not included."""
 
-# what each overlay adds to the base, and what the cluster has to have for it
+# the components of each overlay; NEEDS has the requirements of each component
 OVERLAYS: Mapping[str, tuple[str, ...]] = {
     "plain": (),
     "monitored": ("monitoring",),
@@ -43,7 +42,7 @@ OVERLAYS: Mapping[str, tuple[str, ...]] = {
 NEEDS = {
     "monitoring": "The Prometheus operator (monitoring.coreos.com/v1).",
     "keda": "KEDA 2 (keda.sh/v1alpha1).",
-    "hpa": "prometheus-adapter, which gives the metrics API the queues by pod.",
+    "hpa": "prometheus-adapter, which exposes the queues per pod in the metrics API.",
     "gateway": "Gateway API 1 and the inference extension 1 (InferencePool v1), whose chart installs {name}-epp.",
 }
 DEFAULT_OVERLAY = "plain"
@@ -52,9 +51,9 @@ DEFAULT_OVERLAY = "plain"
 def render_kubernetes(
     workload: Workload, repository: Path, host: str, ports: Mapping[str, int | None], settings: Mapping[str, str]
 ) -> Rendered:
-    """Return the files; without an image the Dockerfile alone, since its digest is not known before it is built."""
+    """Return the files; without an image only the Dockerfile, because an image gets its digest when built."""
     if host != LOOPBACK or any(ports.values()):
-        raise DeployError("a cluster's service has its own address and ports", hint="leave --host and the ports out")
+        raise DeployError("a cluster's service has its own address and ports", hint="omit --host and the port options")
     wanted = settings_of(ClusterSettings, settings)
     if not wanted.image and wanted.form == "deployment":
         return {"Dockerfile": dockerfile(workload)}
@@ -100,7 +99,7 @@ def _components(workload: Workload, settings: ClusterSettings) -> Iterator[tuple
         },
     }
     for name, objects in found.items():
-        needs = f"Takes {NEEDS[name].format(name=workload.name)}"
+        needs = f"Requires: {NEEDS[name].format(name=workload.name)}"
         yield f"{name}/kustomization.yaml", _kustomization("Component", {"resources": [*objects]}, needs)
         for path, document in objects.items():
             yield f"{name}/{path}", as_yaml(document)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine alone, without Triton, for clusters whose operators start engines: KServe's and Dynamo's.
+"""Serving the engine without Triton through operators that start engines: KServe and Dynamo.
 
-The checkpoints and the engine's arguments are the artifact's, so that the same tokens are drafted and verified; what
-trtspec's models and entry add is not there, and neither are its gates.
+Checkpoints and engine arguments are the artifact's, so drafting and verification are unchanged; trtspec's models,
+gateway and gates are not available.
 kserve/kserve:pkg/apis/serving/v1alpha2@v0.20.0, ai-dynamo/dynamo:deploy/operator/api/v1beta1@006b6e10.
 """
 
@@ -25,25 +25,28 @@ from trtspec.deployment.targets.kubernetes.pod import (
 )
 from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
 
-MODELS = "/mnt/models"  # where KServe's storage puts it
+MODELS = "/mnt/models"  # mount point of KServe's storage initializer
 PORT = 8000
 URIS = {"pvc": "pvc://", "image": "oci://"}
 CONFIG = "/config"
 
 
 def alone(workload: Workload, repository: Path, artifact: str, form: str) -> Alone:
-    """Return how the engine serves without Triton; DeployError where it does not."""
+    """Return how the engine serves without Triton; raise DeployError if it cannot."""
     if len(workload.gpu_ids) > 0 and (found := workload.serving.alone(repository, artifact)):
         return found
-    message = f"{form} starts engines that serve by themselves, which {workload.manifest.backend.name} does not here"
+    backend = workload.manifest.backend.name
+    message = f"form {form} requires an engine that serves without Triton, which {backend} does not here"
     raise DeployError(message, hint="--option form=deployment")
 
 
 def llm_inference_service(workload: Workload, repository: Path, settings: ClusterSettings) -> list[dict[str, Any]]:
-    """Return KServe's documents; a canary is of its stable one's group and takes its weight of the requests."""
+    """Return KServe's documents; a canary joins its stable deployment's group with its weight."""
     kind, what = settings.place
     if kind not in URIS:
-        raise DeployError(f"KServe mounts no {kind}", hint="--option artifact=pvc:... or image:...")
+        raise DeployError(
+            f"KServe does not support artifact kind {kind}", hint="--option artifact=pvc:... or image:..."
+        )
     engine = alone(workload, repository, MODELS, settings.form)
     group = settings.canary_of or workload.name
     weight = settings.weight if settings.canary_of else 100
@@ -92,7 +95,7 @@ def graph_deployment(workload: Workload, repository: Path, settings: ClusterSett
 
 
 def _worker(workload: Workload, engine: Alone, settings: ClusterSettings) -> dict[str, Any]:
-    """Return the workers; the operator mounts /dev/shm itself, and cannot read its version off a digest."""
+    """Return the workers; the operator mounts /dev/shm itself and cannot derive its version from a digest."""
     name = f"--served-model-name={workload.manifest.recipe.name}"
     command = ["python3", "-m", f"dynamo.{engine.framework}", *engine.arguments, name]
     main = main_container(workload, settings, command) | {"name": "main"}
@@ -128,7 +131,7 @@ def _kserve_pod(workload: Workload, engine: Alone, settings: ClusterSettings) ->
 
 
 def _with_config(spec: dict[str, Any], workload: Workload, engine: Alone) -> dict[str, Any]:
-    """Return a pod that also sees the engine's configuration."""
+    """Return the pod spec with the engine's configuration mounted."""
     if engine.files:
         spec["volumes"].append({"name": "config", "configMap": {"name": _config_name(workload, engine)}})
         spec["containers"][0]["volumeMounts"].append({"name": "config", "mountPath": CONFIG, "readOnly": True})
@@ -145,7 +148,7 @@ def _config_maps(workload: Workload, engine: Alone, settings: ClusterSettings) -
 
 
 def _config_name(workload: Workload, engine: Alone) -> str:
-    """Return a name that changes with what it holds: what is running keeps what it was started with."""
+    """Return a name with a content digest, so that running pods keep their configuration."""
     digest = hashlib.sha256("\0".join([*engine.files, *engine.files.values()]).encode()).hexdigest()
     return f"{workload.name}-{digest[:8]}"
 

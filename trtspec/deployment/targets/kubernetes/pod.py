@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pod that serves an artifact, as the profile "restricted" of Pod Security has it."""
+"""The pod that serves an artifact, conforming to the Pod Security profile "restricted"."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ STARTUP_PERIOD_S = 5
 
 
 def labels(name: str) -> dict[str, str]:
-    """Return what tells its pods from others."""
+    """Return the labels that identify the pods."""
     return {"app.kubernetes.io/name": name}
 
 
 def all_labels(workload: Workload) -> dict[str, str]:
-    """Return the labels of everything that belongs to it."""
+    """Return the labels of all objects of the deployment."""
     return labels(workload.name) | {"app.kubernetes.io/managed-by": "trtspec"}
 
 
@@ -48,7 +48,7 @@ def pod_template(workload: Workload, settings: ClusterSettings, command: Sequenc
 
 
 def pod_spec(workload: Workload, settings: ClusterSettings, container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pod around a container: nothing of it has a right beyond its own files."""
+    """Return the spec of a pod with the container and minimal permissions."""
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -78,7 +78,7 @@ def main_container(workload: Workload, settings: ClusterSettings, command: Seque
 
 
 def resources(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return what one machine gives it: as much memory as it may have, so that it is not the first to be evicted."""
+    """Return the resources per machine; the memory request equals the limit to avoid early eviction."""
     memory = quantity(workload.memory_bytes)
     gpus = {GPU: str(min(len(workload.gpu_ids), settings.node_gpus))} if workload.gpu_ids else {}
     disk = quantity(STATE_BYTES)
@@ -89,10 +89,10 @@ def resources(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
 
 
 def probes(workload: Workload) -> dict[str, Any]:
-    """Return probes that ask for a text.
+    """Return probes that request a text.
 
-    Triton says for seconds after a good reload that it is not ready, and with dead models that it is: only an answer
-    counts, and one that is missing three times. A restart, which loads everything again, waits longest.
+    Triton reports not ready for seconds after a successful reload, and ready with dead models, so only answers count,
+    and a probe fails after three missing ones. The liveness probe waits longest, because a restart reloads everything.
     """
     ask, alive = {"exec": {"command": workload.probe(PROBE_S)}}, {"exec": {"command": workload.probe(ALIVE_S)}}
     within = {"timeoutSeconds": PROBE_S + 5}
@@ -109,7 +109,7 @@ def probes(workload: Workload) -> dict[str, Any]:
 
 
 def pod_security() -> dict[str, Any]:
-    """Return who it runs as."""
+    """Return the pod's security context."""
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
@@ -121,7 +121,7 @@ def pod_security() -> dict[str, Any]:
 
 
 def container_security() -> dict[str, Any]:
-    """Return what it may not do."""
+    """Return the container's security context."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -131,30 +131,30 @@ def container_security() -> dict[str, Any]:
 
 
 def volumes(workload: Workload, settings: ClusterSettings) -> list[dict[str, Any]]:
-    """Return the artifact's volume and the places it may write to."""
+    """Return the artifact's volume and the writable volumes."""
     return [{"name": "artifact", **settings.volume()}, *scratch(workload)]
 
 
 def scratch(workload: Workload) -> list[dict[str, Any]]:
-    """Return the places it may write to; shared memory counts as memory."""
+    """Return the writable volumes; shared memory counts as memory."""
     disk = {"emptyDir": {"sizeLimit": quantity(STATE_BYTES)}}
     shm = {"emptyDir": {"medium": "Memory", "sizeLimit": quantity(workload.shm_bytes)}}
     return [{"name": "state", **disk}, {"name": "tmp", **disk}, {"name": "shm", **shm}]
 
 
 def mounts(settings: ClusterSettings, artifact: str) -> list[dict[str, Any]]:
-    """Return where the container sees its volumes, the artifact read-only at a path."""
+    """Return the volume mounts of the container; `artifact` is the path of the read-only artifact."""
     inside = {"subPath": settings.subdirectory} if settings.subdirectory else {}
     return [{"name": "artifact", "mountPath": artifact, "readOnly": True, **inside}, *scratch_mounts()]
 
 
 def scratch_mounts() -> list[dict[str, Any]]:
-    """Return where it may write."""
+    """Return the mounts of the writable volumes."""
     return [{"name": name, "mountPath": path} for name, path in (("state", STATE), ("tmp", TMP), ("shm", SHM))]
 
 
 def _affinity(workload: Workload) -> dict[str, Any]:
-    """Return which machines have the GPU it was built for, by the labels of NVIDIA's GPU feature discovery."""
+    """Return the affinity for machines with the artifact's GPU, by labels of NVIDIA's GPU feature discovery."""
     gpu = GPUS.get(workload.manifest.recipe.engine.gpu.lower())
     if gpu is None or not workload.gpu_ids:
         return {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be said of a deployment in a cluster beyond its name, and the volume that the artifact comes from."""
+"""Settings of the kubernetes target, and the volume that contains the artifact."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from trtspec.deployment.containers import LABEL
 from trtspec.recipe.schema import IMAGE
 
 OPTIONS = {
-    "image": "the image that serves it, NAME@sha256:...",
-    "artifact": "where it lies: pvc:CLAIM[/DIR], image:NAME@sha256:... or modelpack:NAME@sha256:...",
-    "form": "deployment, kserve or dynamo: what runs it",
-    "namespace": "the namespace",
-    "replicas": "servers at least",
-    "max-replicas": "servers at most, where they are scaled",
-    "node-gpus": "GPUs of one machine",
-    "prometheus": "the address of Prometheus, for KEDA",
-    "gateway": "NAMESPACE/NAME of the Gateway that requests come through",
-    "canary-of": "the deployment whose requests it takes a share of",
-    "weight": "that share, 0 to 100",
-    "dynamo-version": "the version of Dynamo in the image, which a digest does not tell",
-    "context": "kubectl's context, by default the current one",
+    "image": "serving image, NAME@sha256:...",
+    "artifact": "location: pvc:CLAIM[/DIR], image:NAME@sha256:... or modelpack:NAME@sha256:...",
+    "form": "deployment, kserve or dynamo: how it is run",
+    "namespace": "namespace",
+    "replicas": "minimum number of servers",
+    "max-replicas": "maximum number of servers with autoscaling",
+    "node-gpus": "GPUs per machine",
+    "prometheus": "address of Prometheus, for KEDA",
+    "gateway": "NAMESPACE/NAME of the Gateway for requests",
+    "canary-of": "stable deployment whose requests it shares",
+    "weight": "percentage of those requests, 0 to 100",
+    "dynamo-version": "version of Dynamo in the image",
+    "context": "kubectl context (default: the current one)",
 }
 FORMS = ("deployment", "kserve", "dynamo")
 KINDS = ("pvc", "image", "modelpack")
@@ -33,7 +33,7 @@ MODELPACK = "model.csi.modelpack.org"  # the driver of modelpack/model-csi-drive
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Settings by their names in OPTIONS."""
+    """The settings; OPTIONS describes them."""
 
     image: str = ""
     artifact: str = ""
@@ -50,19 +50,23 @@ class ClusterSettings:
     context: str = ""
 
     def check(self) -> None:
-        """Raise DeployError for a value that no cluster takes."""
+        """Raise DeployError for an invalid value."""
         for name, text in (("namespace", self.namespace), ("canary-of", self.canary_of or "a"), *self._gateway_names):
             if not LABEL.fullmatch(text) or len(text) > 63:
-                raise DeployError(f"option {name}: {text!r} is no DNS label", hint="a-z, 0-9 and '-', at most 63")
+                raise DeployError(
+                    f"option {name}: {text!r} is not a DNS label", hint="use a-z, 0-9 and '-', at most 63 characters"
+                )
         if self.form not in FORMS:
-            raise DeployError(f"option form: {self.form!r} is none of {', '.join(FORMS)}")
+            raise DeployError(f"option form: {self.form!r} is not one of {', '.join(FORMS)}")
         if not 1 <= self.replicas <= self.max_replicas <= 1000 or not 1 <= self.node_gpus <= 64 or self.weight > 100:
-            hint = "replicas from 1, max-replicas no less, node-gpus 1 to 64, weight 0 to 100"
-            raise DeployError("a number is out of its range", hint=hint)
+            hint = "allowed: 1 <= replicas <= max-replicas <= 1000, node-gpus 1 to 64, weight 0 to 100"
+            raise DeployError("a number is out of range", hint=hint)
         if not re.fullmatch(r"(0|[1-9]\d{0,3})(\.(0|[1-9]\d{0,3})){2}", self.dynamo_version, re.ASCII):
-            raise DeployError(f"option dynamo-version: {self.dynamo_version!r} is no version", hint="as 1.6.1")
+            raise DeployError(
+                f"option dynamo-version: {self.dynamo_version!r} is not a version", hint="for example 1.6.1"
+            )
         if not re.fullmatch(r"https?://[\w.:/-]{1,200}", self.prometheus):
-            raise DeployError(f"option prometheus: {self.prometheus!r} is no address")
+            raise DeployError(f"option prometheus: {self.prometheus!r} is not a URL")
         self.volume()
 
     @property
@@ -72,18 +76,18 @@ class ClusterSettings:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Return the kind of volume and what it is of."""
+        """Return the kind of the artifact's volume and its reference."""
         kind, _, what = self.artifact.partition(":")
         return kind, what
 
     @property
     def subdirectory(self) -> str:
-        """Return the artifact's directory in its volume, "" for all of it."""
+        """Return the artifact's directory in its volume, "" for the root."""
         kind, what = self.place
         return what.partition("/")[2].strip("/") if kind == "pvc" else ""
 
     def volume(self) -> dict[str, Any]:
-        """Return the volume, by whatever holds the artifact."""
+        """Return the volume source of the artifact; raise DeployError for an invalid reference."""
         kind, what = self.place
         claim = what.partition("/")[0]
         if kind == "pvc" and LABEL.fullmatch(claim) and ".." not in self.subdirectory.split("/"):
@@ -95,4 +99,4 @@ class ClusterSettings:
                 "csi": {"driver": MODELPACK, "readOnly": True, "volumeAttributes": {f"{MODELPACK}/reference": what}}
             }
         hint = f"--option artifact=KIND:WHERE: {OPTIONS['artifact'].partition(': ')[2]}"
-        raise DeployError(f"option artifact: {self.artifact!r} says not where the artifact lies", hint=hint)
+        raise DeployError(f"option artifact: {self.artifact!r} is not an artifact location", hint=hint)

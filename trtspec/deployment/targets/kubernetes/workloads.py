@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs and guards the pods: Deployment or LeaderWorkerSet, Service, disruption budget, network policy."""
+"""Workload objects: Deployment or LeaderWorkerSet, Service, disruption budget and network policy."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from trtspec.deployment.targets.kubernetes.settings import ClusterSettings
 MONITORING = "monitoring"
 NAMESPACE = "kubernetes.io/metadata.name"
 LEADER = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
-SETTLE_S = 15  # after which a server that answers is taken as one that stays
+SETTLE_S = 15  # minReadySeconds: a pod must stay ready this long to count as available
 
 
 def machines(workload: Workload, settings: ClusterSettings) -> int:
-    """Return over how many machines its GPUs are spread; DeployError where its engine cannot span them."""
+    """Return the number of machines for the artifact's GPUs; raise DeployError if its engine cannot span them."""
     number = max(1, -(-len(workload.gpu_ids) // settings.node_gpus))
     if number == 1:
         return 1
     backend = workload.manifest.backend.name
     if workload.serving.nodes is None:
-        message = f"{len(workload.gpu_ids)} GPUs, {settings.node_gpus} a machine: {backend} is not served over machines"
+        gpus = f"{len(workload.gpu_ids)} GPUs, {settings.node_gpus} per machine"
+        message = f"{gpus}: {backend} does not support serving over several machines"
         raise DeployError(message, hint="--option node-gpus=N for larger machines, or a smaller target.parallel")
     if len(workload.gpu_ids) % settings.node_gpus:
         message = f"{len(workload.gpu_ids)} GPUs do not fill machines of {settings.node_gpus}"
@@ -33,12 +34,12 @@ def machines(workload: Workload, settings: ClusterSettings) -> int:
 
 
 def served(workload: Workload, settings: ClusterSettings) -> dict[str, str]:
-    """Return the labels of the pods that answer."""
+    """Return the labels of the pods that receive requests."""
     return labels(workload.name) | (LEADER if machines(workload, settings) > 1 else {})
 
 
 def workload_object(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return what runs the pods."""
+    """Return the Deployment, or the LeaderWorkerSet for several machines."""
     number = machines(workload, settings)
     return _deployment(workload, settings) if number == 1 else _leader_worker_set(workload, settings, number)
 
@@ -57,7 +58,7 @@ def _deployment(workload: Workload, settings: ClusterSettings) -> dict[str, Any]
             "revisionHistoryLimit": 3,
             "minReadySeconds": SETTLE_S,
             "progressDeadlineSeconds": workload.startup_s + 300,
-            # a new server answers before an old one ends, which takes room for one more
+            # a new server answers before an old one ends; needs capacity for one more
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "selector": {"matchLabels": labels(workload.name)},
             "template": pod_template(workload, settings, workload.command),
@@ -66,9 +67,9 @@ def _deployment(workload: Workload, settings: ClusterSettings) -> dict[str, Any]
 
 
 def _leader_worker_set(workload: Workload, settings: ClusterSettings, number: int) -> dict[str, Any]:
-    """Return groups of machines: the first of each serves, the others lend it their GPUs."""
+    """Return groups of machines: the leader of each serves, using the workers' GPUs."""
     nodes = workload.serving.nodes
-    assert nodes is not None  # machines() has seen to it
+    assert nodes is not None  # checked by machines()
     leader = ["sh", "-c", f"{nodes.leader} && exec {shlex.join(workload.command)}"]
     worker = main_container(workload, settings, ["sh", "-c", f"exec {nodes.worker}"])
     return {
@@ -92,14 +93,14 @@ def _leader_worker_set(workload: Workload, settings: ClusterSettings, number: in
 
 
 def service(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return the address that clients in the cluster have."""
+    """Return the Service for clients in the cluster."""
     ports = [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in PORTS.items()]
     spec = {"type": "ClusterIP", "selector": served(workload, settings), "ports": ports}
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(workload, settings), "spec": spec}
 
 
 def disruption_budget(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return that machines are emptied one server at a time."""
+    """Return the budget that limits voluntary disruptions to one server at a time."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -113,7 +114,7 @@ def disruption_budget(workload: Workload, settings: ClusterSettings) -> dict[str
 
 
 def network_policy(workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
-    """Return who reaches its pods: this namespace, the gateway and Prometheus; they reach each other alone."""
+    """Return the policy: ingress from this namespace, the gateway and Prometheus; egress between own pods only."""
     gateway = settings.gateway.partition("/")[0]
     clients = [{"podSelector": {}}, {"namespaceSelector": {"matchLabels": {NAMESPACE: gateway}}}]
     entries = [{"protocol": "TCP", "port": port} for port in (PORTS["http"], PORTS["grpc"], PORTS["openai"])]
