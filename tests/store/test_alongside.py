@@ -353,7 +353,7 @@ def test_the_hub_says_what_a_file_is(
 def test_a_file_that_is_not_what_the_hub_calls_it_is_refused(blob: Any, store: Store, digests: DigestCache) -> None:
     linked = blob("ab" * 32)
     with pytest.raises(
-        StepError, match=f"its SHA-256 is [0-9a-f]{{64}}, and the hub calls it {'ab' * 32}: it is damaged"
+        StepError, match=f"the file is damaged: its SHA-256 is [0-9a-f]{{64}}, the hub lists {'ab' * 32}"
     ):
         run(Upper(files(linked, digests)), store, digests)
     assert store.entries() == []
@@ -373,7 +373,7 @@ def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hashlib, "grow", lambda self, grown: None)
-        with pytest.raises(SourceChanged, match="it is damaged"):
+        with pytest.raises(SourceChanged, match="the file is damaged"):
             run(step, store, digests)
     result = run(Upper(files(linked, digests)), store, digests)
     assert (result.entry.files_dir / "upper").read_bytes() == good.upper()
@@ -390,7 +390,7 @@ def test_a_damaged_file_ends_a_step_as_soon_as_it_is_hashed(
         assert hashed.wait(30)
 
     step = Upper(files(linked, digests), wait_for_digest)
-    with pytest.raises(SourceChanged, match="it is damaged"):
+    with pytest.raises(SourceChanged, match="the file is damaged"):
         run(step, store, digests)
     assert pieces == [PIECE]
 
@@ -402,7 +402,7 @@ def test_a_digest_is_looked_at_when_its_file_ends(blob: Any, source: Path, store
     other.write_bytes(b"x" * PIECE)
     both = FileReader(digests, 0).read(linked.parent, [linked, other])
     hashed = Alongside(Upper(both), digests, Unshown())._files
-    with pytest.raises(SourceChanged, match="it is damaged"):
+    with pytest.raises(SourceChanged, match="the file is damaged"):
         hashed.digests(1)
     assert hashed._found[1] == ""
 

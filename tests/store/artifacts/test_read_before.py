@@ -90,7 +90,7 @@ def test_a_change_is_found_whatever_its_times_say(
 def test_files_beside_those_that_are_named_are_found(artifact: Path, manifest: Manifest) -> None:
     verify_changed(artifact, manifest)
     (artifact / "deep" / "three").touch()
-    assert verify_changed(artifact, manifest)[0] == ["deep/three: the manifest does not name it"]
+    assert verify_changed(artifact, manifest)[0] == ["deep/three: not listed in the manifest"]
     (artifact / "deep" / "three").unlink()
     (artifact / "one").rename(artifact.parent / "one")
     (artifact / "one").symlink_to(artifact.parent / "one")
