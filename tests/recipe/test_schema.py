@@ -190,11 +190,11 @@ def test_the_json_schema_knows_every_key_of_the_recipe() -> None:
         ("schedule: [{max_batch: 0, draft_len: 1}]", "schedule.0.max_batch", "must be at least 1"),
         ("schedule: [{max_batch: 4, draft_len: 1, len: 2}]", "schedule.0.len", "unknown key 'len'"),
         ("schedule: [{max_batch: 4}]", "schedule.0.draft_len", "draft_len is required"),
-        ("schedule: [{max_batch: 4, draft_len: 2}, {max_batch: 4, draft_len: 1}]", "schedule", "has to ascend"),
+        ("schedule: [{max_batch: 4, draft_len: 2}, {max_batch: 4, draft_len: 1}]", "schedule", "must increase"),
         ("schedule: [{max_batch: 4, draft_len: 2}, {max_batch: 8, draft_len: 3}]", "schedule", "grows from 2 to 3"),
         ("verify: typical", "verify", "'typical' is not one of standard, block"),
         ("acceptance_rate_threshold: 0", "acceptance_rate_threshold", "must be more than 0"),
-        ("acceptance_window: 4", "acceptance_window", "no acceptance_rate_threshold is averaged over it"),
+        ("acceptance_window: 4", "acceptance_window", "acceptance_window requires acceptance_rate_threshold"),
     ],
 )
 def test_what_cannot_be_scheduled_or_verified_is_named_in_its_line(

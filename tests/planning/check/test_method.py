@@ -19,7 +19,7 @@ def test_a_method_that_lacks_its_draft(trtspec: Run, recipe: Path) -> None:
 
 def test_a_draft_that_nothing_uses(trtspec: Run, recipe: Path) -> None:
     message, _ = the_problem(trtspec, recipe, (9, 5, "speculation.draft"), "--set", "speculation.method=none")
-    assert message == "method none drafts with nothing"
+    assert message == "method none does not use a draft"
 
 
 def test_options_of_another_engine_are_warned_of(trtspec: Run, recipe: Path) -> None:

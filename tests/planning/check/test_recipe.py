@@ -115,14 +115,14 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "  model: ./target\n  quantization: {weights: fp8_rowwise, exclude: [lm_head, q_proj]}",
         (5, 59, "target.quantization.exclude.1"),
         "no module matches 'q_proj'; one is transformer.layers.0.attention.qkv",
-        "target.quantization.exclude: fnmatch patterns of modules that are not quantized, by TensorRT-LLM's names",
+        "target.quantization.exclude: fnmatch patterns of modules not to quantize, with TensorRT-LLM's names",
     ),
     (
         "    model: ./draft",
         "    model: ./draft\n    quantization: {weights: fp8_rowwise, exclude: []}",
         (10, 51, "speculation.draft.quantization.exclude"),
         "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head",
-        "speculation.draft.quantization.exclude: fnmatch patterns of modules that are not quantized, by TensorRT-LLM's"
+        "speculation.draft.quantization.exclude: fnmatch patterns of modules not to quantize, with TensorRT-LLM's"
         " names",
     ),
     (

@@ -81,7 +81,7 @@ def test_no_artifact(tmp_path: Path) -> None:
         ('{"schema": "trtspec.manifest/9"}', r"its schema is 'trtspec\.manifest/9'.*\nhint: read it with the trtspec"),
         (
             '{"schema": "trtspec.manifest/1"}',
-            r"its schema is 'trtspec\.manifest/1'.*\nhint: an earlier trtspec",
+            r"its schema is 'trtspec\.manifest/1'.*\nhint: an earlier version",
         ),
         ('{"schema": "trtspec.manifest/2"}', r"the manifest was modified: its digest differs"),
     ],

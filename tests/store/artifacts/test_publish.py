@@ -204,7 +204,7 @@ def test_a_full_disk_leaves_what_was_there(
     publish_artifact(out, *make(OLD))
     monkeypatch.setattr(publish, refused, refuse)
     with pytest.raises(
-        StepError, match=r"/tiny: cannot publish the artifact: No space left on device: /.*\nhint: what"
+        StepError, match=r"/tiny: cannot publish the artifact: No space left on device: /.*\nhint: the old"
     ):
         publish_artifact(out, *make(NEW))
     assert contents(out) == OLD
