@@ -92,7 +92,7 @@ def test_init_gives_the_positions_as_the_reason_where_they_bound_a_text(
 ) -> None:
     made = trtspec("init", unknown, "--backend", backend, "--gpu", "h100", "-o", "u.yaml", "--json").document
     why = {each["path"]: (each["value"], each["why"]) for each in made["choices"]}
-    assert why["engine.max_seq_len"] == (256, "all that the target has positions for")
+    assert why["engine.max_seq_len"] == (256, "the target's maximum positions")
     assert "FP8 while it loads" in why["target.quantization"][1]
     changed = trtspec("check", "u.yaml", "--set", "target.quantization.weights=fp8")
     assert changed.code == 0, "the setting that init names is taken"
@@ -106,8 +106,8 @@ def test_init_calls_only_the_newest_version_the_newest(backend: str, unknown: Pa
     choice = next(each for each in made["choices"] if each["path"] == "engine.version")
     newest = max(backends()[backend].versions(), key=_numbers)
     if choice["why"] != "installed here":
-        assert (choice["why"] == "the newest one known") == (choice["value"] == newest)
-        assert choice["value"] == newest or choice["why"] == f"the default; the newest one known is {newest}"
+        assert (choice["why"] == "the newest known") == (choice["value"] == newest)
+        assert choice["value"] == newest or choice["why"] == f"the default; the newest known is {newest}"
 
 
 def test_versions_are_ordered_by_number() -> None:

@@ -12,8 +12,8 @@ from tests.planning.check.finding import replace, the_problem
 def test_a_method_that_lacks_its_draft(trtspec: Run, recipe: Path) -> None:
     replace(recipe, "  draft:\n    model: ./draft\n", "")
     assert the_problem(trtspec, recipe, (6, 3, "speculation")) == (
-        "draft_target drafts with a model",
-        "name one under speculation.draft; trtspec train makes those that docs/train.md lists",
+        "draft_target requires a model as draft",
+        "set speculation.draft; trtspec train creates the drafts listed in docs/train.md",
     )
 
 

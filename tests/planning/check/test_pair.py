@@ -26,7 +26,7 @@ def test_vocabularies_of_different_sizes(trtspec: Run, recipe: Path) -> None:
     draft_in_parallel(recipe, PAIR_VOCAB + 2)  # a row that cannot be left out
     assert the_problem(trtspec, recipe, DRAFT) == (
         f"the draft has {PAIR_VOCAB + 8} vocabulary entries, the target {PAIR_VOCAB}",
-        "a draft has to share the target's vocabulary",
+        "a draft must share the target's vocabulary",
     )
 
 

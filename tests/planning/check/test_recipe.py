@@ -219,6 +219,6 @@ def test_what_is_looser_than_its_default_is_a_warning_at_its_line(trtspec: Run, 
     assert {(each["severity"], each["code"]) for each in found.values()} == {("warning", "loosened")}
     limit = found["serving.rollout.max_failed"]
     assert (limit["file"], limit["line"], limit["column"]) == (str(recipe), line, 33)
-    assert limit["message"] == "serving.rollout.max_failed is 100, by default 0, which is what is safe"
-    assert limit["hint"] == "remove it unless it is meant"
+    assert limit["message"] == "serving.rollout.max_failed is 100, by default 0; the default is safer"
+    assert limit["hint"] == "remove it unless it is intended"
     assert found["gates.lossless"]["file"] == "--set gates.lossless=false"
