@@ -225,7 +225,7 @@ def test_a_gpu_and_a_method_that_it_has_not_are_left_open() -> None:
 
 
 def test_no_recipe_moves_to_what_knows_no_way() -> None:
-    with pytest.raises(TrtspecError, match=r"(?s)no recipe moves to vllm by itself.*edge_llm"):
+    with pytest.raises(TrtspecError, match=r"(?s)recipes cannot be migrated to vllm.*edge_llm"):
         migrate(recipe(), backend="vllm")
 
 

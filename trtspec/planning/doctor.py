@@ -32,7 +32,7 @@ def probe_machine() -> list[Probe]:
 
 
 def install_hint(package: str) -> str | None:
-    """Return how to install a missing Python package; None if trtspec does not use it."""
+    """Return how to install a missing Python package, or None if trtspec does not use it."""
     probes = (probe for backend in backends().values() for probe in backend.probes())
     return (HINTS | OF_ONE_COMMAND).get(package) or next(
         (probe.hint for probe in probes if probe.name == package), None

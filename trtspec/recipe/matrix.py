@@ -8,7 +8,7 @@
       include: [{speculation.draft_len: 7, name: seven}]
 
 `exclude` is applied first. Then each entry of `include` adds its keys to the combinations whose axes it does not
-change; if there are none, it becomes a new combination.
+change; without such combinations it becomes a new combination.
 
 A combination is named after the values it varies, NAME-draft_len-3-dtype-bfloat16; added values do not change the name.
 """
@@ -64,7 +64,7 @@ class Matrix:
 
 
 def expand_matrix(root: Node, diagnostics: list[Diagnostic]) -> list[Node]:
-    """Return one uniquely named tree per combination; the tree itself if it has no matrix."""
+    """Return one uniquely named tree per combination; the tree itself without a matrix."""
     node = root.value.get("matrix")
     base = without(root, "matrix")
     if node is None or node.value is None:
@@ -81,7 +81,7 @@ def expand_matrix(root: Node, diagnostics: list[Diagnostic]) -> list[Node]:
 
 
 def choose_cells(trees: list[Node], patterns: Sequence[str], where: str) -> list[Node]:
-    """Return the trees whose name matches one of the fnmatch patterns; all trees if there are no patterns.
+    """Return the trees whose name matches one of the fnmatch patterns; all trees without patterns.
 
     TrtspecError with all names if a pattern matches none.
     """
@@ -100,7 +100,7 @@ def _agrees(entry: Choice, choice: Choice, keys: Iterable[str]) -> bool:
 
 
 def _applied(base: Node, choice: Choice, labels: dict[str, str], told: list[str]) -> Node:
-    """Return the tree with the choice's values, named after the keys in `told` unless the choice sets a name."""
+    """Return the tree with the choice's values, named after the `told` keys unless the choice sets a name."""
     tree = base
     for key, value in choice.items():
         tree = put(tree, key.split("."), value)

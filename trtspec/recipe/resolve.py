@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolved recipes, with every default decided: the input of the plan and the content of the manifest.
 
-Pure functions: facts about checkpoints, machines and methods are parameters. Nothing is None: a text that does not
+Pure functions: facts about checkpoints, machines and methods are parameters. No value is None: a text that does not
 apply is "", a disabled limit is 0, and the draft model is a tuple of zero or one elements.
 """
 

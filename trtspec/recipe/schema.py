@@ -311,7 +311,7 @@ class Rollout(StrictModel):
 
 
 class EntryLimits(StrictModel):
-    """Limits of the OpenAI gateway; the defaults are those of openai/config.py."""
+    """Limits of the OpenAI gateway; openai/config.py has the same defaults."""
 
     max_body_bytes: int = Field(default=4 << 20, ge=1024, le=1 << 30, description="Maximum bytes of a request body")
     max_choices: int = Field(default=16, ge=1, le=4096, description="Maximum texts per request, prompts times n")

@@ -23,7 +23,7 @@ def seal(schema: str, body: dict[str, Any]) -> bytes:
 
 
 def load_sealed(schema: str, path: Path) -> dict[str, Any] | None:
-    """Return the body of a checksummed document; None if it is missing, damaged or has another schema."""
+    """Return the body of a checksummed document, or None if it is missing, damaged or has another schema."""
     try:
         document = json.loads(read_bounded(path, MAX_DOCUMENT_BYTES))
     except (FileNotFoundError, NotADirectoryError, UnfitFile, ValueError, RecursionError):

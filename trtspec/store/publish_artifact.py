@@ -87,7 +87,7 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
 
 
 def _manifest_at(out: Path) -> Manifest | None:
-    """Return the manifest of the artifact at `out`; None if it is missing or unreadable."""
+    """Return the manifest of the artifact at `out`, or None if it is missing or unreadable."""
     if is_free(out):
         return None
     if not is_ours(out):

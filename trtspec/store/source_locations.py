@@ -38,7 +38,7 @@ def remember_origins(manifest: Manifest, sources: Mapping[str, str]) -> None:
 
 
 def recall_origin(manifest: Manifest, role: str) -> str | None:
-    """Return a role's newest existing directory, else its newest one; None if none is recorded."""
+    """Return a role's newest existing directory, else its newest one, or None if none is recorded."""
     directories = _directories(_record_of(manifest)).get(role, [])
     return next(filter(os.path.isdir, directories), next(iter(directories), None))
 

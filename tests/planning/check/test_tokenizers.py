@@ -53,7 +53,7 @@ def test_no_end_id_at_all_is_warned_of(has_file: bool, trtspec: Run, recipe: Pat
         (recipe.parent / "target" / "tokenizer_config.json").unlink()
     (problem,) = _problems(trtspec, recipe)
     assert (problem["severity"], problem["code"]) == ("warning", "end-ids")
-    assert "the model has no end id, so every response runs to its max_tokens" in problem["message"]
+    assert "the model lacks an end id, so every response runs to its max_tokens" in problem["message"]
     assert ("(config.json names 7)" in problem["message"]) == has_file
 
 

@@ -105,7 +105,7 @@ def test_a_draft_model_is_placed(recipe: Path, trtspec: Run) -> None:
     ("arguments", "why"),
     [
         ((), "its engine runs on a CPU"),
-        (("--set", "engine.backend=llmapi"), "the GPU is not known: name it under engine.gpu"),
+        (("--set", "engine.backend=llmapi"), "the GPU is unknown: set engine.gpu"),
     ],
 )
 def test_where_nothing_can_be_said_the_reason_is(
@@ -142,7 +142,7 @@ def test_gpus_without_a_link_are_not_predicted_together(recipe: Path) -> None:
     sets = ("engine.backend=tensorrt_llm", "engine.gpu=dgx-spark", "target.parallel.tensor=2")
     context = check_recipe(load_recipe(recipe, sets)).context
     assert context
-    with pytest.raises(Unpredictable, match="dgx-spark is alone in its machine"):
+    with pytest.raises(Unpredictable, match="dgx-spark has an unknown link"):
         predict(context)
 
 
@@ -150,7 +150,7 @@ def test_a_model_whose_shape_is_not_known_is_not_predicted(recipe: Path) -> None
     context = check_recipe(load_recipe(recipe, ("engine.backend=tensorrt_llm", "engine.gpu=h200"))).context
     assert context
     context.sources["target"].config.pop("num_attention_heads")
-    with pytest.raises(Unpredictable, match="the model's shape is not known: lacks 'num_attention_heads'"):
+    with pytest.raises(Unpredictable, match="the model's shape is unknown: lacks 'num_attention_heads'"):
         predict(context)
 
 
@@ -161,7 +161,8 @@ def test_check_warns_of_a_batch_that_drafting_cannot_pay_for(recipe: Path, trtsp
     assert warned["severity"] == "warning"
     assert warned["path"] == "engine.max_batch_size"
     assert (
-        "with 512 requests at a time, drafting 24 tokens in a row is slower than the target alone" in warned["message"]
+        "with 512 concurrent requests, drafting 24 consecutive tokens is slower than the target alone"
+        in warned["message"]
     )
     assert "predicted" in warned["message"]
 

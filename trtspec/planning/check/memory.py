@@ -24,8 +24,8 @@ BATCHES_WAIT = "requests beyond that wait"
 def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]:
     """Yield an error if weights, or weights and one text, exceed a GPU; a warning if a full batch does.
 
-    On a CPU all problems are warnings, because the machine that serves may differ from this one. Nothing is yielded if
-    the GPU's memory or the model's need is unknown.
+    On a CPU all problems are warnings, because the machine that serves may differ from this one. Without the GPU's
+    memory or the model's need the check yields nothing.
     """
     plans = backend.memory(context)
     full = _fullest(plans)
@@ -75,7 +75,7 @@ def _with_batch(context: PlanContext, texts: int) -> PlanContext:
 
 
 def _fullest(plans: list[MemoryPlan]) -> MemoryPlan | None:
-    """Return the plan that exceeds its limit most; None if none does or no limit is known."""
+    """Return the plan that exceeds its limit most, or None if none does or no limit is known."""
     over = [plan for plan in plans if plan.limit_bytes and plan.total_bytes > plan.limit_bytes]
     return max(over, key=lambda plan: plan.total_bytes / plan.limit_bytes, default=None)
 

@@ -85,7 +85,7 @@ def longest(chosen: Chosen, target: Checkpoint) -> int:
 
 
 def _scaling_of(target: Checkpoint, positions: int) -> RopeScaling | None:
-    """Return the rotary scaling of a target; None if no family describes it and its scaling is unknown."""
+    """Return the rotary scaling of a target, or None if no family describes it and its scaling is unknown."""
     if target.model:
         config = target.model.config
         return None if config.local_rotary_base else config.rope_scaling  # Gemma 3 lists scaled positions already

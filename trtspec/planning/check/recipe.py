@@ -38,7 +38,7 @@ class CheckResult:
 
     diagnostics: list[Diagnostic]
     context: PlanContext | None
-    end_ids: EndIds | None = None  # of the target; None if they cannot be read
+    end_ids: EndIds | None = None  # of the target, if they can be read
 
     @property
     def errors(self) -> list[Diagnostic]:

@@ -16,7 +16,7 @@ from trtspec.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class Chosen:
-    """A recipe and its selections; None means unknown or incompatible."""
+    """A recipe and its selections; unknown or incompatible ones are None."""
 
     recipe: Recipe
     method: Method | None

@@ -28,7 +28,7 @@ ROWS_HINT = (
 
 
 def check_rows(findings: Findings, path: str, source: Source, rows: int) -> None:
-    """Report a token whose id has no embedding row, and tokens that only the transformers tokenizer has."""
+    """Report a token whose id lacks an embedding row, and tokens that only the transformers tokenizer has."""
     if TOKENIZER in source.absent or not (source.root / TOKENIZER).is_file() or not rows:
         return
     findings.attempt(path, "tokenizer", partial(_check_rows, findings, path, VocabularyFiles(source.root), rows))
@@ -112,10 +112,10 @@ def _how_to_apply(left: Mapping[str, object]) -> str:
 
 
 def _warn_of_none(findings: Findings, path: str, source: Source, found: EndIds) -> None:
-    message = f"{source.root}: the model has no end id, so every response runs to its max_tokens"
+    message = f"{source.root}: the model lacks an end id, so every response runs to its max_tokens"
     hint = f"write eos_token_id to {GENERATION_CONFIG}"
     if found.source == GENERATION_CONFIG:
-        message += f": {GENERATION_CONFIG} has none, and transformers reads no other file if it exists"
+        message += f": {GENERATION_CONFIG} lacks it, and transformers ignores other files if it exists"
         others = _config_ids(source)
         message += f" ({CONFIG} has {others})" if others else ""
         hint += ", or remove the file" if others else ""

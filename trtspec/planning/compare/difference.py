@@ -42,7 +42,7 @@ class Place:
 
     @property
     def percent(self) -> float | None:
-        """Return the change from `a` to `b` in percent; None if they are not numbers or `a` is 0."""
+        """Return the change from `a` to `b` in percent, or None if they are not numbers or `a` is 0."""
         if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (self.a, self.b)):
             return None
         return round(100 * (self.b - self.a) / abs(self.a), 2) if self.a else None
@@ -98,7 +98,7 @@ class Comparison:
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Compare two inputs; TrtspecError if they have no common section."""
+    """Compare two inputs; TrtspecError without a common section."""
     sections = {name: (a.sections[name], b.sections[name]) for name in a.sections if name in b.sections}
     sections = sections or _shared_metrics(a, b)
     if not sections:

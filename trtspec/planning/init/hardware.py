@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs for a proposed recipe: those named on the command line, or those of this machine."""
+"""The GPUs for a proposed recipe: named on the command line, or detected on this machine."""
 
 from __future__ import annotations
 

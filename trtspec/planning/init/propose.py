@@ -88,7 +88,7 @@ def _candidates(
 
 
 def _read(given: Given, way: Way, backend: Backend) -> SourceModel | None:
-    """Return a model; None for an unknown family if the backend does not convert."""
+    """Return a model, or None for an unknown family if the backend does not convert."""
     try:
         return read_model(given.source, "auto")
     except CheckpointError as error:

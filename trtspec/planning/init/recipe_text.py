@@ -27,7 +27,7 @@ WORDS = {"true", "false", "null", "~", ".inf", ".nan"}  # YAML does not read the
 
 @dataclass(frozen=True)
 class Choice:
-    """A recipe key by dotted path, its value and the reason; None means that the key is omitted on purpose."""
+    """A recipe key by dotted path, its value and the reason; value None omits the key."""
 
     path: str
     value: Any

@@ -28,7 +28,7 @@ from trtspec.recipe.schema import NAME, SAYS
 
 @dataclass(frozen=True)
 class Wishes:
-    """The arguments of the command line; None leaves a decision to trtspec."""
+    """The arguments of the command line; trtspec decides those that are None."""
 
     target: str
     draft: str | None = None

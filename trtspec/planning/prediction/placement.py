@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a draft model is best: on the target's GPUs, on one of them, on a GPU of its own, or on the CPU."""
+"""Choose where a draft model runs: on the target's GPUs, on one of them, on its own GPU, or on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOM_NEEDED = "the target's GPUs have no room for it"
 
 @dataclass(frozen=True)
 class Place:
-    """A place for the draft: the speed-up there by GPU, 0 where it does not fit, and how long a draft's pass takes."""
+    """A possible device: the speed-up, the speed-up per GPU (0 if it does not fit), and the seconds of a draft pass."""
 
     where: str
     pass_s: float
@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """The best of the places, and why."""
+    """The best place and the reason."""
 
     best: Place
     why: str
@@ -36,9 +36,9 @@ class Placement:
 
 
 def place_draft(pair: Pair, rate: float, depth: int, texts: int, *, has_room: bool) -> Placement:
-    """Return where the draft of a pair is best, by the speed-up for each GPU that is used.
+    """Return the best place for the draft of a pair, by speed-up per GPU in use.
 
-    `has_room` tells whether it fits beside the target on the target's GPUs.
+    `has_room` is True if the draft fits on the target's GPUs together with the target.
     """
     places = tuple(_places(pair, rate, depth, texts, has_room))
     best = max((place for place in places if place.fits), key=lambda place: place.speedup_by_gpu)
@@ -66,7 +66,7 @@ def _place(
 
 
 def _why(best: Place, places: tuple[Place, ...], has_room: bool) -> str:
-    """Return the reason in a sentence, beside the next best place."""
+    """Return the reason, compared with the next best place."""
     told = "" if has_room else f"{ROOM_NEEDED}; "
     others = [place for place in places if place.fits and place.where != best.where]
     other = max(others, key=lambda place: place.speedup_by_gpu)
