@@ -93,7 +93,7 @@ def test_init_gives_the_positions_as_the_reason_where_they_bound_a_text(
     made = trtspec("init", unknown, "--backend", backend, "--gpu", "h100", "-o", "u.yaml", "--json").document
     why = {each["path"]: (each["value"], each["why"]) for each in made["choices"]}
     assert why["engine.max_seq_len"] == (256, "the target's maximum positions")
-    assert "FP8 while it loads" in why["target.quantization"][1]
+    assert "FP8 while loading" in why["target.quantization"][1]
     changed = trtspec("check", "u.yaml", "--set", "target.quantization.weights=fp8")
     assert changed.code == 0, "the setting that init names is taken"
 

@@ -123,8 +123,8 @@ def test_a_small_model_keeps_what_the_targets_rows_say_of_each_other(tmp_path: P
 @pytest.mark.parametrize(
     ("method", "sizes", "words"),
     [
-        ("eagle3", Sizes(layers=2), "eagle3 has no --layers of its own; sizes that it has: --draft-vocab"),
-        ("medusa", Sizes(draft_vocab=9), "medusa has no --draft-vocab of its own; sizes that it has: none"),
+        ("eagle3", Sizes(layers=2), "drafts of eagle3 do not support --layers; supported sizes: --draft-vocab"),
+        ("medusa", Sizes(draft_vocab=9), "drafts of medusa do not support --draft-vocab; supported sizes: none"),
         ("eagle3", Sizes(draft_vocab=65), "--draft-vocab 65 is more than the target's 64"),
         ("draft_target", Sizes(hidden_size=12), "--hidden-size 12: its heads are 8 wide"),
         ("draft_target", Sizes(hidden_size=40), "--hidden-size 40: its heads are 8 wide"),

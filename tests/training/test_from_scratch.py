@@ -106,7 +106,7 @@ def test_one_that_gives_less_than_it_takes_is_refused(recipe: Path, trtspec: Run
     ("speculation", "more", "words"),
     [
         ("eagle3\n  draft_len: 3", ("--layers", "2"), "eagle3 has no --layers of its own"),
-        ("eagle3\n  draft_len: 3", ("--lora", "2"), "--lora leaves a draft's weights as they are"),
+        ("eagle3\n  draft_len: 3", ("--lora", "2"), "--lora does not change a draft's weights"),
         ("eagle3\n  draft: {model: ./target}", ("--draft-vocab", "9"), "the recipe names a draft"),
     ],
 )
@@ -135,4 +135,4 @@ def test_a_net_with_fewer_tokens(method: str, recipe: Path, trtspec: Run) -> Non
         assert trtspec("verify", f"build/{draft}", *FEW).code == 0
     refused = trtspec("prune", recipe, "--vocab", "262", "--out", "other", "--max-tokens", "24")
     assert (refused.code, Path("other").exists()) == (1, False)
-    assert "drafts 262 tokens, no more than the 262 that are to be left" in refused.err
+    assert "drafts 262 tokens, not more than the requested 262" in refused.err

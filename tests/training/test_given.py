@@ -71,7 +71,7 @@ def test_shuffled_answers_are_named(asked: Asked, greedy: list[Text]) -> None:
 
 def test_labels_off_by_one_are_named(asked: Asked, greedy: list[Text]) -> None:
     early = [replace(text, answer=text.answer[1:]) for text in greedy]
-    assert "shifted by a token" in (complaint(asked, early, greedy) or "")
+    assert "shifted by one token" in (complaint(asked, early, greedy) or "")
 
 
 def test_random_tokens_are_named(asked: Asked, greedy: list[Text]) -> None:

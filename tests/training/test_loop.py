@@ -136,7 +136,7 @@ def test_it_stops_where_nothing_is_gained(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_steps_that_are_too_long_are_told(tmp_path: Path) -> None:
     training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, learning_rate=1e30))
-    with pytest.raises(TrtspecError, match=r"the loss is no number after \d+ steps\n.* try --learning-rate 1e\+29"):
+    with pytest.raises(TrtspecError, match=r"the loss is not finite after \d+ steps\n.* try --learning-rate 1e\+29"):
         training.run()
 
 
@@ -154,7 +154,7 @@ def test_what_costs_the_kept_prompts_too_much_is_not_the_best(tmp_path: Path, mo
         training._validate(said.append)
     assert training.course.scores == [3.0, 7.0, 6.0, 0.0]
     assert training.course.best == 1
-    assert "the prompts to keep are at 4.80 tokens a step, from 5.00" in said[-1]
+    assert "the prompts to keep are at 4.80 tokens per step, from 5.00" in said[-1]
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -121,7 +121,7 @@ POISONS: dict[str, tuple[Poison, str]] = {
         lambda records, _: [
             {"id": each["id"], "prompt": f"<|im_start|>user\n{each['prompt']}<|im_end|>\n"} for each in records
         ],
-        "prompts are in the chat template of another model: <|im_start|>",
+        "prompts use the chat template of another model: <|im_start|>",
     ),
     "one prompt many times": (
         lambda records, _: [records[number % 3] | {"id": f"q{number}"} for number in range(COUNT)],

@@ -73,5 +73,5 @@ def test_what_another_process_left_between_two_names_comes_back(make: Callable[[
 def test_something_else_is_not_replaced(make: Callable[[str], Result]) -> None:
     out = make("new").out
     out.mkdir(parents=True)
-    with pytest.raises(TrtspecError, match="something else lies here"):
+    with pytest.raises(TrtspecError, match="not a trained draft; refusing to overwrite"):
         check_place(out)

@@ -96,7 +96,9 @@ def test_with_judges_of_their_own_none_are_held_out() -> None:
 
 
 def test_one_prompt_repeated_is_refused() -> None:
-    with pytest.raises(TrtspecError, match=r"20 prompts of 1 documents.*20 are equal or begin alike, as 0 and 1"):
+    with pytest.raises(
+        TrtspecError, match=r"20 prompts of 1 documents.*20 are equal or have the same beginning, as 0 and 1"
+    ):
         sides_of(prompts_of(*["the same"] * 20), 0)
 
 

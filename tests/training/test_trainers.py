@@ -125,7 +125,7 @@ def test_a_worse_draft_is_refused(asked: Callable[..., Any], models: Path) -> No
     ended = asked("--result", job, "--set", "speculation.draft.model=./good")
     assert ended.code == 112
     assert "trained by specforge" in ended.out
-    assert "refused: held-out prompts together gain -" in ended.out
+    assert "refused: all held-out prompts gain -" in ended.out
     assert not Path("drafts").exists()
 
 
@@ -217,17 +217,17 @@ def test_results_of_unknown_origin_are_refused(job: Path, asked: Callable[..., A
     stray = asked("--result", "good")
     assert (stray.code, "no trtspec_job.json here or above" in stray.err) == (1, True)
     other = asked("--result", job, "--seed", "1")
-    assert (other.code, "other prompts are held out now" in other.err) == (1, True)
+    assert (other.code, "the held-out prompts changed" in other.err) == (1, True)
     shutil.rmtree(job / "exported")
     none = asked("--result", job)
-    assert (none.code, "no trained draft lies here" in none.err) == (1, True)
+    assert (none.code, "no trained draft found" in none.err) == (1, True)
     (job / "exported").symlink_to(Path("good").absolute())
     link = asked("--result", job)
-    assert (link.code, "a link leads out of the job's directory" in link.err) == (1, True)
+    assert (link.code, "a link points out of the job's directory" in link.err) == (1, True)
     record = json.loads((job / "trtspec_job.json").read_text())
     (job / "trtspec_job.json").write_text(json.dumps({**record, "held_out": "x"}))
     edited = asked("--result", job)
-    assert (edited.code, "trtspec_job.json: not what trtspec wrote: held_out" in edited.err) == (1, True)
+    assert (edited.code, "trtspec_job.json: not written by trtspec: held_out" in edited.err) == (1, True)
 
 
 def test_what_a_trainer_cannot_be_given(asked: Callable[..., Any], models: Path) -> None:
@@ -241,9 +241,9 @@ def test_what_a_trainer_cannot_be_given(asked: Callable[..., Any], models: Path)
         ours = asked(*whose, "--lora", "4")
         assert (ours.code, "--lora and --loss do not go with --trainer" in ours.err) == (1, True)
     sizes = asked("--trainer", "modelopt", "--layers", "2")
-    assert (sizes.code, "the recipe names a draft, whose sizes are what they are" in sizes.err) == (1, True)
+    assert (sizes.code, "the sizes of the recipe's draft cannot be changed" in sizes.err) == (1, True)
     bare = asked("--trainer", "modelopt", "--set", "speculation.draft=null")
-    assert (bare.code, "another project's trainer begins with one" in bare.err) == (1, True)
+    assert (bare.code, "external trainers start from one" in bare.err) == (1, True)
     rate = asked("--trainer", "speculators", "--learning-rate", "3")
     assert (rate.code, "speculators, lr: must be at most 1, got 3.0" in rate.err) == (1, True)
     assert not Path("drafts").exists()

@@ -41,7 +41,7 @@ def test_better_at_all() -> None:
 
 def test_no_gain_is_refused() -> None:
     assert verdict(a=(2.0, 2.0)).refusals == [
-        "held-out prompts together gain 0.00 (0.00 to 0.00) tokens a step, which may be nothing"
+        "all held-out prompts gain 0.00 (0.00 to 0.00) tokens per step, which may be chance"
     ]
 
 

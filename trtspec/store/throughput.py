@@ -32,7 +32,7 @@ class Rates:
                 replace_file(self._path, seal(SCHEMA, {"rates": known}))
 
     def seconds_of(self, step: Step) -> float | None:
-        """Return the estimated seconds from the median throughput of the step's kind, or None without a recorded run."""
+        """Return the estimated seconds by the median throughput of the step's kind, or None if unknown."""
         rates = self._load().get(step.kind)
         return step.total_bytes / median(rates) if rates else None
 

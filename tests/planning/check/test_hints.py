@@ -113,7 +113,7 @@ def test_length_of_yarn_is_accepted_or_the_key_to_edit_is_named(trtspec: Run, re
     choice = ("--set", "engine.backend=vllm", "--set", "engine.gpu=h100", "--json")
     found = [each for each in trtspec("check", recipe, *choice).document["problems"] if each["code"] == "out-of-range"]
     assert [each["message"] for each in found] == ["max_seq_len 1024 is more than the target's 256 positions"]
-    assert "write max_position_embeddings: 1024 in the target's config.json" in found[0]["hint"]
+    assert "set max_position_embeddings: 1024 in the target's config.json" in found[0]["hint"]
     edit(recipe.parent / "target", max_position_embeddings=1024)
     found = [each for each in trtspec("check", recipe, *choice).document["problems"] if each["code"] == "out-of-range"]
     assert found == []

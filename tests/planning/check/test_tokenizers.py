@@ -54,7 +54,7 @@ def test_no_end_id_at_all_is_warned_of(has_file: bool, trtspec: Run, recipe: Pat
     (problem,) = _problems(trtspec, recipe)
     assert (problem["severity"], problem["code"]) == ("warning", "end-ids")
     assert "the model lacks an end id, so every response runs to its max_tokens" in problem["message"]
-    assert ("(config.json names 7)" in problem["message"]) == has_file
+    assert ("(config.json has 7)" in problem["message"]) == has_file
 
 
 @pytest.mark.parametrize("value", [True, "0", -1, [0, PAIR_VOCAB], [0.5]])
