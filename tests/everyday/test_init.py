@@ -122,7 +122,7 @@ class TestTheQuickstart:
         assert (recipe["speculation"], recipe["engine"]["gpu"]) == ({"method": "lookahead"}, "a100-80gb")
         assert made.document["path"] == "other.yaml"
         for path, option in (("speculation.method", "method"), ("engine.backend", "backend"), ("name", "name")):
-            assert whys(made)[path] == f"as --{option} says"
+            assert whys(made)[path] == f"set by --{option}"
 
     @pytest.mark.slow
     def test_imports_nothing_heavy(self, workplace: Path) -> None:

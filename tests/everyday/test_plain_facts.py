@@ -120,7 +120,7 @@ def test_migrate_to_a_backend_without_a_way_names_what_works(recipe: Path, trtsp
     assert ended.code == 1
     assert "recipes cannot be migrated to vllm" in ended.err
     assert "with check RECIPE --set engine.backend=vllm --set engine.version=null" in ended.err
-    assert "init TARGET --backend vllm writes a new one" in ended.err
+    assert "write a new one with init TARGET --backend vllm" in ended.err
     tried = trtspec("check", recipe, "--set", "engine.backend=vllm", "--set", "engine.version=null")
     assert tried.code == 0
 

@@ -15,7 +15,7 @@ from trtspec.planning import doctor
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
-    """No probe of a real server: tests/serving/triton does that."""
+    """Disable the probe of a real server, which tests/serving/triton covers."""
     monkeypatch.setattr(doctor, "probe_server", lambda: [Probe("tritonserver", True, "one")])
 
 
@@ -34,7 +34,7 @@ def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch:
     assert findings()["torch"].ok
     monkeypatch.setattr(metadata, "version", without_torch)
     assert findings()["torch"] == Probe("torch", False, "not installed", "pip install 'trtspec[embedded]'")
-    assert findings()["tensorrt-llm"].ok  # nobody has to have it
+    assert findings()["tensorrt-llm"].ok  # it is optional
     shown = trtspec("doctor")
     assert shown.code == 1
     assert shown.err == ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes for another TensorRT-LLM version: each key carries over, is said in other words, or is gone with a reason."""
+"""Migration of recipes to another TensorRT-LLM version: each key is kept, translated, or removed with a reason."""
 
 from __future__ import annotations
 

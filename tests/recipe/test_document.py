@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""YAML as recipes read it: scalars of YAML 1.2, refused constructs, limits, and places."""
+"""Parsing of recipe YAML: YAML 1.2 scalars, rejected constructs, limits, and source locations."""
 
 from __future__ import annotations
 

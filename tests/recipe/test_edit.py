@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A section of a recipe file is changed, and the rest stays as somebody wrote it."""
+"""Editing a section of a recipe file leaves the rest unchanged."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to recipes: reading, extends, --set, paths, and what a bad recipe looks like to its writer."""
+"""Loading recipes: files, extends, --set, paths, and error messages."""
 
 from __future__ import annotations
 
@@ -511,7 +511,7 @@ def test_a_token_is_repeated_nowhere(fail: Fail) -> None:
     assert sum(problem.code == "secret" for problem in error.diagnostics) == 4
 
 
-# The handle
+# LoadedRecipe
 
 
 def test_later_stages_place_their_problems(write: Write) -> None:

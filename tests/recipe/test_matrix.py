@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`matrix:` against the examples and rules of GitHub Actions."""
+"""`matrix:` follows the examples and rules of GitHub Actions."""
 
 from __future__ import annotations
 

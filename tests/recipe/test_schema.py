@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models and the JSON Schema made of them."""
+"""The recipe models and their JSON Schema."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_good_kv_cache_fractions(fraction: float) -> None:
         {"stall_s": float("inf")},
         {"write_timeout_s": 0},
         {"body_timeout_s": float("nan")},
-        {"max_texts": 3},  # what the engine has places for
+        {"max_texts": 3},  # the engine's number of slots
     ],
 )
 def test_limits_that_are_none(limits: dict[str, float]) -> None:

@@ -45,7 +45,7 @@ def test_what_the_machine_refuses_is_said_in_words(
 
 
 def test_a_copy_that_finds_no_room_is_about_its_place(store: Store, tmp_path: Path) -> None:
-    """Not about what is copied, which `shutil` names first."""
+    """The message must not name the copied file, although `shutil` names it first."""
 
     def copy(out: Path) -> None:
         raise OSError(28, os.strerror(28), "/models/target/tokenizer.json", None, str(out / "tokenizer.json"))

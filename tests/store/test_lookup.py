@@ -77,7 +77,7 @@ def test_damage_is_seen_by_all_and_rebuilt(store: Store, step: Write, damage: st
 
 
 def rewrite_document(store: Store, built: str, /, **changes: object) -> None:
-    """Write a document with a sound seal, as somebody who knows the format could."""
+    """Write a document with a valid digest, as a forger who knows the format could."""
     path = store.root / "entries" / built[:2] / built / "entry.json"
     body = json.loads(path.read_bytes())
     del body["digest"], body["schema"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hint depends on the cause: only a damaged file is to be downloaded again."""
+"""Hints depend on the cause: only damaged files should be downloaded again."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_hint_is_of_the_cause(config: dict[str, Any], change: Any, words: str, s
         rewrite(source, change)
     hint = hint_of(source)
     assert words in hint
-    assert "again" not in hint or "layers" in hint  # a checkpoint that lacks layers may be cut off
+    assert "again" not in hint or "layers" in hint  # a checkpoint that lacks layers may be truncated
 
 
 def test_truncated_file_is_to_be_downloaded_again(source: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe that does not give its method what it takes."""
+"""Recipes that do not meet the requirements of their method."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input is met before anything is built: what is wrong, at which line of the recipe, and what to do about it."""
+"""Errors in a recipe are found before a build: message, line in the recipe, and hint."""
 
 from __future__ import annotations
 

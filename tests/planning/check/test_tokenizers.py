@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `check` finds of tokenizers, end ids and generation_config.json, before anything is built."""
+"""Diagnostics of `check` for tokenizers, end ids and generation_config.json."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `plan` and `check` say of a recipe before it is built."""
+"""Predictions of `plan` and `check` before a build."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ON_H200 = ("--set", "engine.backend=tensorrt_llm", "--set", "engine.gpu=h200")
 
 @pytest.fixture(autouse=True)
 def _of_any_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predict tiny models, too, but for the test that shows that nothing is said of them."""
+    """Allow predictions for tiny models, except in the test that checks that there are none."""
     if "small" not in request.node.name:
         monkeypatch.setattr("trtspec.planning.prediction.predict.LEAST_WEIGHTS", 0)
 
@@ -60,7 +60,7 @@ def test_the_document_has_what_the_formulas_give(recipe: Path, trtspec: Run) -> 
     assert by_rate["0.8"]["tokens_per_step"] == 2.95
     assert by_rate["0.8"]["break_even_batch"] == pair.break_even(0.8, 3)
     assert found["fitted_to"]
-    assert {"draft_cost", "speedup_by_acceptance_rate"} < found.keys()  # as ever
+    assert {"draft_cost", "speedup_by_acceptance_rate"} < found.keys()  # keys of earlier versions
 
 
 @pytest.mark.parametrize(("limit", "largest"), [(100, 9), (104, 9), (105, 10), (14, 0), (0, None), (10**6, 4096)])
@@ -183,7 +183,7 @@ def test_a_schedule_decides_what_is_drafted(texts: int, depth: int) -> None:
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
 def test_gpus_have_rates_with_a_source(gpu: Any) -> None:
-    """FP8 is twice as fast as 16 bits where there is FP8, and no memory is faster than 10 TB/s."""
+    """FP8 is twice as fast as 16 bits on GPUs that support it, and memory is not faster than 10 TB/s."""
     assert 1e11 < gpu.bandwidth < 1e13
     assert gpu.flops / gpu.bandwidth > 50
     assert gpu.source.startswith("https://")

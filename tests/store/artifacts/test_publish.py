@@ -36,7 +36,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["exchange", "renames"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to put an artifact in place of another."""
+    """Parametrize over both ways to replace one artifact with another."""
     if request.param == "renames":
         monkeypatch.setattr(atomic_dir, "exchange", lambda one, other: False)
     return str(request.param)
@@ -326,7 +326,7 @@ class Many(Step):
 def test_a_published_store_needs_no_reading_afterwards(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the store to an artifact of 2000 files and, when nothing changed, from stats alone in no time."""
+    """Publish 2,000 files from the store, and check an unchanged artifact quickly from file stats alone."""
     store, plan = Store(tmp_path / "store"), Plan([Many(2000)])
 
     def run(expected: str) -> float:
