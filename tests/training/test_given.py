@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that come with prompts are used where they are the target's own, and refused by what is wrong with them."""
+"""Responses that come with prompts are used if they are on-policy, and otherwise rejected with a diagnosis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT, TOKENS = 40, 24
 
 
 class Asked:
-    """A target, and what it says to some prompts."""
+    """A target and its responses to some prompts."""
 
     def __init__(self, root: Path) -> None:
         self.root = convert(make_llama(root / "hf", scale=0.3), root / "target")
@@ -49,7 +49,7 @@ def greedy(asked: Asked) -> list[Text]:
 
 
 def complaint(asked: Asked, given: list[Text], own: list[Text]) -> str | None:
-    """Return what is said of answers, None where they are taken."""
+    """Return the diagnosis of responses, or None if they are accepted."""
     foreign = foreign_answers(given, Teacher(asked.root, given))
     answers = {text.name: text.answer for text in own}
     return diagnose(foreign, [answers[each.text.name] for each in foreign], given) if foreign else None

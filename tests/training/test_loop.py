@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop learns, keeps its budget, stops early, and goes on where it was as if nothing had happened."""
+"""The training loop learns, keeps its budget, stops early, and resumes with the same result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_comes_nearer_to_the_target(method: str, tmp_path: Path) -> None:
 def test_an_interrupted_training_ends_with_the_same_bits(
     keep_every_s: float, kept: int, lora: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on after its last validation, or where it was a while ago."""
+    """Training resumes after its last validation or after its last periodic save."""
     monkeypatch.setattr(trainer, "VALIDATE_EVERY", 4)
     monkeypatch.setattr(trainer, "KEEP_EVERY_S", keep_every_s)
     settings = replace(SETTINGS, steps=14, lora=lora)
@@ -79,7 +79,7 @@ def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, 
 
 @pytest.mark.slow
 def test_a_full_disk_costs_the_notes_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The notes of before stay, from which the next process goes on; what is no notes at all is left out."""
+    """The previous state stays, and the next process resumes from it; invalid state files are ignored."""
     monkeypatch.setattr(trainer, "VALIDATE_EVERY", 4)
     settings, notes = replace(SETTINGS, steps=6), tmp_path / "notes"
     training_of(tmp_path / "one", notes, replace(SETTINGS, steps=4)).run()
@@ -96,7 +96,7 @@ def test_a_full_disk_costs_the_notes_and_not_the_training(tmp_path: Path, monkey
 
 @contextmanager
 def file_size_limit(nbytes: int) -> Iterator[None]:
-    """Let files of this process grow no further, which torch meets as it meets a full disk."""
+    """Limit the size of files written by this process; torch handles that like a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec train`: a better draft is published as anybody's checkpoint, a worse one and a poisoned set are refused."""
+"""`trtspec train`: a better draft is published as a checkpoint; a worse one and invalid sets are rejected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prompts_file(path: Path, count: int, kinds: tuple[str, ...] = ("a",), seed: 
 
 @pytest.fixture
 def recipe(workplace: Path) -> Path:
-    """A target, and a draft that has been it before much noise was added."""
+    """A target, and a draft that is the target with much added noise."""
     make_llama(workplace / "target", 0, scale=0.3, vocab_size=262, intermediate_size=64)
     shutil.copytree(workplace / "target", workplace / "draft")
     file, draw = workplace / "draft" / "model.safetensors", torch.Generator().manual_seed(0)
@@ -66,7 +66,7 @@ def prompts(workplace: Path) -> Path:
 
 
 def entries(workplace: Path) -> dict[str, float]:
-    """Return when each entry of the store was made, by its step's name."""
+    """Return the creation time of each store entry by its step's name."""
     documents = [json.loads(path.read_text()) for path in (workplace / "cache" / "store").rglob("entry.json")]
     return {each["name"]: each["created"] for each in documents if "name" in each}
 
@@ -82,7 +82,7 @@ def test_a_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) 
     record = json.loads(Path("better/trtspec_training.json").read_text())
     assert len(record.pop("prompt_digests")) == found["prompts_trained_on"] == 48
     assert record == found
-    # the same form: names, types, config and tokenizer
+    # same layout: names, types, config and tokenizer
     before, after = (load_file(root / "model.safetensors") for root in (Path("draft"), Path("better")))
     assert {name: (t.shape, t.dtype) for name, t in before.items()} == {
         name: (t.shape, t.dtype) for name, t in after.items()
@@ -90,12 +90,12 @@ def test_a_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) 
     assert not any(torch.equal(before[name], after[name]) for name in before if name.endswith("proj.weight"))
     for name in ("config.json", "tokenizer.json"):
         assert (Path("draft") / name).read_bytes() == (Path("better") / name).read_bytes()
-    # the recipe names it, keeps its comments, and is taken by what takes any recipe
+    # The recipe names the draft, keeps its comments, and works with commands that take recipes.
     assert "method: draft_target  # stays" in recipe.read_text()
     assert load_recipe(recipe).recipe.speculation.draft.model.endswith("better")
     assert trtspec("check", recipe).code == 0
     assert trtspec("build", recipe).code == 0
-    # gates on the prompts of the training are warned about, and a report finds the training
+    # Gates on the training prompts cause a warning, and a report finds the training.
     benched = trtspec("bench", "build/tiny", "--prompts", prompts, "--runs", 1, "--max-tokens", 2)
     assert "warning: 48 of 60 prompts are among the 48 that the draft was trained on" in benched.err
     assert "train-draft_target.json" in trtspec("report", "build/tiny", "-o", "r.html").err
@@ -138,7 +138,7 @@ def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) ->
 
 @pytest.mark.slow
 def test_a_killed_training_goes_on(recipe: Path, prompts: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after its first checkpoint; what it ends with is what an uninterrupted one ends with."""
+    """A run killed after its first checkpoint ends with the same result as an uninterrupted one."""
     command = ["train", str(recipe), "--prompts", str(prompts), "--steps", "240", *FAST[2:], "--out"]
     process = forked.Popen([sys.executable, "-m", "trtspec", *command, "killed"], env=dict(os.environ))
     notes = recipe.parent / "cache" / "store" / "partial"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs for other projects' trainers: data of the training split alone, and a result that is read, judged, published."""
+"""Jobs for external trainers: their data is the training split only, and the result is read, judged and published."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfo
 
 
 def worsened(source: Path, root: Path, share: float = 1.5) -> Path:
-    """Copy a head with noise in its matrices."""
+    """Copy a head and add noise to its matrices."""
 
     def change(config: Any, tensors: dict[str, torch.Tensor]) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -46,7 +46,7 @@ def worsened(source: Path, root: Path, share: float = 1.5) -> Path:
 
 @pytest.fixture
 def models(workplace: Path) -> Path:
-    """The quickstart's models, with its head as `good` and a worse one as `head`, which the recipe names."""
+    """The quickstart's models, with their head as `good` and a worse one as `head`, which the recipe names."""
     own = recipes_dir() / "models"
     shutil.copytree(own / "quickstart-target", workplace / "target")
     shutil.copytree(own / "quickstart-eagle3", workplace / "good")
@@ -91,7 +91,7 @@ def prompts_of(job: Path) -> list[tuple[int, ...]]:
 
 
 def place_result(job: Path, source: Path, trainer: str) -> Path:
-    """Put a draft where the trainer leaves its own, in its dialect."""
+    """Put a draft where the trainer writes its own, in its dialect."""
     what = TRAINERS[trainer]
     place = job / what.result
     place.parent.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ def test_a_job_goes_out_and_a_better_draft_comes_back(trainer: str, asked: Calla
     kept = json.loads(Path("better/trtspec_training.json").read_text())
     assert len(kept.pop("prompt_digests")) > 0
     assert kept == found
-    # in the dialect of the draft before, bit for bit
+    # in the dialect of the previous draft, bit for bit
     kept = contents(Path("good"))
     assert {name: tensor for name, tensor in contents(Path("better")).items() if name in kept} == kept
 
@@ -272,12 +272,12 @@ def _leaves(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target that the small nets of every kind draft for."""
+    """A target for the small nets of every kind."""
     return make_target(tmp_path_factory.mktemp("target") / "hf")
 
 
 def job_of(trainer: str, kind: str, target: Path, root: Path) -> Job:
-    """Return a job for a random draft of a kind, which lies in `root` in the trainer's dialect."""
+    """Return a job for a random draft of a kind, which is in `root` in the trainer's dialect."""
     what = TRAINERS[trainer].kinds[kind]
     save = next(save for (each, dialect), save in NETS.items() if each == kind and dialect != "deepspec")
     draft = convert_draft(save(root / "net"), what.dialect, root / "draft", str(target)).draft
