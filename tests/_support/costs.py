@@ -22,7 +22,7 @@ MOST = 40
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--costs", nargs="?", type=int, const=MOST, help="say what tests took of the processor")
+    parser.addoption("--costs", nargs="?", type=int, const=MOST, help="report the processor time of tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,7 +5,7 @@ A template process imports slow modules once for all tests of a worker and forks
 killed when its parent ends. Tests of start-up, imports or memory limits need a separate process from subprocess.
 
 `python -m tests._support.forked FOLDER` is the template process. It listens on a socket in FOLDER and exits when its
-stdin closes. It may use another interpreter, such as that of an engine's environment.
+stdin closes. It may use another interpreter, for example from an engine's environment.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def read_block(block: Block) -> None:
         read_command(words)
         for word in words[1:]:
             first = word.partition("/")[0]
-            assert "/" not in word or first not in TOP or (ROOT / word).exists(), f"{block}: there is no {word}"
+            assert "/" not in word or first not in TOP or (ROOT / word).exists(), f"{block}: {word} does not exist"
 
 
 def commands_in(text: str) -> Iterator[list[str]]:

@@ -124,7 +124,7 @@ with socket.create_server(("127.0.0.1", {port})):
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LONG_S)
     if done.returncode == 77:
-        pytest.skip("needs to be allowed to have a network of its own")
+        pytest.skip("requires permission to create a network namespace")
     assert done.stdout.split() == [str(errno.ECONNREFUSED), "0"], done.stderr
 
 

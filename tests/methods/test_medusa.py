@@ -300,7 +300,7 @@ class TestRecipes:
 
     def test_a_draft_len_is_refused(self, medusa: Path, trtspec: Run) -> None:
         (problem,) = problems_of(trtspec, medusa, "--set", "speculation.draft_len=4")
-        assert problem["message"] == "medusa has no draft_len; its options determine the length"
+        assert problem["message"] == "medusa does not use draft_len; its options determine the length"
 
     @pytest.mark.slow
     def test_pinned_pickles_are_built_from(self, medusa: Path, trtspec: Run) -> None:

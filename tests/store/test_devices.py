@@ -160,7 +160,7 @@ def test_the_first_failure_ends_what_runs_and_is_passed_on(store: Store, error: 
     with pytest.raises(type(error)) as caught:
         execute(Plan(steps), store, Unobserved(), devices=("x", "y"))
     assert caught.value is error
-    assert not scene.running, "nothing runs on behind the back of whoever asked"
+    assert not scene.running, "no step may run after execute returned"
     assert "later" not in scene.order
     assert names(store) == set()
     assert not any((store.root / "tmp").iterdir())

@@ -40,7 +40,7 @@ def make(method: str, root: Path, target: Path, sizes: Sizes = NO_SIZES, texts: 
 @pytest.mark.parametrize("layers", [1, 2, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_it_goes_with_its_target(method: str, layers: int, tmp_path: Path) -> None:
-    """No tensor is missing or left over, and there are no warnings."""
+    """Neither missing or extra tensors nor warnings occur."""
     source = make_llama(tmp_path / "hf", num_hidden_layers=layers)
     draft, target = make(method, tmp_path / "draft", source), load_model(source, "auto")
     if method == "draft_target":

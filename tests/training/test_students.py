@@ -141,7 +141,7 @@ def chain_of(method: str, draft_len: int) -> EngineSettings:
 @pytest.mark.parametrize("made", [*PAIRS, *RUN])
 @pytest.mark.parametrize("draft_len", [1, 3, 5])
 def test_acceptance_is_the_engines(made: str, draft_len: int, tmp_path: Path) -> None:
-    """Acceptance equals that of replaying the same texts in the engine."""
+    """Acceptance equals a replay of the same texts in the engine."""
     method = made.split(maxsplit=1)[0]
     target, source, draft = {**PAIRS, **RUN}[made](tmp_path)
     texts = texts_of(tmp_path / "hf")

@@ -45,8 +45,8 @@ def inspect_model(written: str, mapping: ParallelMapping = ONE_RANK, scheme: Sch
     asked = ModelSource(model=model, revision=revision or choose_commit(model).revision)
     source = find_source(asked)
     downloads = sum(each[1] for each in source.absent.values())
-    told = {"model": asked.model, "revision": asked.revision, "download_bytes": downloads}
-    return {**_describe(source, mapping, scheme), **told}
+    origin = {"model": asked.model, "revision": asked.revision, "download_bytes": downloads}
+    return {**_describe(source, mapping, scheme), **origin}
 
 
 def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
@@ -65,9 +65,9 @@ def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme
 def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
     """Return the description of a source; only from its headers if its family is unknown."""
     try:
-        said = _converting(read_model(source, "auto"), mapping, scheme)
+        details = _converting(read_model(source, "auto"), mapping, scheme)
     except UnknownArchitecture as unknown:
-        said = {"family": "none", "architecture": unknown.architecture[:LONGEST_NAME]}
+        details = {"family": "none", "architecture": unknown.architecture[:LONGEST_NAME]}
     headers = {
         "kind": "source checkpoint",
         "family": "",
@@ -78,12 +78,12 @@ def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[
         "files": [file.name for file in source.weight_files],
         "quantization": source_format(source).weights,
         "ignored_files": source.ignored_files,
-        "lm_head": _head_of(source),
+        "lm_head": _describe_lm_head(source),
         "skipped": [],
         "converts_to": {},
         "end_ids": _end_ids(source.root, source.absent),
     }
-    return headers | said
+    return headers | details
 
 
 def _end_ids(root: Path, absent: Collection[str] = ()) -> str:
@@ -108,7 +108,7 @@ def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) ->
         "skipped": model.matched.skipped,
         "converts_to": {
             "dtype": model.config.dtype,
-            "quantization": _words(plan.quantization),
+            "quantization": _describe_quantization(plan.quantization),
             "bytes_by_rank": [layout.nbytes - len(layout.header) for layout in plan.layouts()],
         },
     }
@@ -122,7 +122,7 @@ def _used_head(model: SourceModel) -> str:
     return f"{tensor.name}, tied to the embedding" if model.config.tied_embeddings else tensor.name
 
 
-def _head_of(source: Source) -> str:
+def _describe_lm_head(source: Source) -> str:
     """Return a description of the LM head of a model of an unknown family."""
     ties = ties_of(source, read_text(source))
     return f"{ties.head}, or {ties.embedding} by config.json: their values differ" if ties.differ else ""
@@ -138,11 +138,11 @@ def _converted(path: Path) -> dict[str, Any]:
         "tensor_parallel": checkpoint.mapping.tensor,
         "pipeline_parallel": checkpoint.mapping.pipeline,
         "bytes_by_rank": checkpoint.nbytes_by_rank,
-        "quantization": _words(checkpoint.quantization),
+        "quantization": _describe_quantization(checkpoint.quantization),
     }
 
 
-def _words(quantization: TrtllmQuantization) -> str:
+def _describe_quantization(quantization: TrtllmQuantization) -> str:
     parts = [quantization.algo, f"{quantization.kv_cache_algo} KV cache" if quantization.kv_cache_algo else ""]
     return ", ".join(part for part in parts if part) or "none"
 

@@ -26,7 +26,7 @@ def migrate(recipe: Recipe, to: str = "", backend: str = "") -> Migration:
     migration.note("changed", "engine.version", f"{recipe.engine.version or 'the default'} becomes {version}")
     if before != name:
         engine["backend"] = name
-        why = f"{name} has {version}: {backends()[name].summary}{_about_engines(before, name)}"
+        why = f"{name} has {version}: {backends()[name].summary}{_engine_alternatives(before, name)}"
         migration.note("changed", "engine.backend", why)
     move = backends()[name].migrate
     if move is None:
@@ -35,7 +35,7 @@ def migrate(recipe: Recipe, to: str = "", backend: str = "") -> Migration:
     return migration
 
 
-def _about_engines(before: str, name: str) -> str:
+def _engine_alternatives(before: str, name: str) -> str:
     """Return the alternatives that build TensorRT engines if the recipe loses them, as text."""
     known = backends()
     if before == AUTO or not known[before].builds_engines or known[name].builds_engines:

@@ -99,7 +99,7 @@ class Build:
         steps = (step for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
         return [files for step in steps for files in step.sources]
 
-    def known(self, sources: Sources) -> Build:
+    def with_sources(self, sources: Sources) -> Build:
         """Return the build with the source digests found so far."""
         steps = {directory: sources.of(step) for directory, step in self.artifact.steps.items()}
         return replace(self, artifact=replace(self.artifact, steps=steps))
@@ -130,7 +130,7 @@ class Build:
         """Return for each step whether it would run, and why."""
         return plan_status(self.plan, store)
 
-    def lacks(self, store: Store) -> list[Diagnostic]:
+    def missing_tools(self, store: Store) -> list[Diagnostic]:
         """Return why steps that have to run cannot run on this machine."""
         missing = {status.key for status in self.status(store) if status.status == "miss"}
         steps = self.artifact.steps
@@ -241,7 +241,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
     sources = Sources(known_digests())
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
         results = execute(build.plan, store, observer, build.artifact.devices, sources)
-        build = build.known(sources)
+        build = build.with_sources(sources)
         with store.holding([result.key for result in results], build.recipe.name):
             status = _publish(build, out, results)
             if status == "published":

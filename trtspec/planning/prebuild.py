@@ -28,7 +28,7 @@ def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store) -> l
     found = dict.fromkeys(
         each
         for (loaded, out), checked in zip(builds, results, strict=True)
-        for each in (*checked.diagnostics, *_place_problems(out), *_machine_problems(loaded, checked, out, store))
+        for each in (*checked.diagnostics, *_output_problems(out), *_machine_problems(loaded, checked, out, store))
     )
     if any(each.severity == "error" for each in found):
         raise RecipeError(list(found))
@@ -73,7 +73,7 @@ def plan_to_run(
     return plan_build(loaded, on_read=on_read)
 
 
-def _place_problems(out: Path) -> Iterable[Diagnostic]:
+def _output_problems(out: Path) -> Iterable[Diagnostic]:
     try:
         check_place(out)
     except TrtspecError as error:
@@ -89,7 +89,7 @@ def _machine_problems(loaded: LoadedRecipe, checked: CheckResult, out: Path, sto
     except TrtspecError as error:
         message = f"{error.where}: {error.message}" if error.where else error.message
         return [loaded.located(Diagnostic("engine", "machine", message, error.hint))]
-    found = build.lacks(store)
+    found = build.missing_tools(store)
     if build.is_read:  # otherwise keys are not final, and the steps may be in the store
         found += build.disk_problems(store, out)
     return [loaded.located(each) for each in found]

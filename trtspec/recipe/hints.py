@@ -31,7 +31,7 @@ def with_remedy(diagnostic: Diagnostic) -> Diagnostic:
 def _remedy(diagnostic: Diagnostic) -> str | None:
     if diagnostic.code in BY_CODE:
         return BY_CODE[diagnostic.code]
-    if diagnostic.severity == "warning":  # warnings need no hint
+    if diagnostic.severity == "warning":  # a hint is optional for warnings
         return None
     path = diagnostic.path
     while path and path not in recipe_keys():

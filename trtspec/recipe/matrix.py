@@ -57,7 +57,7 @@ class Matrix:
             added += [] if matching else [dict(entry)]
         return kept + added
 
-    def told(self, choice: Choice) -> list[str]:
+    def naming_keys(self, choice: Choice) -> list[str]:
         """Return the keys that name a combination: the axes, or all its keys if `include` created it."""
         made_of_axes = all(key in choice and any(same(choice[key], one) for one in self.axes[key]) for key in self.axes)
         return list(self.axes if self.axes and made_of_axes else choice)
@@ -75,7 +75,7 @@ def expand_matrix(root: Node, diagnostics: list[Diagnostic]) -> list[Node]:
         return [base]
     choices = matrix.choices()
     labels = _labels({key for choice in choices for key in choice})
-    trees = [_applied(base, choice, labels, matrix.told(choice)) for choice in choices]
+    trees = [_applied(base, choice, labels, matrix.naming_keys(choice)) for choice in choices]
     reader.check_overrides(base, choices)
     return trees if reader.accepts(trees) else [base]
 
@@ -99,15 +99,15 @@ def _agrees(entry: Choice, choice: Choice, keys: Iterable[str]) -> bool:
     return all(same(entry[key], choice[key]) for key in keys if key in entry)
 
 
-def _applied(base: Node, choice: Choice, labels: dict[str, str], told: list[str]) -> Node:
-    """Return the tree with the choice's values, named after the `told` keys unless the choice sets a name."""
+def _applied(base: Node, choice: Choice, labels: dict[str, str], naming: list[str]) -> Node:
+    """Return the tree with the choice's values, named after those keys of it unless it sets a name."""
     tree = base
     for key, value in choice.items():
         tree = put(tree, key.split("."), value)
     name = tree.value.get("name")
     if "name" in choice or name is None or not isinstance(name.value, str):
         return tree
-    words = [f"{labels[key]}-{_words(choice[key])}" for key in told]
+    words = [f"{labels[key]}-{_value_text(choice[key])}" for key in naming]
     return put(tree, ["name"], replace(name, value=_shortened("-".join([name.value, *words]))))
 
 
@@ -123,13 +123,15 @@ def _ends(key: str) -> list[str]:
     return [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
 
 
-def _words(node: Node, between: str = "-_.") -> str:
+def _value_text(node: Node, between: str = "-_.") -> str:
     """Return a value in the characters of a name; nested lists use narrower separators: [[0], [0, 1]] is 0-0_1."""
     inner = between[1:] or between
     if isinstance(node.value, dict):
-        return between[0].join(f"{_slug(key)}-{_words(child, inner)}" for key, child in node.value.items()) or "none"
+        return (
+            between[0].join(f"{_slug(key)}-{_value_text(child, inner)}" for key, child in node.value.items()) or "none"
+        )
     if isinstance(node.value, list):
-        return between[0].join(_words(child, inner) for child in node.value) or "none"
+        return between[0].join(_value_text(child, inner) for child in node.value) or "none"
     return _slug(node.raw)
 
 

@@ -118,7 +118,7 @@ class ResolvedServing(Serving):
 
 
 class ResolvedGates(Gates):
-    """Gates; a limit of 0 always holds, and `prompts` is "" if the recipe has none."""
+    """Gates; a limit of 0 always holds, and `prompts` is "" if not set."""
 
     min_acceptance: float
     min_speedup: float

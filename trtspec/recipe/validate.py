@@ -47,7 +47,9 @@ def validate_recipe(root: Node, diagnostics: list[Diagnostic]) -> Recipe | None:
     except ValidationError as error:
         if (adapted := _unset(_with_texts(root, error), error)) is not root:
             return validate_recipe(adapted, diagnostics)
-        findings = sorted(error.errors(include_url=False), key=lambda finding: position(_place(root, finding)[0]))
+        findings = sorted(
+            error.errors(include_url=False), key=lambda finding: position(_locate_finding(root, finding)[0])
+        )
         diagnostics += [_diagnostic(root, finding) for finding in findings[: MAX_DIAGNOSTICS + 1]]
         return None
 
@@ -80,22 +82,22 @@ def mark_of(root: Node, code: str, path: Sequence[str]) -> Mark:
     return node.mark if written and code != "unknown-key" else node.key_mark
 
 
-def _place(root: Node, finding: Any) -> tuple[Mark, tuple[str, ...]]:
+def _locate_finding(root: Node, finding: Any) -> tuple[Mark, tuple[str, ...]]:
     path = tuple(str(part) for part in finding["loc"] if part != "[key]")
     key_at_fault = finding["type"] == "extra_forbidden" or finding["loc"][-1] == "[key]"
     return mark_of(root, "unknown-key" if key_at_fault else "", path), path
 
 
 def _diagnostic(root: Node, finding: Any) -> Diagnostic:
-    mark, path = _place(root, finding)
-    code, message, hint = _say(finding, path, locate(root, path)[0])
+    mark, path = _locate_finding(root, finding)
+    code, message, hint = _explain(finding, path, locate(root, path)[0])
     return Diagnostic(".".join(path), code, message, hint).at(mark)
 
 
-def _say(finding: Any, path: tuple[str, ...], node: Node) -> Said:
+def _explain(finding: Any, path: tuple[str, ...], node: Node) -> Said:
     kind, context = finding["type"], finding.get("ctx", {})
     if kind == "extra_forbidden":
-        return "unknown-key", f"unknown key {shown(path[-1])}", _known_key(path)
+        return "unknown-key", f"unknown key {shown(path[-1])}", _key_hint(path)
     if kind == "missing":
         line = f"add the line schema: {FORMAT}" if path == ("schema",) else recipe_keys().get(".".join(path))
         return "missing-key", f"{path[-1]} is required", line
@@ -155,7 +157,7 @@ def _retyped(kind: str, value: Any, raw: str) -> str | None:
     return None
 
 
-def _known_key(path: tuple[str, ...]) -> str | None:
+def _key_hint(path: tuple[str, ...]) -> str | None:
     """Return a hint: the most similar key in this mapping, else the same key elsewhere, else all keys here."""
     parents = [ITEM if part.isdigit() else part for part in path[:-1]]
     here = [key.rsplit(".", 1)[-1] for key in recipe_keys() if key.split(".")[:-1] == parents]
@@ -167,14 +169,14 @@ def _known_key(path: tuple[str, ...]) -> str | None:
 @cache
 def recipe_keys() -> dict[str, str]:
     """Return {dotted path: description} of all recipe keys."""
-    return dict(_keys_of(Recipe, "")) | {"extends": "another recipe", "matrix": "several recipes"}
+    return dict(_iter_keys(Recipe, "")) | {"extends": "another recipe", "matrix": "several recipes"}
 
 
-def _keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+def _iter_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     for name, field in model.model_fields.items():
         path = prefix + (field.alias or name)
         yield path, field.description or ""
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 item = f"{ITEM}." if get_origin(field.annotation) is list else ""
-                yield from _keys_of(kind, f"{path}.{item}")
+                yield from _iter_keys(kind, f"{path}.{item}")

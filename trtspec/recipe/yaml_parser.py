@@ -136,10 +136,10 @@ def _syntax_message(error: yaml.MarkedYAMLError) -> str:
 
 
 def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
-    said = str(error.problem)
-    if "'\\t'" in said:
+    problem = str(error.problem)
+    if "'\\t'" in problem:
         return "indent with spaces, not tabs"
-    return "quote a value that contains `: `" if "mapping values are not allowed" in said else None
+    return "quote a value that contains `: `" if "mapping values are not allowed" in problem else None
 
 
 class _Builder:

@@ -39,18 +39,18 @@ class DiskNeed:
 
 def plan_disk(status: Sequence[StepStatus], store: Store, out: Path) -> list[DiskNeed]:
     """Return the space needed in the store by missing steps, and at `out` if it cannot hard-link to the store."""
-    missing = sum(_left(each, store) for each in status if each.status == "miss")
+    missing = sum(_missing_bytes(each, store) for each in status if each.status == "miss")
     needs = [disk_need("store", store.root, missing)]
     if _device(out) != _device(store.root):
-        needs.append(disk_need("artifact", out, sum(_whole(each, store) for each in status)))
+        needs.append(disk_need("artifact", out, sum(_full_bytes(each, store) for each in status)))
     return needs
 
 
-def _left(status: StepStatus, store: Store) -> int:
+def _missing_bytes(status: StepStatus, store: Store) -> int:
     return max(0, status.step.output_bytes - store.resumable_bytes(status.key))
 
 
-def _whole(status: StepStatus, store: Store) -> int:
+def _full_bytes(status: StepStatus, store: Store) -> int:
     entry = store.peek(status.key).entry if status.status == "hit" else None
     return entry.total_bytes if entry else status.step.output_bytes
 

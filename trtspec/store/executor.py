@@ -72,11 +72,11 @@ def execute(
     run = _Run(store, observer, sources)
     with sigterm_as_interrupt():
         if devices and any(step.num_devices for step in plan.steps):
-            _run_beside(plan.steps, run, list(devices))
+            _run_concurrently(plan.steps, run, list(devices))
         else:
             for step in plan.steps:
                 run.bring(step)
-    return [run.results[run.known(step).key] for step in plan.steps]
+    return [run.results[run.with_digests(step).key] for step in plan.steps]
 
 
 class _Run:
@@ -92,17 +92,17 @@ class _Run:
         self._idle = Condition(self._lock)
         self._working = 0
 
-    def known(self, step: Step) -> Step:
+    def with_digests(self, step: Step) -> Step:
         """Return a step with the source digests found so far."""
         return self._sources.of(step) if self._sources else step
 
     def is_ready(self, step: Step) -> bool:
         """Return whether all dependencies of the step are done."""
-        return all(each.key in self.results for each in self.known(step).dependencies)
+        return all(each.key in self.results for each in self.with_digests(step).dependencies)
 
     def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
         """Take a step's output from the store, or build it."""
-        started, step = time.perf_counter(), self._looked_at(self.known(step))
+        started, step = time.perf_counter(), self._looked_at(self.with_digests(step))
         self._store.uses.hold_too(step.key)  # the key depends on sources that were read after the build began
         lookup = self._store.get(step.key)
         entry, built = lookup.entry, False
@@ -139,7 +139,7 @@ class _Run:
         return entry, built
 
     def fail(self, error: BaseException) -> BaseException:
-        """Return the first error of the run, which is this one if there is no earlier one."""
+        """Return the first error of the run: an earlier one, else this one."""
         with self._lock:
             self.failure = self.failure or error
         return self.failure
@@ -190,7 +190,7 @@ class _Meter:
             observer.step_said(self._step, text)
 
 
-def _run_beside(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
+def _run_concurrently(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
     """Run steps that require devices in threads and the others here; the first failure stops all running steps."""
     waiting, most = list(steps), len(free)
     lent: dict[Future[None], tuple[str, ...]] = {}

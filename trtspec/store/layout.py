@@ -63,7 +63,7 @@ class Layout:
         """Return the file with the stamps of a key's files."""
         return self.root / "stamps" / f"{key}.json"
 
-    def alike(self, key: str) -> Path:
+    def shape_marker(self, key: str) -> Path:
         """Return the marker of a built step that differs at most in the bytes of its sources."""
         return self.root / "alike" / key
 

@@ -95,7 +95,7 @@ class Alongside:
         self._moved, self._is_over = Condition(), False
         self._pool = ThreadPoolExecutor(1, "source")
         self._paths = sorted(self._supposed)
-        self._files = FilesBeside(self._paths, self._on_hashed, self._has_room, self._on_found)
+        self._files = FilesBeside(self._paths, self._on_hashed, self._may_hash_more, self._on_found)
 
     def __enter__(self) -> Alongside:
         self._identities = {path: _settled(path) for path in self._supposed}
@@ -161,7 +161,7 @@ class Alongside:
             self._hashed += count
             self._moved.notify_all()
 
-    def _has_room(self) -> bool:
+    def _may_hash_more(self) -> bool:
         return self._hashed - self._read - self._resumed <= LEAD_BYTES or self._is_over
 
     def _wake(self) -> None:

@@ -117,7 +117,7 @@ def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
         recipe = ResolvedRecipe.from_dict(document.pop("recipe", None))
         return Manifest.model_validate({**document, "recipe": recipe})
     except ValidationError as error:
-        raise TrtspecError(_first_of(error), where=str(path), hint="build the artifact again") from error
+        raise TrtspecError(_first_error(error), where=str(path), hint="build the artifact again") from error
 
 
 def manifest_sha256(artifact_dir: Path) -> str:
@@ -143,7 +143,7 @@ def _check_expected(path: Path, data: bytes, expected: str) -> None:
         )
 
 
-def _shown(schema: object) -> str:
+def _repr_short(schema: object) -> str:
     return repr(schema)[:100]
 
 
@@ -219,6 +219,6 @@ def _parse(path: Path, data: bytes) -> Any:
         raise TrtspecError(f"not valid JSON: {error}", where=str(path), hint="build the artifact again") from error
 
 
-def _first_of(error: ValidationError) -> str:
+def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {plain_words(first['msg'])}"

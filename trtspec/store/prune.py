@@ -23,7 +23,7 @@ class Used:
 
 @dataclass(frozen=True)
 class Limits:
-    """Retention limits: maximum time since last use in seconds, maximum total bytes; None means unlimited."""
+    """Retention limits: maximum time since last use in seconds, maximum total bytes; unlimited if None."""
 
     older_than_s: float | None = None
     max_bytes: int | None = None
@@ -41,10 +41,10 @@ class Removed:
 def uses_of(store: Store) -> list[Used]:
     """Return the usage of all entries, by key; an entry without a recorded use counts as used when it was built."""
     held = store.uses.held()
-    return [_use_of(store, entry, entry.key in held) for entry in store.entries()]
+    return [_entry_usage(store, entry, entry.key in held) for entry in store.entries()]
 
 
-def _use_of(store: Store, entry: Entry, is_held: bool) -> Used:
+def _entry_usage(store: Store, entry: Entry, is_held: bool) -> Used:
     noted = store.uses.of(entry.key)
     times = [datetime.fromtimestamp(each, timezone.utc) for each in noted.values()]
     return Used(entry, tuple(sorted(noted)), max([*times, datetime.fromisoformat(entry.created)]), is_held)
@@ -66,7 +66,7 @@ def remove(store: Store, chosen: Sequence[Used], *, dry_run: bool) -> Removed:
     """Remove entries, or report what would be removed; entries that a build now holds stay."""
     gone, freed, total = [], 0, 0
     for entry in (each.entry for each in chosen):
-        own = _own_bytes(entry)
+        own = _unshared_bytes(entry)
         if dry_run or store.remove(entry.key):
             gone.append(entry.key)
             freed, total = freed + own, total + entry.total_bytes
@@ -88,7 +88,7 @@ def by_recipe(uses: Sequence[Used]) -> list[tuple[str, int, int]]:
     return [(name, len(sizes), sum(sizes)) for name, sizes in own.items()]
 
 
-def _own_bytes(entry: Entry) -> int:
-    """Return the bytes of files that have no other hard link."""
+def _unshared_bytes(entry: Entry) -> int:
+    """Return the bytes of files without other hard links."""
     stats = (path.lstat() for record in entry.files if (path := entry.files_dir / record.path).exists())
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)

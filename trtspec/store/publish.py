@@ -76,7 +76,7 @@ def publish_output(layout: Layout, step: Step, output: Output, clock: Callable[[
     write_entry(entry)
     shutil.rmtree(notes_of(output.workspace / "files"), ignore_errors=True)
     failpoint("store.before-rename")
-    entry = _put_in_place(entry, layout.entry(step.key))
+    entry = _install(entry, layout.entry(step.key))
     remember_stamps(layout, step.key, output.stamps)
     return entry
 
@@ -101,7 +101,7 @@ def _seal_output(
         raise StepError(f"invalid output of {step.name}: {problem}; nothing was published") from problem
 
 
-def _put_in_place(entry: Entry, directory: Path) -> Entry:
+def _install(entry: Entry, directory: Path) -> Entry:
     directory.parent.mkdir(parents=True, exist_ok=True)
     os.rename(entry.directory, directory)
     failpoint("store.after-rename")

@@ -39,7 +39,7 @@ def check_place(out: Path) -> None:
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise TrtspecError(f"{nearest} is not writable", where=str(out), hint="choose another directory with --out")
     if old := _manifest_at(out):
-        _check_nothing_foreign(out, old)
+        _check_only_listed(out, old)
 
 
 def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -> Literal["published", "unchanged"]:
@@ -51,11 +51,11 @@ def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -
     if set(files) != {record.path for record in manifest.files}:
         raise ValueError("the manifest and the files to publish differ")
     out = _resolved(out)
-    with _in_words(out), locked(out):
+    with _explain_os_errors(out), locked(out):
         old = _manifest_at(out)
         if old == manifest and _holds(out, files, manifest):
             return "unchanged"
-        _check_nothing_foreign(out, old or manifest)
+        _check_only_listed(out, old or manifest)
         _publish(out, files, manifest, keep_reports=old is not None and old.steps == manifest.steps)
         return "published"
 
@@ -74,7 +74,7 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
         temporary.mkdir()
         digests = {record.path: record.sha256 for record in manifest.files}
         for path, source in files.items():
-            _place(source, temporary / path, sha256=digests[path])
+            _link_or_copy(source, temporary / path, sha256=digests[path])
         if keep_reports:
             _carry_reports(out, temporary)
         failpoint("publish.before-manifest")
@@ -113,7 +113,7 @@ def _is_same_file(path: Path, source: Path) -> bool:
         return False
 
 
-def _check_nothing_foreign(out: Path, manifest: Manifest) -> None:
+def _check_only_listed(out: Path, manifest: Manifest) -> None:
     if foreign := unlisted(out, [record.path for record in manifest.files]):
         raise TrtspecError(
             f"the artifact to replace contains files that are not its own: {', '.join(foreign[:3])}",
@@ -130,10 +130,10 @@ def _carry_reports(out: Path, temporary: Path) -> None:
     for report in islice(found, MOST_REPORTS):
         target = temporary / report.relative_to(out)
         if stat.S_ISREG(report.lstat().st_mode) and not target.exists():
-            _place(report, target)
+            _link_or_copy(report, target)
 
 
-def _place(source: Path, target: Path, *, sha256: str = "") -> None:
+def _link_or_copy(source: Path, target: Path, *, sha256: str = "") -> None:
     """Hard-link a file, or copy it if linking fails; StepError if a copy does not match `sha256`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -149,7 +149,7 @@ def _place(source: Path, target: Path, *, sha256: str = "") -> None:
 
 
 @contextmanager
-def _in_words(out: Path) -> Iterator[None]:
+def _explain_os_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -26,7 +26,7 @@ def remember_origins(manifest: Manifest, sources: Mapping[str, str]) -> None:
     """Record that an artifact was just built from these directories, {role: directory}."""
     if not sources:
         return
-    path = _record_of(manifest)
+    path = _record_path(manifest)
     before = _directories(path)
     record = {
         role: list(dict.fromkeys([directory, *before.get(role, [])]))[:MAX_DIRECTORIES]
@@ -39,11 +39,11 @@ def remember_origins(manifest: Manifest, sources: Mapping[str, str]) -> None:
 
 def recall_origin(manifest: Manifest, role: str) -> str | None:
     """Return a role's newest existing directory, else its newest one, or None if none is recorded."""
-    directories = _directories(_record_of(manifest)).get(role, [])
+    directories = _directories(_record_path(manifest)).get(role, [])
     return next(filter(os.path.isdir, directories), next(iter(directories), None))
 
 
-def _record_of(manifest: Manifest) -> Path:
+def _record_path(manifest: Manifest) -> Path:
     digest = digest_of(SCHEMA, tuple(step.key for step in manifest.steps))
     return cache_dir() / "origins" / f"{digest}.json"
 

@@ -84,12 +84,12 @@ class Store:
 
     def has_alike(self, step: Step) -> bool:
         """Return whether a step that differs at most in its sources' bytes was built; then read the sources first."""
-        return self._layout.alike(alike_key(step)).exists()
+        return self._layout.shape_marker(alike_key(step)).exists()
 
     def note_alike(self, step: Step) -> None:
         """Record that a step's output is in the store, for `has_alike`."""
         with suppress(OSError):  # on a full disk a later run may repeat a conversion
-            note = self._layout.alike(alike_key(step))
+            note = self._layout.shape_marker(alike_key(step))
             note.parent.mkdir(parents=True, exist_ok=True)
             note.touch()
 

@@ -58,13 +58,13 @@ class AnswerPrompts(Step):
         given = [replace(text, answer=text.answer[: self.max_tokens]) for text in texts if text.given]
         with self.tokenizer.unchanged():
             self._check(given, inputs[self.target])
-            wanted = list(self._wanted(texts))
+            wanted = list(self._response_requests(texts))
             answered = self._answer(wanted, inputs[self.target], notes_of(out) / TEXTS, progress)
         found = [text for text in (*given, *answered) if text.answer]
-        _check_said({token for text in found for token in text.answer})
+        _check_responses({token for text in found for token in text.answer})
         write_texts(out / TEXTS, found)
 
-    def _wanted(self, texts: Sequence[Text]) -> Iterator[tuple[Text, SamplingOptions]]:
+    def _response_requests(self, texts: Sequence[Text]) -> Iterator[tuple[Text, SamplingOptions]]:
         for number, text in enumerate(texts):
             if not text.given:
                 yield text, SamplingOptions()
@@ -113,7 +113,7 @@ class AnswerPrompts(Step):
         return [replace(text, answer=result.ids) for (text, _), result in zip(asked, results, strict=True)]
 
 
-def _check_said(tokens: set[int]) -> None:
+def _check_responses(tokens: set[int]) -> None:
     """Raise TrtspecError if responses with only these tokens are useless for training and evaluation."""
     if not tokens:
         raise TrtspecError("the target answers none of the prompts", hint="use different --prompts")

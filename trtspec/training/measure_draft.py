@@ -51,14 +51,14 @@ class MeasureDraft(Step):
             raise TrtspecError("the target answers no held-out prompt with two tokens", hint="use different prompts")
         draft = inputs[self.draft[0]] if self.draft else None
         speculator = Speculator.load(inputs[self.target], draft, EngineSettings.from_json(self.settings))
-        said = Texts(
+        held_out = Texts(
             tuple(text.prompt for text in texts),
             tuple(text.answer for text in texts),
             tuple(text.label for text in texts),
         )
         depth = speculator.draft_shape.max_depth
         found = replayed(
-            "held-out", speculator, said, [depth], lambda what, done, total: progress.say(f"{done}/{total}")
+            "held-out", speculator, held_out, [depth], lambda what, done, total: progress.say(f"{done}/{total}")
         )
         (out / COUNTS).write_text(json.dumps([asdict(counts) for counts in found[depth].texts]))
 

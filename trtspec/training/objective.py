@@ -66,11 +66,11 @@ def acceptance(student: Student, lessons: Lessons, texts: Sequence[Text], draft_
     for some in in_order(texts, lessons.teacher.rows):
         batch = Batch.of(some, lessons.teacher.model.device)
         features = lessons.of(batch)[1] if student.aux_layers else None
-        counts += [count_steps(places, draft_len) for places in _places(student, view, batch, features, draft_len)]
+        counts += [count_steps(places, draft_len) for places in _proposals(student, view, batch, features, draft_len)]
     return Acceptance(tuple(counts), tuple(text.label for text in texts))
 
 
-def _places(
+def _proposals(
     student: Student, view: View, batch: Batch, features: Tensor | None, draft_len: int
 ) -> list[list[Proposed]]:
     """Return for each row how many drafted tokens match the text in the chain that starts at each place.

@@ -60,8 +60,8 @@ def _tested(texts: Sequence[Text], teacher: Teacher) -> Iterator[tuple[Foreign, 
 def _evidence(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return log(q / p) and -log p of tokens [n] from logits [n, vocab]."""
     log_probs = torch.log_softmax(logits, -1)
-    said = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    return (POWER - 1) * said - torch.logsumexp(POWER * log_probs, -1), -said
+    own = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return (POWER - 1) * own - torch.logsumexp(POWER * log_probs, -1), -own
 
 
 def diagnose(foreign: Sequence[Foreign], own: Sequence[tuple[int, ...]], texts: Sequence[Text]) -> str:

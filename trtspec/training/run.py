@@ -59,7 +59,7 @@ def run(asked: Asked, watching: Watching) -> Result:
 
 def judge(asked: Asked, loaded: LoadedRecipe, watching: Watching, training: Training) -> Result:
     """Evaluate the result of the `training` step on the recipe's draft, and publish it if it is better."""
-    out = _place(asked, loaded)
+    out = _output_dir(asked, loaded)
     build = plan_of(loaded, watching)
     if build.context.translates:
         message = "the draft's vocabulary differs from the target's, whose tokens it is trained on"
@@ -78,7 +78,7 @@ def judge(asked: Asked, loaded: LoadedRecipe, watching: Watching, training: Trai
     )  # fmt: skip
 
 
-def _place(asked: Asked, loaded: LoadedRecipe) -> Path:
+def _output_dir(asked: Asked, loaded: LoadedRecipe) -> Path:
     out = asked.out or Path("drafts") / loaded.recipe.name
     check_place(out)
     return out
@@ -93,10 +93,10 @@ def _published(found: Result) -> Result:
 def _from_scratch(asked: Asked, loaded: LoadedRecipe, watching: Watching) -> Result:
     """Create a draft of the recipe's method, train it and evaluate it."""
     _check_makes(asked, loaded)
-    out = _place(asked, loaded)
+    out = _output_dir(asked, loaded)
     bare = plan_of(replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()})), watching)
     answers = answers_of(asked, bare)
-    making = _making(asked, loaded.recipe.speculation, bare, answers)
+    making = _make_step(asked, loaded.recipe.speculation, bare, answers)
     answered, split, made = outputs_of([answers, answers.prompts, making], bare, watching)
     build = build_with(asked, made)
     train = train_here(replace(asked, settings=replace(asked.settings, from_scratch=True)), build, answers)
@@ -122,7 +122,7 @@ def _check_makes(asked: Asked, loaded: LoadedRecipe) -> None:
     find_maker(loaded.recipe.speculation.method, asked.sizes)
 
 
-def _making(asked: Asked, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
+def _make_step(asked: Asked, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
     method = find_method(speculation.method)
     draft_len = method.default_draft_len if speculation.draft_len is None else speculation.draft_len
     depth = method.draft_shape(method.parse(speculation.options), draft_len).max_depth

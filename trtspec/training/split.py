@@ -24,7 +24,7 @@ HINT = "add prompts of this kind, or remove the kind"
 
 def documents_of(prompts: Sequence[Prompt]) -> list[int]:
     """Return for each prompt the number of its document, which is the index of the document's first prompt."""
-    texts = [" ".join(_asked(prompt).split()) for prompt in prompts]
+    texts = [" ".join(_user_text(prompt).split()) for prompt in prompts]
     parents = list(range(len(prompts)))
 
     def find(place: int) -> int:
@@ -33,16 +33,16 @@ def documents_of(prompts: Sequence[Prompt]) -> list[int]:
             place = parents[place]
         return place
 
-    for one, other in (*_same_names(prompts), *_alike(texts)):
+    for one, other in (*_same_names(prompts), *_similar_pairs(texts)):
         first, second = sorted((find(one), find(other)))
         parents[second] = first
     return [find(place) for place in range(len(prompts))]
 
 
-def _asked(prompt: Prompt) -> str:
+def _user_text(prompt: Prompt) -> str:
     """Return a prompt's distinctive text: only user messages, since many prompts share a system message."""
-    said = [str(message["content"]) for message in prompt.messages if message["role"] == "user"]
-    return "\n".join(said) or prompt.text
+    texts = [str(message["content"]) for message in prompt.messages if message["role"] == "user"]
+    return "\n".join(texts) or prompt.text
 
 
 def _same_names(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int]]:
@@ -52,7 +52,7 @@ def _same_names(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int]]:
         yield from ((places[0], place) for place in places[1:])
 
 
-def _alike(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+def _similar_pairs(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Yield pairs of texts that are equal, extend one another, or share a long prefix."""
     heads: dict[str, int] = {}
     beginnings: list[int] = []  # stack of texts that are prefixes of the current one

@@ -53,13 +53,13 @@ class SplitPrompts(Step):
         for others, option in ((kept, "--keep"), (judges, "--held-out")):
             if pair := leaked(new, others):
                 raise _leak(self.prompts.paths[0], pair, option)
-        with _about(self.prompts):
+        with _with_location(self.prompts):
             texts = self._texts(new, sides_of(new, self.seed, judges=not judges))
         for files in self.held_out:
-            with _about(files):
+            with _with_location(files):
                 texts += self._texts(judges, [HELD_OUT] * len(judges))
         for files in self.keep:
-            with _about(files):
+            with _with_location(files):
                 texts += self._texts(kept, sides_of(kept, self.seed), kept=True)
         write_texts(out / TEXTS, texts)
         (out / LEFT_OUT).write_text(json.dumps(len(new) + len(kept) + len(judges) - len(texts)))
@@ -94,7 +94,7 @@ def left_out_of(split: Path) -> int:
 
 
 @contextmanager
-def _about(files: Files) -> Iterator[None]:
+def _with_location(files: Files) -> Iterator[None]:
     """Add the file to errors raised within the block that lack a location."""
     try:
         yield

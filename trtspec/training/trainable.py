@@ -65,7 +65,7 @@ class Student(ABC):
         """Return logits [n, draft vocab] of some of the hidden states [n, hidden] of pass `step`."""
 
     def sureness(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
-        """Return the draft's confidence that its token is accepted, as logits [n], or None if it does not predict that."""
+        """Return the draft's confidence that its token is accepted, as logits [n], or None if not predicted."""
         return None
 
 

@@ -96,7 +96,7 @@ class Training:
             if self.course.step % VALIDATE_EVERY == 0:
                 self._validate(say)
             elif time.perf_counter() - self._since > KEEP_EVERY_S:
-                self._keep()
+                self._save()
         if self.course.step % VALIDATE_EVERY:
             self._validate(say)
         self.student.tensors.load_state(self._best)
@@ -150,11 +150,11 @@ class Training:
         course.scores.append(new if kept >= (1 - MOST_LOSS) * course.kept[0] else 0.0)
         if course.best == len(course.scores) - 1:
             self._best = self.student.tensors.state()
-        self._keep()
+        self._save()
         self._validated = time.perf_counter() - began
-        say(self._words())
+        say(self._status())
 
-    def _words(self) -> str:
+    def _status(self) -> str:
         course, settings = self.course, self.settings
         left = max(0.0, settings.seconds - self.seconds)
         if settings.steps and course.step:
@@ -164,7 +164,7 @@ class Training:
             length = f"the prompts to keep are at {course.kept[-1]:.2f} tokens per step, from {course.kept[0]:.2f}"
         return f"step {course.step}, {length}, at most {left:.0f} s left"
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         now = time.perf_counter()
         self.course.seconds, self._since = self.course.seconds + now - self._since, now
         state = {

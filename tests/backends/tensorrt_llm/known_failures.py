@@ -569,7 +569,7 @@ MET_BEFORE = [
         "basetenlabs/truss#1391 lookahead's draft length has to match its sizes",
         ask(**LOOKAHEAD, speculation__draft_len=7),
         "speculation.draft_len",
-        "lookahead has no draft_len; its options determine the length",
+        "lookahead does not use draft_len; its options determine the length",
     ),
     Row(
         "#2602 FP8 without scales of activations",

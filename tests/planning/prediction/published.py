@@ -39,7 +39,7 @@ def work(name: str, weights: str = "") -> Work:
 
 
 def pair(row: dict[str, Any]) -> Pair:
-    """Return the pair that a row was measured with, without drafting if the row has no draft."""
+    """Return the pair that a row was measured with, without drafting for a row without a draft."""
     machine = Machine(GPUS[row["gpu"]], row.get("tensor", 1))
     target = _in_bytes(work(row["target"], row.get("format", "")), row.get("weights"))
     drafting = Drafting(None, machine, "none")

@@ -27,7 +27,7 @@ ON_H200 = ("--set", "engine.backend=tensorrt_llm", "--set", "engine.gpu=h200")
 
 @pytest.fixture(autouse=True)
 def _of_any_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow predictions for tiny models, except in the test that checks that there are none."""
+    """Allow predictions for tiny models, except in the test that checks that they are absent."""
     if "small" not in request.node.name:
         monkeypatch.setattr("trtspec.planning.prediction.predict.LEAST_WEIGHTS", 0)
 

@@ -147,7 +147,7 @@ def test_a_draft_is_placed_beside_its_target_where_it_fits() -> None:
 def test_without_room_it_goes_where_each_gpu_brings_most() -> None:
     placed = place_draft(pair(Machine(GPUS["h200"], 4)), 0.8, 5, 1, has_room=False)
     assert placed.best.where in ("a GPU of its own", "the CPU")
-    assert placed.why.startswith("the target's GPUs have no room for it; ")
+    assert placed.why.startswith("the target's GPUs lack the memory for it; ")
     assert [place.fits for place in placed.places] == [False, False, True, True]
 
 

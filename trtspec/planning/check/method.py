@@ -26,7 +26,7 @@ def check_method(findings: Findings, chosen: Chosen, method: Method, target: Sou
         span = (
             f"takes {lens[0]}..{lens[-1]} draft tokens"
             if lens
-            else "has no draft_len; its options determine the length"
+            else "does not use draft_len; its options determine the length"
         )
         findings.error("speculation.draft_len", "out-of-range", f"{name} {span}")
     if chosen.choice and chosen.backend and name not in chosen.backend.methods():

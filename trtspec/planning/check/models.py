@@ -79,12 +79,12 @@ def longest(chosen: Chosen, target: Checkpoint) -> int:
         positions = read_outline(target.source).max_positions
     except CheckpointError:
         return 0
-    scaling = _scaling_of(target, positions)
+    scaling = _rotary_scaling(target, positions)
     is_stretched = chosen.backend and scaling and scaling.kind in chosen.backend.stretches
     return stretch(scaling, positions) if is_stretched else positions
 
 
-def _scaling_of(target: Checkpoint, positions: int) -> RopeScaling | None:
+def _rotary_scaling(target: Checkpoint, positions: int) -> RopeScaling | None:
     """Return the rotary scaling of a target, or None if no family describes it and its scaling is unknown."""
     if target.model:
         config = target.model.config
@@ -101,14 +101,14 @@ def _check_sizes(findings: Findings, chosen: Chosen, target: Checkpoint) -> None
     what = "tokens of sliding window" if limit == window else "positions"
     hint = f"at most {limit}"
     if limit and limit != window:
-        hint += _about_stretching(_scaling_of(target, limit), limit, engine.max_seq_len)
+        hint += _stretching_hint(_rotary_scaling(target, limit), limit, engine.max_seq_len)
     for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
         if limit and value and key in engine.model_fields_set and value > limit:
             message = f"{key} {value} is more than the target's {limit} {what}"
             findings.error(f"engine.{key}", "out-of-range", message, hint)
 
 
-def _about_stretching(scaling: RopeScaling | None, limit: int, wanted: int) -> str:
+def _stretching_hint(scaling: RopeScaling | None, limit: int, wanted: int) -> str:
     """Return a hint on config.json if a scaling supports longer texts than the engine accepts."""
     most = stretch(scaling, limit)
     if scaling is None or wanted > most or most <= limit:

@@ -62,7 +62,9 @@ def check_end_ids(findings: Findings, path: str, source: Source) -> EndIds | Non
     if findings.attempt(path, "generation-config", lambda: read_generation_config(source.root)) is None:
         return None
     files = VocabularyFiles(source.root)
-    token_id = files.token_id if TOKENIZER not in source.absent and (source.root / TOKENIZER).is_file() else _unknown
+    token_id = (
+        files.token_id if TOKENIZER not in source.absent and (source.root / TOKENIZER).is_file() else _no_token_id
+    )
     found = findings.attempt(path, "end-ids", lambda: find_end_ids(source.root, token_id))
     if found is None:
         return None
@@ -128,6 +130,6 @@ def _config_ids(source: Source) -> str:
     return "" if value is None else shown(str(value))[1:-1]
 
 
-def _unknown(token: str) -> int | None:
+def _no_token_id(token: str) -> int | None:
     """Return None: the tokenizer is not available."""
     return None

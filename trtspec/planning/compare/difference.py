@@ -104,7 +104,7 @@ def compare(a: Side, b: Side) -> Comparison:
     if not sections:
         hint = "compare recipes, plans and artifacts with each other, or reports with each other"
         raise TrtspecError(f"a {a.kind} and a {b.kind} have nothing in common", where=f"{a.path}, {b.path}", hint=hint)
-    places = [place for name, (ours, theirs) in sections.items() for place in _places(name, "", ours, theirs)]
+    places = [place for name, (ours, theirs) in sections.items() for place in _entries(name, "", ours, theirs)]
     return Comparison(a, b, tuple(places), _not_compared(a, b))
 
 
@@ -134,7 +134,7 @@ def _article(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def _places(section: str, path: str, a: Any, b: Any) -> Iterator[Place]:
+def _entries(section: str, path: str, a: Any, b: Any) -> Iterator[Place]:
     is_record = section in RECORDS and path
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or is_record:
         yield Place(section, path, a, b, "same" if _equal(a, b) else "differs")
@@ -142,7 +142,7 @@ def _places(section: str, path: str, a: Any, b: Any) -> Iterator[Place]:
     for key in {**a, **b}:
         below = f"{path}.{key}" if path else str(key)
         if key in a and key in b:
-            yield from _places(section, below, a[key], b[key])
+            yield from _entries(section, below, a[key], b[key])
         elif key in a:
             yield Place(section, below, a[key], None, "only in a")
         else:

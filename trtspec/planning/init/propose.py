@@ -158,14 +158,14 @@ def _examine(candidate: Candidate, choices: Sequence[Choice]) -> CheckResult:
 def _choices(candidate: Candidate, fitted: Fit, length: TextLen, refused: str) -> Iterator[Choice]:
     yield Choice("schema", "trtspec.recipe/1", "")
     yield candidate.name
-    yield from _of_target(candidate, fitted, refused)
-    yield from _of_speculation(candidate)
-    yield from _of_engine(candidate, fitted, length)
+    yield from _target_choices(candidate, fitted, refused)
+    yield from _speculation_choices(candidate)
+    yield from _engine_choices(candidate, fitted, length)
     yield Choice("gates.lossless", True, "the output must equal the target's, with any drafter")
 
 
-def _of_target(candidate: Candidate, fitted: Fit, refused: str) -> Iterator[Choice]:
-    yield from _of_source("target", candidate.target, _described(candidate.target, candidate.target_model))
+def _target_choices(candidate: Candidate, fitted: Fit, refused: str) -> Iterator[Choice]:
+    yield from _source_choices("target", candidate.target, _described(candidate.target, candidate.target_model))
     stored, gpu = candidate.stored, candidate.machine.gpu
     if stored.quantization:
         yield Choice("target.quantization.weights", stored.quantization, stored.why)
@@ -177,7 +177,7 @@ def _of_target(candidate: Candidate, fitted: Fit, refused: str) -> Iterator[Choi
         yield Choice("target.parallel.tensor", fitted.tensor, why if fitted.holds else "it does not fit even these")
 
 
-def _of_source(path: str, given: Given, why: str) -> Iterator[Choice]:
+def _source_choices(path: str, given: Given, why: str) -> Iterator[Choice]:
     yield Choice(f"{path}.model", given.asked.model, why)
     if given.asked.revision:
         yield Choice(f"{path}.revision", given.asked.revision, given.revision_why)
@@ -189,7 +189,7 @@ def _described(given: Given, model: SourceModel | None) -> str:
     return f"{kind}{millions / 1e3:.1f} B parameters" if millions >= 1e3 else f"{kind}{millions:.1f} M parameters"
 
 
-def _of_speculation(candidate: Candidate) -> Iterator[Choice]:
+def _speculation_choices(candidate: Candidate) -> Iterator[Choice]:
     way, draft = candidate.way, candidate.draft
     method = find_method(way.method)
     yield Choice("speculation.method", way.method, way.suggestion.why)
@@ -201,12 +201,12 @@ def _of_speculation(candidate: Candidate) -> Iterator[Choice]:
     if draft:
         ratio = candidate.target.num_parameters / max(1, draft.num_parameters)
         why = f"{_described(draft, candidate.draft_model)}, {ratio:.1f} times smaller than the target"
-        yield from _of_source("speculation.draft", draft, why)
+        yield from _source_choices("speculation.draft", draft, why)
     for key, value in way.suggestion.options.items():
         yield Choice(f"speculation.options.{key}", value, way.suggestion.options_why)
 
 
-def _of_engine(candidate: Candidate, fitted: Fit, length: TextLen) -> Iterator[Choice]:
+def _engine_choices(candidate: Candidate, fitted: Fit, length: TextLen) -> Iterator[Choice]:
     way, machine = candidate.way, candidate.machine
     yield Choice("engine.backend", way.backend.name, way.backend.why)
     if way.backend.version:

@@ -68,7 +68,7 @@ def make_recipe(wishes: Wishes, out: Path | None, *, force: bool) -> Made:
         hint = "choose another file with --out, or replace it with --force"
         raise TrtspecError("the file exists", where=str(path), hint=hint)
     machine = machine_for(wishes.gpu)
-    with _in_their_words():
+    with _with_hub_ids():
         target = open_checkpoint(wishes.target)
         draft = open_checkpoint(wishes.draft) if wishes.draft else None
         found = ways(wishes.method, wishes.backend, target.source, draft.source if draft else None, machine.gpu)
@@ -78,7 +78,7 @@ def make_recipe(wishes: Wishes, out: Path | None, *, force: bool) -> Made:
 
 
 @contextmanager
-def _in_their_words() -> Iterator[None]:
+def _with_hub_ids() -> Iterator[None]:
     """Replace cache paths of hub models with their ids in errors."""
     try:
         yield

@@ -12,7 +12,7 @@ from trtspec.planning.prediction.speedup import Pair
 
 # https://www.intel.com/content/www/us/en/products/sku/231746/: eight channels of DDR5-4800, 56 cores with AMX
 CPU = Gpu("cpu", "", 0, 0, 307e9, 50e12, 0, 0, "https://www.intel.com/content/www/us/en/products/sku/231746/")
-ROOM_NEEDED = "the target's GPUs have no room for it"
+ROOM_NEEDED = "the target's GPUs lack the memory for it"
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,23 @@ def place_draft(pair: Pair, rate: float, depth: int, texts: int, *, has_room: bo
 
     `has_room` is True if the draft fits on the target's GPUs together with the target.
     """
-    places = tuple(_places(pair, rate, depth, texts, has_room))
+    places = tuple(_candidates(pair, rate, depth, texts, has_room))
     best = max((place for place in places if place.fits), key=lambda place: place.speedup_by_gpu)
     return Placement(best, _why(best, places, has_room), places)
 
 
-def _places(pair: Pair, rate: float, depth: int, texts: int, has_room: bool) -> Iterable[Place]:
+def _candidates(pair: Pair, rate: float, depth: int, texts: int, has_room: bool) -> Iterable[Place]:
     gpu, ranks = pair.machine.gpu, pair.machine.tensor
     if ranks > 1:
-        yield _place("all of the target's GPUs", Machine(gpu, ranks), pair, rate, depth, texts, 0, has_room)
-        yield _place("one of the target's GPUs", Machine(gpu), pair, rate, depth, texts, 0, has_room)
+        yield _evaluate("all of the target's GPUs", Machine(gpu, ranks), pair, rate, depth, texts, 0, has_room)
+        yield _evaluate("one of the target's GPUs", Machine(gpu), pair, rate, depth, texts, 0, has_room)
     else:
-        yield _place("the target's GPU", Machine(gpu), pair, rate, depth, texts, 0, has_room)
-    yield _place("a GPU of its own", Machine(gpu), pair, rate, depth, texts, 1, True)
-    yield _place("the CPU", Machine(CPU), pair, rate, depth, texts, 0, True)
+        yield _evaluate("the target's GPU", Machine(gpu), pair, rate, depth, texts, 0, has_room)
+    yield _evaluate("a GPU of its own", Machine(gpu), pair, rate, depth, texts, 1, True)
+    yield _evaluate("the CPU", Machine(CPU), pair, rate, depth, texts, 0, True)
 
 
-def _place(
+def _evaluate(
     where: str, machine: Machine, pair: Pair, rate: float, depth: int, texts: int, more_gpus: int, fits: bool
 ) -> Place:
     there = replace(pair, drafting=replace(pair.drafting, machine=machine))
@@ -67,10 +67,10 @@ def _place(
 
 def _why(best: Place, places: tuple[Place, ...], has_room: bool) -> str:
     """Return the reason, compared with the next best place."""
-    told = "" if has_room else f"{ROOM_NEEDED}; "
+    reason = "" if has_room else f"{ROOM_NEEDED}; "
     others = [place for place in places if place.fits and place.where != best.where]
     other = max(others, key=lambda place: place.speedup_by_gpu)
     return (
-        f"{told}a draft pass takes {best.pass_s * 1e3:.1f} ms there and {other.pass_s * 1e3:.1f} ms on {other.where}, "
-        f"where the speed-up for each GPU would be {other.speedup_by_gpu:.2f}x instead of {best.speedup_by_gpu:.2f}x"
+        f"{reason}a draft pass takes {best.pass_s * 1e3:.1f} ms there and {other.pass_s * 1e3:.1f} ms on {other.where},"
+        f" where the speed-up for each GPU would be {other.speedup_by_gpu:.2f}x instead of {best.speedup_by_gpu:.2f}x"
     )

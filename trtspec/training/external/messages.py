@@ -29,7 +29,7 @@ def write_messages(path: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> i
     if not found:
         message = "no row's text tokenizes to the row's tokens, but this trainer takes text"
         raise TrtspecError(message, hint="choose another trainer")
-    write_lines(path, ({"messages": _said(*pair)} for pair in found))
+    write_lines(path, ({"messages": _messages(*pair)} for pair in found))
     return len(found)
 
 
@@ -41,5 +41,5 @@ def pieces(text: Text, tokenizer: Tokenizer) -> tuple[str, str] | None:
     return prompt, whole[len(prompt) :]
 
 
-def _said(prompt: str, answer: str) -> list[dict[str, str]]:
+def _messages(prompt: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]

@@ -28,7 +28,7 @@ def take_result(asked: Asked, result: Path, watching: Watching) -> Result:
     trainer = find_trainer(record.trainer)
 
     def taking(_: Asked, build: Build, answers: AnswerPrompts) -> TakeDraft:
-        trained = load_source(_trained(result, root, trainer))
+        trained = load_source(_trained_dir(result, root, trainer))
         return _take(trained, record, build, answers)
 
     return judge(asked, load_with_draft(asked, [record.method]), watching, taking)
@@ -43,7 +43,7 @@ def _take(trained: Source, record: JobRecord, build: Build, answers: AnswerPromp
     return TakeDraft(files_of(trained), files_of(sources["target"]), answers, own.dialect, record.held_out, name)
 
 
-def _trained(result: Path, root: Path, trainer: Trainer) -> Path:
+def _trained_dir(result: Path, root: Path, trainer: Trainer) -> Path:
     """Return the path of the trained draft: `result`, or the trainer's output path if `result` is the job."""
     path = (root / trainer.result if result.absolute() == root else result.absolute()).resolve()
     if not path.is_relative_to(root.resolve()):
