@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles once for equal commands and sources: what tests compile is kept in the user's cache, for every clone."""
+"""Cache of compilations by command and sources, in the user's cache and shared by all clones."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from trtspec.kernels import build
 ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtspec-tests"
 KEPT = CACHE / "compiled"
-KEPT_S = 30 * 24 * 3600  # after its last use
+KEPT_S = 30 * 24 * 3600  # since the last use
 FOLDERS = (ROOT / "plugins", ROOT / "tests" / "plugins")
 READ = {".h", ".cuh", ".cpp", ".cu", ".o"}
 TIMEOUT_S = 500
 
 
 def compile_once(command: Sequence[str | Path], folder: Path) -> None:
-    """Run a compiler in a folder, or bring what it made there of the same sources; raises AssertionError if it fails.
+    """Run a compiler in a folder, or restore its earlier output for equal sources; AssertionError if it fails.
 
-    What it makes follows `-o` and depends on the command and on sources of this repository and of the folder.
+    The output path follows `-o`. The output depends on the command and on sources of this repository and the folder.
     """
     output = folder / command[list(command).index("-o") + 1]
     kept = KEPT / key_of([str(word).replace(str(folder), ".").replace(str(ROOT), "...") for word in command], folder)
@@ -40,7 +40,7 @@ def compile_once(command: Sequence[str | Path], folder: Path) -> None:
 
 
 def run_build(command: Sequence[str], timeout_s: float, run: Callable[..., None] = build._run) -> None:
-    """Stand for `trtspec.kernels.build._run`: objects, which several libraries have, are compiled once."""
+    """Replace `trtspec.kernels.build._run`: objects shared by several libraries are compiled once."""
     if "-c" not in command:
         return run(tuple(command), timeout_s)
     made = Path(command[list(command).index("-o") + 1])
@@ -51,7 +51,7 @@ def run_build(command: Sequence[str], timeout_s: float, run: Callable[..., None]
 
 
 def keep(made: Path, kept: Path) -> None:
-    """Copy a file to its place in the cache at once, whoever else does; what nobody used for long goes."""
+    """Copy a file into the cache atomically, and remove files that were not used for long."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     for old in [path for path in kept.parent.iterdir() if path.stat().st_mtime < time.time() - KEPT_S]:
         old.unlink(missing_ok=True)
@@ -61,7 +61,7 @@ def keep(made: Path, kept: Path) -> None:
 
 
 def key_of(words: Sequence[str], folder: Path) -> str:
-    """Return what a compilation is known by."""
+    """Return the cache key of a compilation."""
     known = hashlib.sha256("\0".join([version(words[0]), *words]).encode())
     for path in sources((*FOLDERS, folder)):
         known.update(b"\0".join([path.name.encode(), path.read_bytes()]))
@@ -69,12 +69,12 @@ def key_of(words: Sequence[str], folder: Path) -> str:
 
 
 def sources(folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield what may be compiled or included, in one order."""
+    """Yield the files that may be compiled or included, sorted."""
     for folder in folders:
         yield from sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
 
 
 @cache
 def version(compiler: str) -> str:
-    """Return what a compiler says of itself."""
+    """Return a compiler's version output."""
     return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout

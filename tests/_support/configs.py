@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models as their neutral description, for what needs no weights."""
+"""Configurations of small models, for tests that do not need weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtspec.checkpoints.model_config import ModelConfig
 
 
 def model_config(**fields: Any) -> ModelConfig:
-    """Return a small dense Llama, or what `fields` make of it."""
+    """Return a small dense Llama with `fields` replaced."""
     common: dict[str, Any] = {
         "architecture": "LlamaForCausalLM",
         "dtype": "bfloat16",

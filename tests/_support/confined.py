@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands in forks that lack something: permissions, long files, a file system with room or one that is written to."""
+"""Commands in forks with restrictions: permissions, file sizes, or a small or read-only file system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests._support import forked
 
 TIMEOUT_S = 60
 MAIN = "from trtspec.cli.app import main; main(sys.argv[1:])"
-# Takes CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, bits 1 and 2, from what is effective and permitted.
+# Drops CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, bits 1 and 2, from the effective and permitted sets.
 DROP = """
 import ctypes, sys
 header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
@@ -37,17 +37,17 @@ for mount in ("--make-rprivate /", f"-t tmpfs -o size=64k small {place}", f"-o r
 
 
 def as_anybody(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command to which permissions apply, whoever runs the tests."""
+    """Run a command that is subject to permissions even if root runs the tests."""
     return _run(DROP, *arguments)
 
 
 def limited(file_bytes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command whose files may not grow beyond a size, which stands for a disk that is full."""
+    """Run a command with a file size limit, to simulate a full disk."""
     return _run(LIMIT, file_bytes, *arguments)
 
 
 def mounted(place: Path, options: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command where `place` is a small file system of its own, which only the command and its children see."""
+    """Run a command with a small file system at `place`, visible only to the command and its children."""
     return _run(MOUNT, place, options, *arguments)
 
 

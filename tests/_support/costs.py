@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--costs[=N]`: what tests took of the processor, the dearest N files and tests.
+"""`--costs[=N]`: report the processor time of tests, with the N most expensive files and tests.
 
-Seconds of user and system time do not depend on who else uses the machine, as a clock does. They count what a test
-started, and what outlived it (a server, deployed and left to its successors) as long as it is seen.
+User and system time do not depend on other load, unlike wall time. They include child processes, and processes that
+outlive a test (a deployed server left to later tests) as long as they are visible.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ MOST = 40
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--costs", nargs="?", type=int, const=MOST, help="say what tests took of the processor")
+    parser.addoption("--costs", nargs="?", type=int, const=MOST, help="report the processor time of tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to count."""
+    """Start measuring."""
     if config.getoption("costs"):
         config.pluginmanager.register(Costs(), "costs")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the dearest files and tests."""
+    """Print the most expensive files and tests."""
     if not (most := config.getoption("costs")):
         return
     files: Counter[str] = Counter()
     tests: Counter[str] = Counter()
-    for report in terminalreporter.stats.get("", ()):  # where pytest keeps reports of teardowns
+    for report in terminalreporter.stats.get("", ()):  # pytest keeps reports of teardowns there
         tests[report.nodeid] += getattr(report, "processor_s", 0)
         files[report.nodeid.split("::")[0]] += getattr(report, "processor_s", 0)
     terminalreporter.section(f"processor: {sum(files.values()):.1f} s")
@@ -46,7 +46,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 class Costs:
-    """Tells the last report of each test what passed since the test before."""
+    """Adds the time since the previous test to the last report of each test."""
 
     def __init__(self) -> None:
         os.environ[MARK] = str(os.getpid())
@@ -56,22 +56,22 @@ class Costs:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, Any]:
-        """Note on the report what its test took."""
+        """Add a test's time to its report."""
         report = yield
         if call.when == "teardown":
             report.processor_s = self.passed()
         return report
 
     def passed(self) -> float:
-        """Return the seconds since the last call, of this process and of what it started."""
+        """Return the seconds since the last call, of this process and its children."""
         before, self.seen = self.seen, self.look()
         passed = sum(seen.ticks - (before[pid].ticks if pid in before else 0) for pid, seen in self.seen.items())
-        # who ended was waited for by its parent, which has its time now; unless that had left it behind
+        # The parent of an ended process waited for it and includes its time now, unless the parent had ended before.
         passed -= sum(old.ticks for pid, old in before.items() if pid not in self.seen and old.parent in before)
         return passed / TICKS
 
     def look(self) -> dict[int, Seen]:
-        """Return the processes there are of this run."""
+        """Return the processes of this run."""
         seen = {}
         for pid in [int(name) for name in os.listdir("/proc") if name.isdecimal()]:
             if pid not in self.strangers:
@@ -87,13 +87,13 @@ class Costs:
 
 
 class Seen(NamedTuple):
-    """What was seen of a process: its time, with that of those it waited for, and its parent."""
+    """A snapshot of a process: its time including its waited-for children, and its parent."""
 
     ticks: int
     parent: int
 
 
 def read(pid: int) -> Seen:
-    """Return what /proc says of a process."""
+    """Return a process's data from /proc."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return Seen(sum(map(int, fields[11:15])), int(fields[1]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of tests about what survives: what was brought to the disk, and processes that are killed at a point."""
+"""Fixtures for crash tests: recorded fsync calls, and processes that are killed at a failpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note what would be brought to the disk, in order, instead of waiting for it: no test pulls the plug."""
+    """Record the paths that would be synced, in order, without waiting for the disk."""
     paths: list[str] = []
     rename = os.rename
     monkeypatch.setattr(os, "fsync", lambda descriptor: paths.append(os.readlink(f"/proc/self/fd/{descriptor}")))
@@ -21,7 +21,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def start() -> Callable[..., int]:
-    """Run a function in a process of its own, killed where it comes to `failpoint`; return the process id."""
+    """Run a function in a child process that is killed at `failpoint`; return the process id."""
 
     def start(work: Callable[[], object], failpoint: str = "") -> int:
         if pid := os.fork():

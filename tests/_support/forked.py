@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children of tests that begin at once: `Popen` and `run` are subprocess's, for this interpreter's `-m` and `-c`.
+"""Child processes that start fast: `Popen` and `run` like subprocess's, for this interpreter's `-m` and `-c`.
 
-A process imports what takes long, once for all tests of a worker, and forks itself for each child, which is killed
-where who asked for it is. Where a test looks at the start itself, at imports or at limits of memory, it needs a process
-of its own from subprocess.
+A template process imports slow modules once for all tests of a worker and forks itself for each child. A child is
+killed when its parent ends. Tests of start-up, imports or memory limits need a separate process from subprocess.
 
-`python -m tests._support.forked FOLDER` is that process. It answers on a socket in FOLDER and exits when its stdin
-closes. Its interpreter may be another's, as that of an engine's environment.
+`python -m tests._support.forked FOLDER` is the template process. It listens on a socket in FOLDER and exits when its
+stdin closes. It may use another interpreter, for example from an engine's environment.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ CORE = (
     "trtspec.planning.init.write",
     "trtspec.checkpoints.hub",
 )
-# what commands import that compute
+# imports of commands that compute
 ENGINE = (
     "torch",
     "transformers.models.llama.modeling_llama",
@@ -64,7 +63,7 @@ SOCKET = "socket"
 
 
 class Popen(subprocess.Popen[str]):
-    """`[sys.executable, "-m" or "-c", ...]` in a fork; of what may be asked of a child, there are `cwd` and `env`."""
+    """`[sys.executable, "-m" or "-c", ...]` in a fork; of subprocess's parameters `cwd` and `env` are supported."""
 
     imported: tuple[str, ...] = CORE
 
@@ -100,7 +99,7 @@ class Popen(subprocess.Popen[str]):
 
 
 class Computing(Popen):
-    """A child that has what computes imported too."""
+    """A child of a process that has also imported the compute modules."""
 
     imported = CORE + ENGINE
 
@@ -109,7 +108,7 @@ def run(
     arguments: Sequence[object], timeout: float, cwd: Path | None = None, env: dict[str, str] | None = None,
     stdout: Any = subprocess.PIPE, kind: type[Popen] = Popen,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Return what a child said on both streams, and its exit code; it reads nothing."""
+    """Run a child with empty stdin; return both output streams and the exit code."""
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": subprocess.PIPE}
     with kind(arguments, cwd=cwd, env=env, text=True, **streams) as process:  # type: ignore[arg-type]
         try:
@@ -139,9 +138,9 @@ def make_program(
     path: Path, program: Sequence[str] = ("-m", "trtspec"), imported: tuple[str, ...] = CORE + ENGINE,
     python: str = sys.executable,
 ) -> None:  # fmt: skip
-    """Write a program that is `trtspec` in a fork, or what else an interpreter is to run, for shells.
+    """Write a shell program that runs `trtspec`, or another program of an interpreter, in a fork.
 
-    With no program it stands for the interpreter and takes a script.
+    Without a program it acts as the interpreter and takes a script.
     """
     asked = str(started_server(imported, python) / SOCKET)
     path.write_text(SHIM.format(python=python, path=asked, program=[*program]))
@@ -150,7 +149,7 @@ def make_program(
 
 @cache
 def started_server(modules: tuple[str, ...], python: str = sys.executable) -> Path:
-    """Return the folder of a process that has imported some modules and forks; it ends with this one."""
+    """Return the folder of a template process that has imported some modules; it ends with this process."""
     folder = Path(tempfile.mkdtemp(prefix="forked-"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(
@@ -164,7 +163,7 @@ def started_server(modules: tuple[str, ...], python: str = sys.executable) -> Pa
 
 
 def ask(path: Path, job: dict[str, Any], streams: Sequence[int]) -> socket.socket:
-    """Have a job run on three file descriptors; the socket says the child's id, and at its end its status."""
+    """Start a job with three file descriptors; the socket returns the child's id, and at its end its status."""
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     asked.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     asked.connect(str(path))
@@ -173,13 +172,13 @@ def ask(path: Path, job: dict[str, Any], streams: Sequence[int]) -> socket.socke
 
 
 def serve(folder: Path, modules: Sequence[str]) -> None:
-    """Fork for every job until stdin ends."""
+    """Fork for every job until stdin is closed."""
     for module in modules:
         importlib.import_module(module)
     if CORE[0] in modules:
         _be_ready_for_commands()
     gc.collect()
-    gc.freeze()  # or the first collection of every child would copy all of it
+    gc.freeze()  # otherwise the first collection of every child would copy all of it
     path = folder / SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, selectors.DefaultSelector() as waiting:
         listener.bind(str(path))
@@ -200,28 +199,28 @@ def serve(folder: Path, modules: Sequence[str]) -> None:
 
 def _be_ready_for_commands() -> None:
     for module in [name for name in sys.modules if name.startswith(CORE[0])]:
-        del sys.modules[module]  # which reads the environment; what it imports stays
+        del sys.modules[module]  # it reads the environment on import; its own imports stay loaded
     from trtspec.cli.app import make_command
 
     make_command()
 
 
 def _reap() -> None:
-    """Leave no dead children; their time counts as this process's."""
+    """Reap terminated children; their time counts as this process's."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _attend(asked: socket.socket) -> None:
-    """Run a job in a fork and say how it ended."""
+    """Run a job in a fork and report its status."""
     said, streams, _, _ = socket.recv_fds(asked, 1 << 20, 3)
     child = os.fork()
     if not child:
         asked.close()
         _become(json.loads(said), streams)
     for stream in {*streams, 0, 1, 2}:
-        os.close(stream)  # or who reads them would wait for this process
+        os.close(stream)  # otherwise readers would wait for this process
     with suppress(BrokenPipeError):
         asked.send(b"%d" % child)
         _kill_without(asked, child)
@@ -230,14 +229,14 @@ def _attend(asked: socket.socket) -> None:
 
 
 def _kill_without(asked: socket.socket, child: int) -> None:
-    """Wait until a child has ended, and kill it where who asked for it is gone before."""
+    """Wait until a child has ended, and kill it if its parent is gone."""
     ended = os.pidfd_open(child)
-    if ended not in select.select([asked, ended], [], [])[0]:  # unbounded: a child is waited for by who asked for it
+    if ended not in select.select([asked, ended], [], [])[0]:  # no timeout: the parent decides how long to wait
         os.kill(child, signal.SIGKILL)
 
 
 def _become(job: dict[str, Any], streams: Sequence[int]) -> None:
-    """Be the interpreter that a job asks for, to its end."""
+    """Act as the interpreter of a job until it ends."""
     os.environ.clear()
     os.environ.update(job["environment"])
     os.chdir(job["cwd"])
@@ -254,12 +253,12 @@ def _become(job: dict[str, Any], streams: Sequence[int]) -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        code = 120  # as the interpreter's own
+        code = 120  # the interpreter's code for this case
     os._exit(code)
 
 
 def _find_packages(path: str) -> None:
-    """Look for packages where a new interpreter would too."""
+    """Search for packages like a new interpreter."""
     if path:
         sys.path[:0] = path.split(os.pathsep)
         registry.discover_all.cache_clear()

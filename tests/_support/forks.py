@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that runs commands in forks of itself: it reads one job per line and writes exit codes.
 
-What takes long to import is imported before the first fork. What a machine has, commands take from here: its memory,
-the room on its disks, what `doctor` finds, where the recipes lie, and what a server under load answers.
+Slow imports happen before the first fork. Facts about the machine are fixed here for all commands: memory, free disk
+space, the results of `doctor`, the location of the recipes, and the responses of a server under load.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FOUND = (
 
 
 class Usage(NamedTuple):
-    """What is used of a disk."""
+    """Return fixed disk usage."""
 
     total: int = 200 << 30
     used: int = 100 << 30
@@ -72,7 +72,7 @@ def serve() -> None:
 
     make_command()
     gc.collect()
-    gc.freeze()  # or the first collection of every child would copy all of it
+    gc.freeze()  # otherwise the first collection of every child would copy all of it
     for line in sys.stdin:
         job = json.loads(line)
         pid = os.fork()

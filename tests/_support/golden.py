@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--update-screens`: golden screens are written anew, and are then for people to look at."""
+"""`--update-screens`: rewrite golden screens, to be reviewed by a person."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hub on 127.0.0.1, as far as a client that downloads models asks of one, and a client's environment for it."""
+"""A fake hub on 127.0.0.1 that supports the requests of downloading clients, and a client environment for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INFO = re.compile(r"/api/models/(?P<model>[^/?]+/[^/?]+)(/revision/[^/?]+)?(\?.*
 
 @dataclass
 class Asked:
-    """A request: its method, what for, and the headers that matter."""
+    """A request: method, target, and the relevant headers."""
 
     method: str
     what: str
@@ -34,22 +34,22 @@ class Asked:
 
 @dataclass
 class Hub:
-    """Models are the directories ROOT/OWNER/NAME, each with one commit; attributes say what goes wrong with them."""
+    """A hub of models in directories ROOT/OWNER/NAME, each with one commit; attributes inject faults."""
 
     root: Path
     url: str = ""
     asked: list[Asked] = field(default_factory=list)
-    token: str | None = None  # nobody else may read
+    token: str | None = None  # required for reading
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)  # what: status, X-Error-Code
     cuts: dict[str, int] = field(default_factory=dict)  # file: bytes after which the connection breaks, once
-    stops: dict[str, int] = field(default_factory=dict)  # file: bytes after which no more comes
-    sizes: dict[str, int] = field(default_factory=dict)  # file: how large it is said to be
-    ranges: bool = True  # whether parts of files are handed out
+    stops: dict[str, int] = field(default_factory=dict)  # file: bytes after which the transfer stalls
+    sizes: dict[str, int] = field(default_factory=dict)  # file: reported size
+    ranges: bool = True  # whether range requests are supported
     sent: int = 0  # bytes of files
     released: threading.Event = field(default_factory=threading.Event)
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """Return all the environment that a client gets: no proxy, no login, nothing of the tests' own."""
+        """Return the client's complete environment: no proxy, no login, no variables of the tests."""
         home = self.root / "home"
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HOME": str(home), "OMP_NUM_THREADS": "1", **variables}
 
@@ -64,14 +64,14 @@ class Hub:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one request."""
+    """Handles one request."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # as servers do: else each body waits 40 ms until its headers are acknowledged
+    disable_nagle_algorithm = True  # as real servers; otherwise each body waits 40 ms for the ACK of its headers
     hub: Hub
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Suppress the log."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -158,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _etag(path: Path) -> str:
-    """Return what differs where the contents do; of large files, which are holes, their beginning stands for them."""
+    """Return a digest of a file's size and the beginning of its contents."""
     with path.open("rb") as file:
         begin = file.read(LARGE)
     return hashlib.sha1(begin + str(path.stat().st_size).encode(), usedforsecurity=False).hexdigest()
@@ -168,7 +168,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: Any) -> None:
-        """Say nothing of clients that went away."""
+        """Ignore clients that disconnected."""
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def serving(root: Path) -> Iterator[Hub]:
 
 @contextmanager
 def asked_in_process(hub: Hub) -> Iterator[None]:
-    """Let the client of this process, which the tests keep off the network, ask a hub."""
+    """Let the client of this process access a hub, although tests are otherwise offline."""
     from huggingface_hub import constants
 
     template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolved recipes for manifests that tests write."""
+"""Resolved recipes for manifests written by tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtspec.store.checksummed_json import seal_text
 
 
 def resolved(name: str = "tiny", backend: str = "embedded", **sections: Any) -> ResolvedRecipe:
-    """Return a recipe with nothing left open, of a target that nobody looks for."""
+    """Return a resolved recipe whose target does not exist."""
     document = {"schema": "trtspec.recipe/1", "name": name, "target": {"model": "./target"}, **sections}
     decisions = Decisions(
         target_dtype="bfloat16",
@@ -39,14 +39,14 @@ def read_manifest(artifact: Path) -> dict[str, Any]:
 
 
 def write_manifest(artifact: Path, document: dict[str, Any]) -> None:
-    """Replace an artifact's manifest by another one, with the digest that belongs to it, as an attacker could."""
+    """Replace an artifact's manifest with another one and its valid digest, as an attacker could."""
     path = artifact / "manifest.json"
     path.unlink()  # it may be a read-only link into the store
     path.write_bytes(seal_text(document))
 
 
 def resealed(text: str) -> str:
-    """Return the text of a manifest that was edited, with the digest that belongs to it."""
+    """Return the text of an edited manifest with a valid digest."""
     body = text[: text.rindex(',\n "digest": ')]
     digest = hashlib.sha256(f"{body}\n}}\n".encode()).hexdigest()
     return f'{body},\n "digest": "{digest}"\n}}\n'

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages of npm that tests use: what a folder's package-lock.json pins, installed outside the tree.
+"""npm packages for tests: the versions in a folder's package-lock.json, installed outside the tree.
 
-`python -m tests._support.npm FOLDER ...` installs those of folders; tests do so on demand.
+`python -m tests._support.npm FOLDER ...` installs the packages of folders; tests do so on demand.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ BRIEFLY = ("--fetch-retries=1", "--fetch-retry-mintimeout=1000")
 
 
 class Unavailable(Exception):
-    """The packages cannot be had on this machine; the message says why."""
+    """The packages are not available on this machine; the message is the reason."""
 
 
 def modules(folder: Path) -> Path:
-    """Return `node_modules` of a folder, installed if it was not; raises Unavailable with the reason."""
+    """Return `node_modules` of a folder, installing it if necessary; raises Unavailable with the reason."""
     root = _cached(folder)
     for program in ("node", "npm"):
         if shutil.which(program) is None:
@@ -39,7 +39,7 @@ def modules(folder: Path) -> Path:
 
 
 def _cached(folder: Path) -> Path:
-    """Return where what is pinned is installed, once for each lock file."""
+    """Return the installation directory for a lock file."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256((folder / "package-lock.json").read_bytes()).hexdigest()
     return base / "trtspec-tests" / f"npm-{folder.name}-{digest[:12]}"

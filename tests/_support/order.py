@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order several processes run tests, and which tests stay together.
+"""Distribution of tests over several processes: order and grouping.
 
-They are handed out by units, so that what the tests of a unit share is made once: a file, or a folder that
-`longest.txt` names. What it names comes first and in its order, so that at the end all processes have something short.
+Tests are distributed in units, so that shared fixtures of a unit are created once: a file, or a folder listed in
+`longest.txt`. Units in this file run first and in its order, so that at the end all processes have short tests.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ LONGEST = Path(__file__).with_name("longest.txt")
 
 @cache
 def longest() -> tuple[str, ...]:
-    """Return the units that take longest, the longest first."""
+    """Return the longest-running units, longest first."""
     lines = LONGEST.read_text(encoding="utf-8").splitlines()
     return tuple(line for line in lines if not line.startswith("#"))
 
 
 @cache
 def unit_of(file: str) -> str:
-    """Return what is run in one go with a file."""
+    """Return the unit of a file."""
     return next((unit for unit in longest() if file.startswith(unit)), file)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest, and in a unit with those that others wait for."""
+    """Sort the longest units first, and within a unit the tests that others wait for."""
     ranks = {unit: rank for rank, unit in enumerate(longest())}
 
     def place(item: pytest.Item) -> tuple[int, bool]:
@@ -49,13 +49,13 @@ def file_of(nodeid: str) -> str:
 
 
 def by_unit(nodeids: Iterable[str]) -> dict[str, dict[str, bool]]:
-    """Return tests that are not done as xdist notes them."""
+    """Return the pending tests in xdist's format."""
     return {unit: dict.fromkeys(tests, False) for unit, tests in groupby(nodeids, lambda each: unit_of(file_of(each)))}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out whole units, in the order in which they were collected."""
+    """Assign whole units in collection order."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByUnit(LoadScopeScheduling):
@@ -63,7 +63,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return unit_of(file_of(nodeid))
 
         def remove_node(self, node: Any) -> str | None:
-            """Return the test that a worker died in; what it had not begun is handed out, without which xdist waits."""
+            """Return the test in which a worker died, and reassign the tests that it had not started."""
             left = [test for tests in self.assigned_work[node].values() for test, done in tests.items() if not done]
             self.assigned_work[node] = by_unit(left[1:])
             super().remove_node(node)

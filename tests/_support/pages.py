@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of the project's pages, and how they are run or read.
+"""Extract, run and check the code blocks of the project's pages.
 
-An HTML comment in the line before a block says where it can be run:
+An HTML comment in the line before a block restricts where it can be run:
 
-    <!-- clone -->              in a clone only, as what needs the Makefile
-    <!-- wheel -->              where trtspec was installed from its wheel only; without a comment, in both
-    <!-- not run: REASON -->    nowhere here: its commands are parsed, and its files looked for
+    <!-- clone -->              only in a clone, for example if it needs the Makefile
+    <!-- wheel -->              only where trtspec was installed from its wheel; without a comment, in both
+    <!-- not run: REASON -->    never here: its commands are parsed, and its files must exist
 
-`sh` blocks have to end well. In `console` blocks commands follow `$ `, and what they print is compared, where `...` is
-anything.
+`sh` blocks must succeed. In `console` blocks commands follow `$ `, and their output is compared, where `...` matches
+any text.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ BLOCK = re.compile(
     r"(?:^<!--(?P<marker>[^\n]*)-->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 MARKERS = ("", "clone", "wheel", "not run")
-TOP = {path.name for path in ROOT.iterdir()} - {"build", "dist"}  # what whoever tries the pages may have left
+TOP = {path.name for path in ROOT.iterdir()} - {"build", "dist"}  # running the pages may have created these
 STEPS = {";", "&&", "||", "|", "(", ")"}
 TIMEOUT_S = 400
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its page and line, and what the comment before it says."""
+    """A fenced block: its page, line, and the content of the preceding comment."""
 
     page: str
     line: int
@@ -55,7 +55,7 @@ class Block:
 
     @property
     def commands(self) -> str:
-        """Return what a shell is to run."""
+        """Return the shell text to run."""
         if self.language != "console":
             return self.text
         return "".join(line[2:] for line in self.text.splitlines(keepends=True) if line.startswith(("$ ", "> ")))
@@ -73,7 +73,7 @@ def blocks_of(page: str, *languages: str) -> list[Block]:
 
 
 def run_block(block: Block, directory: Path, environment: Mapping[str, str]) -> None:
-    """Run a block as it is written; fails where a command fails, or prints what the page does not say."""
+    """Run a block; fails if a command fails, or if its output differs from the page."""
     strictly = [] if block.language == "console" else ["-euo", "pipefail"]
     run = subprocess.run(
         ["bash", *strictly, "-c", block.commands], cwd=directory, env=environment, stdin=subprocess.DEVNULL,
@@ -81,7 +81,7 @@ def run_block(block: Block, directory: Path, environment: Mapping[str, str]) -> 
     )  # fmt: skip
     assert run.returncode == 0 or not strictly, f"{block}\n{block.text}\n{run.stdout}"
     if not strictly:
-        said = run.stdout.replace(f"warning: {AS_ROOT}\n", "")  # which pages do not show
+        said = run.stdout.replace(f"warning: {AS_ROOT}\n", "")  # pages do not show it
         assert re.fullmatch(_expected(block), said, re.DOTALL), f"{block}\n{block.text}\n{run.stdout}"
 
 
@@ -91,20 +91,20 @@ def _expected(block: Block) -> str:
 
 
 def read_block(block: Block) -> None:
-    """Hold the commands of a block that is not run against trtspec's parser, the Makefile and the files there are."""
+    """Check the commands of a block that is not run: trtspec's parser, the Makefile, and existing files."""
     for words in commands_in(block.commands):
         read_command(words)
         for word in words[1:]:
             first = word.partition("/")[0]
-            assert "/" not in word or first not in TOP or (ROOT / word).exists(), f"{block}: there is no {word}"
+            assert "/" not in word or first not in TOP or (ROOT / word).exists(), f"{block}: {word} does not exist"
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a shell text without here-documents, each by its words."""
+    """Yield the simple commands of a shell text without here-documents, as lists of words."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.commenters = "#"
-        lexer.whitespace_split = True  # 1,2,4 is one word, as it is in a shell
+        lexer.whitespace_split = True  # 1,2,4 is one word, as in a shell
         words: list[str] = []
         for word in lexer:
             if word in STEPS:
@@ -116,7 +116,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 def read_command(words: list[str]) -> None:
-    """Parse one command: trtspec's by its own parser, make's by the Makefile; raises where a word is not theirs."""
+    """Parse one trtspec or make command with its own parser or the Makefile; raises for unknown words."""
     words = list(dropwhile(lambda word: re.fullmatch(r"[A-Z_]+=.*", word), words))
     words = list(takewhile(lambda word: word not in (">", ">>", "<"), words))
     if words and Path(words[0]).name == "trtspec":
@@ -131,13 +131,13 @@ def read_command(words: list[str]) -> None:
 
 @cache
 def trtspec_commands() -> dict[str, Any]:
-    """Return trtspec's commands as its parser has them."""
+    """Return trtspec's commands from its parser."""
     commands: dict[str, Any] = make_command().commands
     return commands
 
 
 def commands_named(text: str) -> Iterator[list[str]]:
-    """Yield what a page's text calls a command: `trtspec ...` and `plan --json` in backquotes, by words."""
+    """Yield the commands in a page's text: `trtspec ...` and `plan --json` in backquotes, as lists of words."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     for said in re.findall(r"`([^`\n]+)`", prose):
         words = said.split()
@@ -147,7 +147,7 @@ def commands_named(text: str) -> Iterator[list[str]]:
 
 
 def read_named(words: list[str]) -> None:
-    """Hold a command that a text names against trtspec's own: its name, its options, how many arguments it takes."""
+    """Check a command in a text against trtspec's parser: its name, its options and its number of arguments."""
     if words[0].startswith("-"):
         words = ["check", *words] if words == ["--help"] else words
         assert words[0] in ("check", "--version", "--install-completion", "--show-completion"), words

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def words_of(pid: int) -> str:
-    """Return what a process was started with, words ended by NULs; nothing where it is gone."""
+    """Return the command line of a process, words terminated by NULs; empty if the process is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--strict-hw`: on a machine that has the hardware, a test of it that is skipped is one that failed."""
+"""`--strict-hw`: skipped hardware tests fail on a machine that has the hardware."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fail what was skipped; what needs more memory than there is fails by itself."""
+    """Turn a skip into a failure; tests that need more memory than available fail by themselves."""
     report = yield
     strict = item.config.getoption("strict_hw") and any(map(item.get_closest_marker, HARDWARE))
     if strict and report.skipped and not hasattr(report, "wasxfail"):

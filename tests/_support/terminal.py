@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands as people see them: in terminals of tmux, whose screens are read, and in pipes.
+"""Run commands in tmux terminals, whose screens are captured, and in pipes.
 
-Every command runs in a fork of one process with the slow imports done (`tests/_support/forks.py`), so a screen takes
+Every command runs in a fork of one process with slow imports done (`tests/_support/forks.py`), so a screen takes
 tenths of a second.
 """
 
@@ -23,13 +23,13 @@ ROWS = 200
 WIDTHS = (80, 120)
 WAIT_S = 60.0
 ESCAPE = re.compile(r"\x1b\[([0-9;]*)m")
-# What rich and typer take for a wish of the user's, or for a terminal's width.
+# Variables that rich and typer interpret as user preferences or as a terminal's width.
 WISHES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "CI", "GITHUB_ACTIONS", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a command left: its exit code; in a terminal one screen with its escapes, in a pipe both streams."""
+    """Result of a command: exit code, and the screen with escapes (terminal) or both streams (pipe)."""
 
     code: int
     out: str
@@ -60,12 +60,12 @@ class Commands:
         return int(self._forks.stdout.readline())
 
     def end(self) -> None:
-        """End the process that forks."""
+        """Terminate the forking process."""
         self._forks.communicate(timeout=WAIT_S)
 
 
 class Terminals:
-    """A server of tmux with a terminal of each width."""
+    """A tmux server with a terminal for each width."""
 
     def __init__(self, socket: Path) -> None:
         self._tmux_argv = ["tmux", "-S", str(socket), "-f", os.devnull]
@@ -76,7 +76,7 @@ class Terminals:
         self._ttys = {width: self._tmux("display", "-p", "-t", f"w{width}", "#{pane_tty}").strip() for width in WIDTHS}
 
     def run(self, commands: Commands, width: int, arguments: Sequence[str], **environment: str) -> Shown:
-        """Run a command in a terminal; its screen is what the command wrote, with escapes."""
+        """Run a command in a terminal; the resulting screen is its output with escapes."""
         tty = self._ttys[width]
         self._number += 1
         start, end = (f"[{which} {self._number}]" for which in ("start", "end"))
@@ -86,7 +86,7 @@ class Terminals:
         return Shown(code, self._between(width, start, end))
 
     def end(self) -> None:
-        """End the server and what runs in it."""
+        """Stop the server and its processes."""
         self._tmux("kill-server")
 
     def _write(self, tty: str, text: str) -> None:
@@ -94,7 +94,7 @@ class Terminals:
             file.write(text)
 
     def _between(self, width: int, start: str, end: str) -> str:
-        """Return the screen between two marks, once both are there: tmux reads what was written when it gets to it."""
+        """Return the screen between two marks once both are present, because tmux reads output asynchronously."""
         give_up = time.monotonic() + WAIT_S
         while True:
             screen = self._tmux("capture-pane", "-p", "-e", "-t", f"w{width}")
@@ -114,7 +114,7 @@ class Terminals:
 
 
 def piped(commands: Commands, folder: Path, arguments: Sequence[str], **environment: str) -> Shown:
-    """Run a command with its output in pipes (files, which are as little of a terminal)."""
+    """Run a command with its output in files, which like pipes are not terminals."""
     streams = [folder / name for name in ("out", "err")]
     for stream in streams:
         stream.write_text("")
@@ -124,7 +124,7 @@ def piped(commands: Commands, folder: Path, arguments: Sequence[str], **environm
 
 @contextmanager
 def terminals(folder: Path) -> Iterator[Terminals]:
-    """Start a server of tmux with its socket in a folder, and end it."""
+    """Start a tmux server with its socket in a folder, and stop it afterwards."""
     found = Terminals(folder / "tmux")
     try:
         yield found
@@ -134,7 +134,7 @@ def terminals(folder: Path) -> Iterator[Terminals]:
 
 @contextmanager
 def commands(directory: Path, environment: Mapping[str, str]) -> Iterator[Commands]:
-    """Start what runs commands in a directory, and end it."""
+    """Start the process that runs commands in a directory, and stop it afterwards."""
     found = Commands(directory, environment)
     try:
         yield found
@@ -143,5 +143,5 @@ def commands(directory: Path, environment: Mapping[str, str]) -> Iterator[Comman
 
 
 def has_tmux() -> bool:
-    """Return whether there is a tmux to ask."""
+    """Return whether tmux is available."""
     return shutil.which("tmux") is not None

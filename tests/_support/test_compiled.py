@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compiled once and what is compiled again; the compiler is a script that keeps count."""
+"""The compilation cache compiles equal sources once; the compiler is a script that counts its runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Compile = Callable[..., str]
 
 @pytest.fixture
 def count(tmp_path: Path) -> Path:
-    """How often the compiler ran, a line each."""
+    """The compiler's runs, one line each."""
     (tmp_path / "count").touch()
     return tmp_path / "count"
 
 
 @pytest.fixture
 def compile_text(tmp_path: Path, count: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
-    """Compile a text in a folder of a name, and return what came out."""
+    """Compile a text in a named folder, and return the output."""
     monkeypatch.setattr(compiled, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(compiled, "FOLDERS", (tmp_path / "sources",))
     compiler = tmp_path / "c++"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--costs` counts what this process, its children and those they leave behind take of the processor."""
+"""`--costs` counts the processor time of this process, its children and orphaned processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children in forks end, speak and are killed as those of an interpreter of their own."""
+"""Forked children end, write output and can be killed like separate interpreters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests._support import forked
 from trtspec import __version__
 
-pytestmark = pytest.mark.slow  # imports what children need
+pytestmark = pytest.mark.slow  # imports the modules of children
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_shell_has_it_as_a_program(tmp_path: Path) -> None:
 
 
 def test_it_stands_for_another_interpreter(tmp_path: Path) -> None:
-    """Another one by its path: what it has imported is what it was told."""
+    """Another interpreter, given by its path, imports the requested modules."""
     (tmp_path / "python").symlink_to(sys.executable)
     forked.make_program(tmp_path / "fork", (), ("colorsys",), str(tmp_path / "python"))
     (tmp_path / "script.py").write_text(

@@ -15,7 +15,7 @@ NODEIDS = ["tests/a/test_1.py::x", "tests/a/test_2.py::x", "tests/test_b.py::x[a
 
 
 class Node:
-    """Stands for a worker that is sent tests by their numbers."""
+    """A fake worker that is sent tests by number."""
 
     shutting_down = False
     gateway = SimpleNamespace(id="gw")
@@ -57,7 +57,7 @@ def nodes() -> tuple[Node, Node]:
 
 @pytest.fixture
 def scheduler(nodes: tuple[Node, Node]) -> Any:
-    """The scheduler that two workers have been sent the first tests by."""
+    """The scheduler after it sent the first tests to two workers."""
     options = SimpleNamespace(loadscopereorder=True)
     config = SimpleNamespace(option=options, getvalue=lambda name: ["popen", "popen"] if name == "tx" else None)
     scheduler = order.pytest_xdist_make_scheduler(config, None)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns between workers, which are threads here."""
+"""Coordination between workers, which are threads in these tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT_S = 0.3
 
 
 class Worker:
-    """Takes a turn in a thread of its own, and keeps it until it is let go."""
+    """Takes a turn in a thread, and keeps it until released."""
 
     def __init__(self, folder: Path, has_ports: bool = False, **how: bool) -> None:
         self.has_it, self.may_end = threading.Event(), threading.Event()
@@ -109,7 +109,7 @@ def test_servers_run_beside_each_other_where_workers_have_ports_of_their_own(tmp
 
 @pytest.mark.slow
 def test_a_network_of_its_own_has_every_port_and_reaches_no_other() -> None:
-    """In a child, as a process cannot take it back."""
+    """Run in a child, because a process cannot undo it."""
     with socket.create_server(("127.0.0.1", 0)) as ours:
         port = ours.getsockname()[1]
         code = f"""
@@ -124,7 +124,7 @@ with socket.create_server(("127.0.0.1", {port})):
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LONG_S)
     if done.returncode == 77:
-        pytest.skip("needs to be allowed to have a network of its own")
+        pytest.skip("requires permission to create a network namespace")
     assert done.stdout.split() == [str(errno.ECONNREFUSED), "0"], done.stderr
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run tells of the tests that it skipped."""
+"""The report of skipped tests."""
 
 from __future__ import annotations
 

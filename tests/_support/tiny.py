@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small random models in Hugging Face's layout, made by transformers, and their conversion."""
+"""Small random models in Hugging Face's layout, created by transformers, and their conversion."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ GEMMA = {
     "head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 32, "pad_token_id": None,
     "tie_word_embeddings": False,
 }  # fmt: skip
-# What transformers calls a family where it is not our name.
+# names of families in transformers that differ from trtspec's
 MODEL_TYPES = {"gemma3": "gemma3_text"}
-# What a family's configuration needs beside SHAPE for a model of that size.
+# additional configuration per family for a model of size SHAPE
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
@@ -56,7 +56,7 @@ def make_model(
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             if "norm" in name and family.startswith("gemma"):
-                # to which conversion adds 1: what that makes is a bfloat16, and nothing is rounded
+                # conversion adds 1 to these; the sum must be a bfloat16 so that rounding does not matter
                 parameter.mul_(128).round_().div_(128)
     model.to(getattr(torch, dtype)).save_pretrained(root)
     return root
@@ -68,7 +68,7 @@ def make_llama(root: Path, seed: int = 0, dtype: str = "bfloat16", scale: float 
 
 
 def convert(root: Path, out: Path, dtype: str = "auto", **options: Any) -> Path:
-    """Convert the checkpoint at `root` into `out`, whose files are what was hashed while they were written."""
+    """Convert the checkpoint at `root` to `out`; the digests that were computed while writing must match."""
     out.mkdir(parents=True, exist_ok=True)
     digests = convert_checkpoint(root, out, dtype, **options)
     assert digests == {path.name: file_sha256(path) for path in out.glob("rank*.safetensors")}
@@ -76,18 +76,18 @@ def convert(root: Path, out: Path, dtype: str = "auto", **options: Any) -> Path:
 
 
 def reference_model(root: Path, dtype: str = "float32") -> Any:
-    """Return transformers' own model of `root`: in float32 the oracle for text and logits."""
+    """Return the transformers model of `root` in float32, the oracle for text and logits."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(root, dtype=dtype).eval()
 
 
 def greedy(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
-    """Return transformers' greedy continuation."""
+    """Return the greedy continuation by transformers."""
     import torch
 
     ids = torch.tensor([prompt])
-    # without a mask of its own, generate() would take tokens that equal the pad id for padding
+    # without an explicit mask, generate() would treat tokens that equal the pad id as padding
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
     )
@@ -99,7 +99,7 @@ MERGES = (("t", "h"), ("th", "e"), ("h", "e"), ("i", "n"), ("r", "e"))
 
 
 def make_tokenizer(root: Path, merges: tuple[tuple[str, str], ...] = MERGES) -> Path:
-    """Save a tokenizer of single bytes, a few longer tokens and `<end>`; `merges` keep or change how it splits."""
+    """Save a tokenizer of single bytes, a few longer tokens and `<end>`; `merges` keep or change its splitting."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     symbols = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *WORDS]
@@ -112,7 +112,7 @@ def make_tokenizer(root: Path, merges: tuple[tuple[str, str], ...] = MERGES) -> 
     tokenizer.save(str(root / "tokenizer.json"))
     (root / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
     settings = root / "generation_config.json"
-    if settings.is_file():  # a model is there: its texts end at <end>
+    if settings.is_file():  # there is a model whose texts end at <end>
         settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token_id": 0}))
     return root
 
@@ -140,7 +140,7 @@ DRAFT_SHAPE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 
 
 
 def make_pair(root: Path) -> Path:
-    """Make a random target and draft with one tokenizer, prompts, and the recipe that is returned."""
+    """Create a random target and draft with one tokenizer, and prompts; return the recipe."""
     for seed, (role, shape) in enumerate((("target", TARGET_SHAPE), ("draft", DRAFT_SHAPE))):
         make_llama(root / role, seed=seed, vocab_size=PAIR_VOCAB, **shape)
         make_tokenizer(root / role)

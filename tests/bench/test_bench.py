@@ -227,5 +227,5 @@ def test_addresses_that_lead_nowhere(workplace: Path, trtspec: Run) -> None:
     failed = trtspec("bench", "http://127.0.0.1:1")
     assert failed.code == 1
     assert "error: http://127.0.0.1:1: the server cannot be reached: " in failed.err
-    assert "there is no artifact: no such directory" in trtspec("bench", "./nosuch").err
+    assert "no artifact: the directory does not exist" in trtspec("bench", "./nosuch").err
     assert trtspec("bench", "nosuch").code == 1

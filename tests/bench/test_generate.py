@@ -119,7 +119,7 @@ def test_a_request_that_cannot_be_served(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda root: (root / "manifest.json").unlink(), "not an artifact: it has no manifest.json"),
+        (lambda root: (root / "manifest.json").unlink(), "not an artifact: manifest.json is missing"),
         (lambda root: (root / "manifest.json").write_text("{"), "not valid JSON"),
         (lambda root: (root / "tokenizer" / "tokenizer.json").unlink(), "tokenizer/tokenizer.json: missing"),
     ],

@@ -224,8 +224,8 @@ class TestRoom:
         hub.sizes["one.safetensors"] = 1 << 60
         done = fetch()
         assert done.returncode == 1
-        assert "no room for the hub cache at " in done.stderr
-        assert ": 1048576.0 TiB are to be written, " in done.stderr
+        assert "not enough disk space for the hub cache at " in done.stderr
+        assert ": 1048576.0 TiB needed, " in done.stderr
         assert "hint: free space there, or point HF_HUB_CACHE at another disk" in done.stderr
         assert hub.got("one.safetensors") == hub.got("two.safetensors") == []
 

@@ -210,14 +210,14 @@ def test_an_error_is_a_document_too(recipe: Path, trtspec: Run) -> None:
         "format_version": 1,
         "ok": False,
         "error": {
-            "message": "there is no artifact: no such directory",
+            "message": "no artifact: the directory does not exist",
             "where": "nosuch",
-            "hint": "trtspec build RECIPE makes one",
+            "hint": "build one with trtspec build RECIPE",
             "exit_code": 1,
         },
     }
     assert failed.err == (
-        "error: nosuch: there is no artifact: no such directory\nhint: trtspec build RECIPE makes one\n"
+        "error: nosuch: no artifact: the directory does not exist\nhint: build one with trtspec build RECIPE\n"
     )
 
 

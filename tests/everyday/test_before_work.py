@@ -46,7 +46,7 @@ def test_a_build_fails_once_with_all_problems(recipe: Path, trtspec: Run, small_
         "unknown GPU 'h20o'",
         "hint: did you mean 'h200'?",
         "max_num_tokens 1 is less than max_batch_size 4 times 4 tokens to verify",
-        "what lies here is not an artifact, so it is not replaced",
+        "not an artifact; refusing to overwrite",
     ):
         assert line in failed.err
     assert nothing_was_done(recipe.parent)
@@ -84,8 +84,8 @@ def test_a_build_without_a_builder_converts_nothing(
 def test_a_disk_that_is_too_small(recipe: Path, trtspec: Run, small_disk: None) -> None:
     failed = trtspec("build", recipe)
     assert failed.code == 1
-    assert "no room for the store at " in failed.err
-    assert " KiB are to be written, 1.0 KiB are free" in failed.err
+    assert "not enough disk space for the store at " in failed.err
+    assert " KiB needed, 1.0 KiB free" in failed.err
     assert nothing_was_done(recipe.parent)
 
 
@@ -137,7 +137,7 @@ def test_problems_come_before_a_download(recipe: Path, trtspec: Run, monkeypatch
     failed = trtspec("build", recipe, "--out", "/")
     assert failed.code == 1
     assert "unknown GPU 'h20o'" in failed.err
-    assert "an artifact needs a directory of its own" in failed.err
+    assert "an artifact needs its own directory" in failed.err
     assert "hub cache" not in failed.err
 
 

@@ -62,7 +62,7 @@ def test_cells_are_chosen_by_name(command: str, recipe: Path, trtspec: Run) -> N
     refused = trtspec(command, recipe, "--cell", "*-1", "--cell", "tiny-3")
     assert (refused.code, refused.err) == (
         1,
-        f"error: {recipe}: no cell of its matrix has the name 'tiny-3'\n"
+        f"error: {recipe}: no cell of its matrix is named 'tiny-3'\n"
         "hint: its cells are tiny-draft_len-1, tiny-draft_len-2\n",
     )
     assert not (recipe.parent / "build" / "tiny-draft_len-1").exists()

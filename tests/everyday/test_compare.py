@@ -146,7 +146,7 @@ def test_a_saved_plan_is_compared_with_the_recipe_of_today(trtspec: Run, recipe:
     for step in planned["steps"]:
         del step["key_parts"], step["read_bytes"], step["write_bytes"]
     compared = trtspec("compare", saved(plan, planned), other, "--json").document
-    assert compared["not_compared"] == {"recipe": "a, a plan, has none"}
+    assert compared["not_compared"] == {"recipe": "not in a, a plan"}
     assert compared["effects"]["steps"][0]["why"] == "not recorded"
     assert compared["effects"]["build"]["a_read_bytes"] is None
     assert compared["effects"]["build"]["b_read_bytes"] > 0
@@ -155,7 +155,7 @@ def test_a_saved_plan_is_compared_with_the_recipe_of_today(trtspec: Run, recipe:
 def test_keys_that_are_not_final_are_said(trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.planning.pipeline.READ_WHILE_PLANNING", 0)
     compared = trtspec("compare", recipe, recipe, "--json").document
-    assert "the keys of steps are not final" in compared["a"]["remarks"][0]
+    assert "step keys are not final" in compared["a"]["remarks"][0]
 
 
 # Artifacts
@@ -182,7 +182,7 @@ def test_artifacts_differ_in_recipe_steps_files_and_reports(trtspec: Run, recipe
     assert (files["same"] + files["different"], files["only_a"], files["only_b"]) == (total, 0, 0)
     assert files["a_bytes"] == sum(file.size for file in load_manifest(artifact).files)
     assert document["effects"]["steps"][0]["why"] == "not recorded"
-    assert document["not_compared"] == {"bench": "a, an artifact, has none; trtspec bench --json prints it"}
+    assert document["not_compared"] == {"bench": "not in a, an artifact; trtspec bench --json prints it"}
 
 
 @pytest.mark.slow
@@ -204,9 +204,9 @@ def test_a_recipe_and_its_artifact(trtspec: Run, recipe: Path, artifact: Path) -
     assert places(compared) == {}
     assert set(compared.document["same"]) == {"recipe", "steps"}
     assert set(compared.document["not_compared"]) == {"memory", "tools", "files"}
-    assert compared.document["not_compared"]["tools"] == "a, a recipe, has none; trtspec build records them"
+    assert compared.document["not_compared"]["tools"] == "not in a, a recipe; trtspec build records them"
     said = said_of(trtspec("compare", recipe, artifact))
-    assert "not compared: memory: b, an artifact, has none; trtspec plan says it of a recipe" in said
+    assert "not compared: memory: not in b, an artifact; trtspec plan reports it for a recipe" in said
 
 
 # Reports
@@ -262,7 +262,7 @@ def test_what_has_nothing_in_common(trtspec: Run, recipe: Path) -> None:
     refused = trtspec("compare", recipe, saved(recipe.parent / "a.json", BENCH))
     assert refused.code == 1
     assert "a recipe and a report have nothing in common" in refused.err
-    assert "hint: compare two of recipe, plan and artifact, or reports with each other" in refused.err
+    assert "hint: compare recipes, plans and artifacts with each other, or reports with each other" in refused.err
 
 
 # Strangers' files
@@ -275,7 +275,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "no UTF-8": (b'{"\xff": 1}', "not valid JSON"),
     "a load": (b'{"format_version": 1, "kind": "load", "points": []}', "a benchmark under load"),
     "another document": (b'{"format_version": 1, "findings": []}', "not a document that can be compared"),
-    "several plans": (b'{"format_version": 1, "recipes": []}', "it holds the plans of several recipes"),
+    "several plans": (b'{"format_version": 1, "recipes": []}', "the file has the plans of several recipes"),
     "a plan of bad types": (b'{"format_version": 1, "name": "x", "steps": 3, "memory": {"gpus": []}}', "'steps': "),
     "another version": (b'{"format_version": 2, "acceptance": "exact", "checks": []}', "'format_version': "),
     "a build": (b'{"format_version": 1, "steps": [], "name": "x"}', "'memory': is missing"),
@@ -309,8 +309,8 @@ def test_a_report_that_leads_out_of_its_artifact_is_left_out(trtspec: Run, workp
     (artifact / "reports" / "verify.json").symlink_to(saved(workplace / "secret.json", verified(0.4)))
     saved(artifact / "reports" / "bench.json", "{")
     (remark, other) = trtspec("compare", artifact, artifact, "--json").document["a"]["remarks"]
-    assert remark.startswith("reports/bench.json is left out: not valid JSON")
-    assert other.startswith("reports/verify.json is left out: a link to ")
+    assert remark.startswith("reports/bench.json is skipped: not valid JSON")
+    assert other.startswith("reports/verify.json is skipped: a link to ")
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ def warnings(trtspec: Run, recipe: Path, *arguments: str) -> list[tuple[str, str
 
 NARROWED = (
     "speculation.draft.dtype",
-    "its float32 weights become float16, whose largest value is 65,504",
-    "set dtype: bfloat16, which has the range of float32, or dtype: float16 if that is meant",
+    "its float32 weights are converted to float16, whose largest value is 65,504",
+    "set dtype: bfloat16, which has the range of float32, or dtype: float16 to confirm",
 )
 
 

@@ -88,7 +88,7 @@ class TestTheQuickstart:
             "gates": {"lossless": True},
         }
         assert whys(made)["engine.backend"] == "TensorRT-LLM is not installed here"
-        assert "the target has 17.3 times as many" in whys(made)["speculation.draft.model"]
+        assert "17.3 times smaller than the target" in whys(made)["speculation.draft.model"]
 
     @pytest.mark.slow
     def test_is_checked_planned_and_built(self, trtspec: Run, workplace: Path) -> None:
@@ -122,7 +122,7 @@ class TestTheQuickstart:
         assert (recipe["speculation"], recipe["engine"]["gpu"]) == ({"method": "lookahead"}, "a100-80gb")
         assert made.document["path"] == "other.yaml"
         for path, option in (("speculation.method", "method"), ("engine.backend", "backend"), ("name", "name")):
-            assert whys(made)[path] == f"as --{option} says"
+            assert whys(made)[path] == f"set by --{option}"
 
     @pytest.mark.slow
     def test_imports_nothing_heavy(self, workplace: Path) -> None:
@@ -142,8 +142,8 @@ class TestTheFile:
         for before, line in pairwise(lines):
             has_value = re.match(r" *[a-z_]+: .", line) and not line.startswith("schema:")
             assert not has_value or "  # " in line or before.lstrip().startswith("#"), line
-        assert "  # no quantization: no GPU is named that would multiply FP8" in lines
-        assert "  # no gpu: there is none here, as far as nvidia-smi tells; name one with --gpu, as h100" in lines
+        assert "  # no quantization: no GPU is known that supports FP8" in lines
+        assert "  # no gpu: nvidia-smi shows none here; name one with --gpu, as h100" in lines
 
     def test_has_its_schema_beside_it(self, trtspec: Run, workplace: Path) -> None:
         trtspec("init", TARGET, "--name", "one")
@@ -161,7 +161,7 @@ class TestTheFile:
         refused = trtspec("init", TARGET, "-o", "mine.yaml")
         assert (refused.code, said(refused)) == (
             1,
-            "error: mine.yaml: a file lies here already hint: name another with --out, or replace it with --force",
+            "error: mine.yaml: the file exists hint: choose another file with --out, or replace it with --force",
         )
         assert (workplace / "mine.yaml").read_text() == "precious"
         assert trtspec("init", TARGET, "-o", "mine.yaml", "--force").code == 0
@@ -171,11 +171,11 @@ class TestTheFile:
         refused = trtspec("init", TARGET, "-o", "nosuch/mine.yaml")
         assert (refused.code, said(refused)) == (
             1,
-            "error: nosuch/mine.yaml: cannot be written: No such file or directory hint: choose another place with -o",
+            "error: nosuch/mine.yaml: cannot be written: No such file or directory hint: choose another file with -o",
         )
         (workplace / "folder").mkdir()
         refused = trtspec("init", TARGET, "-o", "folder", "--force")
-        assert said(refused) == "error: folder: cannot be written: Is a directory hint: choose another place with -o"
+        assert said(refused) == "error: folder: cannot be written: Is a directory hint: choose another file with -o"
         assert {path.name for path in workplace.iterdir()} == {"cache", "folder"}
 
     def test_names_odd_directories(self, trtspec: Run, workplace: Path) -> None:
@@ -197,7 +197,7 @@ class TestTheMachine:
     @pytest.mark.parametrize(
         ("line", "why"),
         [
-            ("NVIDIA X1, 8.9, 1, 23034", "nothing is known of the NVIDIA X1 here; name another with --gpu"),
+            ("NVIDIA X1, 8.9, 1, 23034", "the NVIDIA X1 here is unknown; name another with --gpu"),
             ("broken", "nvidia-smi printed unexpected output ['broken']; name one with --gpu"),
         ],
     )
@@ -241,8 +241,8 @@ class TestTheMachine:
         made = trtspec("init", shape("llama-3.3-70b-instruct", workplace), "--backend", "vllm", "--json")
         recipe = recipe_of(made)
         assert (recipe["target"]["parallel"], recipe["engine"]["max_seq_len"]) == ({"tensor": 2}, 8192)
-        assert whys(made)["target.parallel.tensor"] == "even so many do not hold it"
-        assert whys(made)["engine.max_batch_size"].endswith(" of 19.8 GiB are taken: more than there is")
+        assert whys(made)["target.parallel.tensor"] == "it does not fit even these"
+        assert whys(made)["engine.max_batch_size"].endswith(" of 19.8 GiB used: too much")
 
     def test_fp8_is_left_out_where_the_method_takes_none(self, trtspec: Run, workplace: Path) -> None:
         pair = (shape("llama-2-7b-chat", workplace), shape("eagle-llama2-chat-7b", workplace))
@@ -302,8 +302,8 @@ class TestWhatIsRefused:
             ((TARGET, "--method", "ngrm"), "unknown speculation method 'ngrm'", "did you mean 'ngram'?"),
             ((TARGET, "--backend", "vlm"), "unknown backend 'vlm'", "did you mean 'vllm'?"),
             ((TARGET, "--name", "A b"), "--name: 'A b' is not a name: lower-case letters", ""),
-            ((TARGET, "--method", "medusa"), "medusa drafts with a head", "name it: trtspec init TARGET DRAFT"),
-            ((TARGET, TARGET, "--method", "ngram"), "ngram drafts with nothing of its own", "leave out DRAFT"),
+            ((TARGET, "--method", "medusa"), "medusa needs a head", "name it: trtspec init TARGET DRAFT"),
+            ((TARGET, TARGET, "--method", "ngram"), "ngram does not use a draft", "remove DRAFT"),
         ],
     )
     def test_nothing_is_written(

@@ -92,8 +92,8 @@ def test_init_gives_the_positions_as_the_reason_where_they_bound_a_text(
 ) -> None:
     made = trtspec("init", unknown, "--backend", backend, "--gpu", "h100", "-o", "u.yaml", "--json").document
     why = {each["path"]: (each["value"], each["why"]) for each in made["choices"]}
-    assert why["engine.max_seq_len"] == (256, "all that the target has positions for")
-    assert "FP8 while it loads" in why["target.quantization"][1]
+    assert why["engine.max_seq_len"] == (256, "the target's maximum positions")
+    assert "FP8 while loading" in why["target.quantization"][1]
     changed = trtspec("check", "u.yaml", "--set", "target.quantization.weights=fp8")
     assert changed.code == 0, "the setting that init names is taken"
 
@@ -106,8 +106,8 @@ def test_init_calls_only_the_newest_version_the_newest(backend: str, unknown: Pa
     choice = next(each for each in made["choices"] if each["path"] == "engine.version")
     newest = max(backends()[backend].versions(), key=_numbers)
     if choice["why"] != "installed here":
-        assert (choice["why"] == "the newest one known") == (choice["value"] == newest)
-        assert choice["value"] == newest or choice["why"] == f"the default; the newest one known is {newest}"
+        assert (choice["why"] == "the newest known") == (choice["value"] == newest)
+        assert choice["value"] == newest or choice["why"] == f"the default; the newest known is {newest}"
 
 
 def test_versions_are_ordered_by_number() -> None:
@@ -118,9 +118,9 @@ def test_versions_are_ordered_by_number() -> None:
 def test_migrate_to_a_backend_without_a_way_names_what_works(recipe: Path, trtspec: Run) -> None:
     ended = trtspec("migrate", recipe, "--backend", "vllm")
     assert ended.code == 1
-    assert "no recipe moves to vllm by itself" in ended.err
-    assert "check RECIPE --set engine.backend=vllm --set engine.version=null tries it as it is" in ended.err
-    assert "init TARGET --backend vllm writes a new one" in ended.err
+    assert "recipes cannot be migrated to vllm" in ended.err
+    assert "with check RECIPE --set engine.backend=vllm --set engine.version=null" in ended.err
+    assert "write a new one with init TARGET --backend vllm" in ended.err
     tried = trtspec("check", recipe, "--set", "engine.backend=vllm", "--set", "engine.version=null")
     assert tried.code == 0
 

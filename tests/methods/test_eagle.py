@@ -285,7 +285,7 @@ class TestRecipes:
             ("choices=[[262]]", "choices", "rank 262 is beyond the target's 262 vocabulary entries"),
             ("nodes=7", "nodes", "nodes requires a dynamic tree"),
             ("choice=mc_sim_7b_63", "choice", "eagle has no option 'choice' (lossy, posterior_threshold,"),
-            ("lossy=true", "lossy", "lossy acceptance changes the text, and gates.lossless holds"),
+            ("lossy=true", "lossy", "lossy acceptance changes the output, but gates.lossless is true"),
         ],
     )
     def test_bad_options(self, option: str, path: str, message: str, eagle: Path, trtspec: Run) -> None:

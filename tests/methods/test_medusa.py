@@ -284,7 +284,7 @@ class TestRecipes:
             ("choices=[[0],[0]]", "choices", "[0] is listed twice"),
             ("choices=[[262]]", "choices", "rank 262 is beyond the target's 262 vocabulary entries"),
             ("choice=zephyr_stage2", "choice", "medusa has no option 'choice' (lossy, posterior_threshold,"),
-            ("lossy=true", "lossy", "lossy acceptance changes the text, and gates.lossless holds"),
+            ("lossy=true", "lossy", "lossy acceptance changes the output, but gates.lossless is true"),
         ],
     )
     def test_bad_options(self, option: str, path: str, message: str, medusa: Path, trtspec: Run) -> None:
@@ -300,7 +300,7 @@ class TestRecipes:
 
     def test_a_draft_len_is_refused(self, medusa: Path, trtspec: Run) -> None:
         (problem,) = problems_of(trtspec, medusa, "--set", "speculation.draft_len=4")
-        assert problem["message"] == "medusa has no draft_len: its options decide"
+        assert problem["message"] == "medusa does not use draft_len; its options determine the length"
 
     @pytest.mark.slow
     def test_pinned_pickles_are_built_from(self, medusa: Path, trtspec: Run) -> None:

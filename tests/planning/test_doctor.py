@@ -15,7 +15,7 @@ from trtspec.planning import doctor
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
-    """No probe of a real server: tests/serving/triton does that."""
+    """Disable the probe of a real server, which tests/serving/triton covers."""
     monkeypatch.setattr(doctor, "probe_server", lambda: [Probe("tritonserver", True, "one")])
 
 
@@ -34,7 +34,7 @@ def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch:
     assert findings()["torch"].ok
     monkeypatch.setattr(metadata, "version", without_torch)
     assert findings()["torch"] == Probe("torch", False, "not installed", "pip install 'trtspec[embedded]'")
-    assert findings()["tensorrt-llm"].ok  # nobody has to have it
+    assert findings()["tensorrt-llm"].ok  # it is optional
     shown = trtspec("doctor")
     assert shown.code == 1
     assert shown.err == ""
@@ -54,7 +54,7 @@ def test_what_computes_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(toolchain, "_output", lambda *command: "g++ 12\n")
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/g++" if name == "g++" else None)
-    assert found() == "numpy, until /bin/g++ compiles them, for the first large one"
+    assert found() == "numpy, until /bin/g++ compiles them for the first large one"
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert found() == "numpy, which is slower: no C++ compiler on the PATH (g++ or clang++)"
     monkeypatch.setattr(build, "find_libraries", lambda names=(): [Path("there.so")] if "quantize" in names else [])
@@ -66,7 +66,7 @@ def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: 
     usage = shutil.disk_usage(workplace)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     assert findings()["cache"] == Probe(
-        "cache", True, f"{workplace}/cache, 2.0 GiB free", "make room, or point TRTSPEC_CACHE at another disk"
+        "cache", True, f"{workplace}/cache, 2.0 GiB free", "free disk space, or set TRTSPEC_CACHE to another disk"
     )
     free -= 1
     assert not findings()["cache"].ok

@@ -39,7 +39,7 @@ def test_what_a_source_would_take_on_each_rank(recipe: Path) -> None:
     whole = inspect_path(recipe.parent / "target")["converts_to"]["bytes_by_rank"][0]
     four = inspect_path(recipe.parent / "target", ParallelMapping(2, 2))["converts_to"]["bytes_by_rank"]
     norms = 2 * (4 * 2 * 64 + 64)
-    assert sum(four) == whole + norms  # each rank has the norms of its stage
+    assert sum(four) == whole + norms  # every rank stores the norms of its stage
     fp8 = inspect_path(recipe.parent / "target", ParallelMapping(), Scheme("fp8", "fp8"))["converts_to"]
     linear = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
     scales = 4 * 4 * (5 * 2 + 3)

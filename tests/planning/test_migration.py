@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes for another TensorRT-LLM version: each key carries over, is said in other words, or is gone with a reason."""
+"""Migration of recipes to another TensorRT-LLM version: each key is kept, translated, or removed with a reason."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_gpu_and_a_method_that_it_has_not_are_left_open() -> None:
 
 
 def test_no_recipe_moves_to_what_knows_no_way() -> None:
-    with pytest.raises(TrtspecError, match=r"(?s)no recipe moves to vllm by itself.*edge_llm"):
+    with pytest.raises(TrtspecError, match=r"(?s)recipes cannot be migrated to vllm.*edge_llm"):
         migrate(recipe(), backend="vllm")
 
 

@@ -69,7 +69,7 @@ def test_a_second_build_reads_no_tensor(recipe: Path, monkeypatch: pytest.Monkey
     build = plan_build(load_recipe(recipe), read_all=True)
     for status in ("published", "unchanged"):
         assert run_build(build, recipe.parent / "out", open_store(), Unobserved()).status == status
-        # the links of the artifact have changed the times of the store's files, which it was told of
+        # The artifact's hard links have changed the times of the store's files, which the store has accepted.
         monkeypatch.setattr("trtspec.store.entry.file_sha256", lambda path: pytest.fail(f"hashed {path} again"))
 
 
@@ -77,7 +77,7 @@ def test_a_second_build_reads_no_tensor(recipe: Path, monkeypatch: pytest.Monkey
 def test_a_build_reads_large_sources_while_it_converts_them(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # a file that was written just now is not remembered
+    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # otherwise just written files are not cached
     before = run_build(plan_build(load_recipe(recipe), read_all=True), tmp_path / "one", open_store(), Unobserved())
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 0)
@@ -99,7 +99,7 @@ def test_a_plan_says_how_long_earlier_builds_took(recipe: Path, trtspec: Run, mo
     planned = trtspec("plan", recipe, "--json").document["steps"]
     seconds = {each["name"]: each["expected_seconds"] for each in planned}
     assert seconds["convert-target"] == pytest.approx(90.0)
-    assert 0 < seconds["convert-draft"] < 90  # of the same kind, and smaller
+    assert 0 < seconds["convert-draft"] < 90  # same kind, but smaller
     assert seconds["emit-repository"] is None
     assert "convert-target, convert-draft: about 1 min" in trtspec("plan", recipe).out
     assert trtspec("build", recipe).code == 0
@@ -110,7 +110,7 @@ def test_default_lengths_bow_to_the_target(recipe: Path) -> None:
     text = recipe.read_text().replace("  max_input_len: 128\n  max_seq_len: 256\n", "")
     recipe.write_text(text)
     engine = plan(recipe).recipe.engine
-    assert (engine.max_input_len, engine.max_seq_len) == (256, 256)  # the target's positions; the defaults are larger
+    assert (engine.max_input_len, engine.max_seq_len) == (256, 256)  # the target's positions, below the defaults
 
 
 def test_the_default_draft_len_is_the_methods(recipe: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes as files in a directory of their own, which is also the current one: messages name files as the user did."""
+"""Recipe files in a separate current directory, because messages name files as the user did."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fail = Callable[..., RecipeError]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Write a recipe file (after the three lines every recipe needs, unless told) and return its relative path."""
+    """Write a recipe file, by default after the three required lines, and return its relative path."""
     monkeypatch.chdir(tmp_path)
 
     def write_file(text: str | bytes, name: str = "r.yaml", head: str = HEAD) -> Path:
@@ -33,7 +33,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 @pytest.fixture
 def fail(write: Write) -> Fail:
-    """Load a bad recipe and return its error."""
+    """Load an invalid recipe and return its error."""
 
     def load_bad(text: str | bytes, overrides: Sequence[str] = (), head: str = HEAD) -> RecipeError:
         with pytest.raises(RecipeError) as caught:

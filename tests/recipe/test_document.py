@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""YAML as recipes read it: scalars of YAML 1.2, refused constructs, limits, and places."""
+"""Parsing of recipe YAML: YAML 1.2 scalars, rejected constructs, limits, and source locations."""
 
 from __future__ import annotations
 
@@ -64,24 +64,24 @@ def test_quoted_scalars_are_strings() -> None:
 @pytest.mark.parametrize("text", [".inf", "-.INF", ".nan", "1e999", "9223372036854775808", "9" * 9000])
 def test_numbers_are_finite_and_64_bit(text: str) -> None:
     _, problem = reported(f"a: {text}")
-    assert problem.message == "a number of a recipe is finite and fits in 64 bits"
+    assert problem.message == "a number in a recipe must be finite and fit in 64 bits"
     assert (problem.path, problem.line, problem.column) == ("a", 1, 4)
 
 
 @pytest.mark.parametrize(
     ("text", "kept", "said"),
     [
-        ("a: 1\nb: 2\na: 3", {"a": 1, "b": 2}, "a 3:1: the key stands twice, in lines 1 and 3"),
-        ("a: {x: 1, x: 2}", {"a": {"x": 1}}, "a.x 1:11: the key stands twice, in lines 1 and 1"),
+        ("a: 1\nb: 2\na: 3", {"a": 1, "b": 2}, "a 3:1: duplicate key, in lines 1 and 3"),
+        ("a: {x: 1, x: 2}", {"a": {"x": 1}}, "a.x 1:11: duplicate key, in lines 1 and 1"),
         ("1: x\nb: 2", {"b": 2}, "1 1:1: a key must be a string"),
         ("? [a]\n: x", {}, " 1:3: a key must be a string"),
-        ("<<: {a: 1}", {}, "<< 1:1: merge keys (<<) are not part of a recipe"),
+        ("<<: {a: 1}", {}, "<< 1:1: merge keys (<<) are not supported"),
         ("a: !!python/name:os.system x", {"a": "x"}, "a 1:4: tags (tag:yaml.org,2002:python/name:os.system) are"),
-        ("a: !!int 3", {"a": 3}, "a 1:4: tags (tag:yaml.org,2002:int) are not part of a recipe"),
-        ('a: ["\\e[31m"]', {"a": ["\x1b[31m"]}, "a.0 1:5: control characters are not part of a recipe"),
-        ('a: "\\ud800"', {"a": "\ud800"}, "a 1:4: control characters are not part of a recipe"),
-        (f"a: 'x hf_{'a1' * 15}'", None, "a 1:4: this looks like a token; a recipe holds no secrets"),
-        (f"a: nvapi-{'a-' * 15}", None, "a 1:4: this looks like a token; a recipe holds no secrets"),
+        ("a: !!int 3", {"a": 3}, "a 1:4: tags (tag:yaml.org,2002:int) are not supported"),
+        ('a: ["\\e[31m"]', {"a": ["\x1b[31m"]}, "a.0 1:5: control characters are not allowed in a recipe"),
+        ('a: "\\ud800"', {"a": "\ud800"}, "a 1:4: control characters are not allowed in a recipe"),
+        (f"a: 'x hf_{'a1' * 15}'", None, "a 1:4: this looks like a token; a recipe must not contain secrets"),
+        (f"a: nvapi-{'a-' * 15}", None, "a 1:4: this looks like a token; a recipe must not contain secrets"),
     ],
 )
 def test_refused_constructs_are_reported_and_reading_goes_on(text: str, kept: object, said: str) -> None:
@@ -97,8 +97,8 @@ def test_folder_names_are_no_tokens() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: &x [1]\nb: *x", "2:4: aliases (*x) are not part of a recipe"),
-        ("a: 1\n---\nb: 2", "2:1: a second document begins here"),
+        ("a: &x [1]\nb: *x", "2:4: aliases (*x) are not supported"),
+        ("a: 1\n---\nb: 2", "2:1: a second document starts here"),
         ("a: [1, 2", "1:4: not valid YAML: the `[` here is not closed"),
         ("a: b: c", "1:5: not valid YAML: mapping values are not allowed here"),
         (
@@ -118,7 +118,7 @@ def test_what_ends_the_reading(text: str, said: str) -> None:
 
 
 def test_hints_of_common_syntax_errors() -> None:
-    assert refused("a: b: c").hint == "quote a value that holds `: `"
+    assert refused("a: b: c").hint == "quote a value that contains `: `"
     assert refused("a:\n\t- b").hint == "indent with spaces, not tabs"
 
 
@@ -153,7 +153,7 @@ def test_an_alias_bomb_is_refused() -> None:
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
     problem = refused("\n".join(lines))
     assert (problem.code, problem.line) == ("alias", 2)
-    assert problem.hint == "write the value out; `extends` shares keys between recipes"
+    assert problem.hint == "repeat the value; `extends` shares keys between recipes"
 
 
 def test_marks_of_keys_and_values() -> None:

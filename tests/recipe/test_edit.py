@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A section of a recipe file is changed, and the rest stays as somebody wrote it."""
+"""Editing a section of a recipe file leaves the rest unchanged."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ def test_what_would_be_no_recipe_is_not_written(recipe: Path) -> None:
         write_section(recipe, "speculation", {"method": "ngram", "draft_len": 1000})
     assert recipe.read_bytes() == before
     assert [path.name for path in recipe.parent.glob(".*.yaml")] == []
-    with pytest.raises(TrtspecError, match="no file"):
+    with pytest.raises(TrtspecError, match="no such file"):
         write_section(recipe.with_name("none.yaml"), "speculation", {"method": "none"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to recipes: reading, extends, --set, paths, and what a bad recipe looks like to its writer."""
+"""Loading recipes: files, extends, --set, paths, and error messages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ BAD_LINES = [
     ),
     (
         "speculation:\n  draft: {model: ./d}",
-        "r.yaml:5:10  speculation.draft\n  5 │   draft: {model: ./d}\n  method none drafts with nothing\n"
+        "r.yaml:5:10  speculation.draft\n  5 │   draft: {model: ./d}\n  method none does not use a draft\n"
         "  hint: set speculation.method (draft_target drafts with a model), or remove draft",
     ),
     (
@@ -95,13 +95,13 @@ BAD_LINES = [
         "engine: {max_input_len: 3000, max_seq_len: 2999}",
         "r.yaml:4:44  engine.max_seq_len\n  4 │ engine: {max_input_len: 3000, max_seq_len: 2999}\n"
         "  max_seq_len 2999 is less than max_input_len 3000"
-        "\n  hint: a sequence is the prompt and the answer together",
+        "\n  hint: a sequence includes the prompt and the response",
     ),
     (
         "engine: {max_input_len: 3000}",
         "r.yaml:4:1  engine.max_seq_len\n  4 │ engine: {max_input_len: 3000}\n"
         "  max_seq_len 2048 is less than max_input_len 3000"
-        "\n  hint: a sequence is the prompt and the answer together",
+        "\n  hint: a sequence includes the prompt and the response",
     ),
     (
         "engine: {gpu: -h200}",
@@ -116,7 +116,7 @@ BAD_LINES = [
     (
         "engine: {extra: {a: --rm}}",
         "r.yaml:4:21  engine.extra.a\n  4 │ engine: {extra: {a: --rm}}\n"
-        "  '--rm' would be read as another option of trtllm-build",
+        "  trtllm-build would read '--rm' as another option",
     ),
     (
         "engine: {extra: {a: [1]}}",
@@ -125,8 +125,7 @@ BAD_LINES = [
     ),
     (
         "serving: {placement: {target: [0, 1, 0]}}",
-        "r.yaml:4:31  serving.placement.target\n  4 │ serving: {placement: {target: [0, 1, 0]}}\n"
-        "  the same value stands twice",
+        "r.yaml:4:31  serving.placement.target\n  4 │ serving: {placement: {target: [0, 1, 0]}}\n  duplicate value",
     ),
     (
         "gates: {min_speedup: 0, min_acceptance: 1.5}",
@@ -141,7 +140,7 @@ BAD_FILES = [
     (
         "name: x\n",
         "r.yaml:1:1  schema\n  1 │ name: x\n  schema is required\n  hint: add the line schema: trtspec.recipe/1\n\n"
-        "r.yaml:1:1  target\n  1 │ name: x\n  target is required\n  hint: The model whose text is served",
+        "r.yaml:1:1  target\n  1 │ name: x\n  target is required\n  hint: The served model",
     ),
     (
         "schema: trtspec.recipe/2\nname: -Ab\ntarget: {model: ./t}\n",
@@ -153,7 +152,7 @@ BAD_FILES = [
     (
         "schema: trtspec.recipe/1\nname: x\ntarget: {model: org/name}\n",
         "r.yaml:3:1  target.revision\n  3 │ target: {model: org/name}\n"
-        "  'org/name' is read as a hub id, which needs a revision\n"
+        "  'org/name' is a hub id, which needs a revision\n"
         "  hint: add the commit, revision: <40 hex digits>; or write ./org/name if a directory is meant",
     ),
     (
@@ -169,8 +168,8 @@ BAD_FILES = [
     (
         f"schema: trtspec.recipe/1\nname: x\ntarget: {{model: ./t, sha256: {{a.bin: {PIN}}}}}\n",
         f"r.yaml:3:30  target.sha256\n  3 │ target: {{model: ./t, sha256: {{a.bin: {PIN}}}}}\n"
-        "  sha256 pins pickles, and allow_pickle is false\n"
-        "  hint: set allow_pickle: true if they may be opened, or remove sha256",
+        "  sha256 pins pickles, but allow_pickle is false\n"
+        "  hint: set allow_pickle: true to allow reading them, or remove sha256",
     ),
     (
         "schema: trtspec.recipe/1\nname: x\ntarget:\n  model: ./t\n  allow_pickle: true\n"
@@ -279,7 +278,7 @@ def test_unreadable_files(write: Write, monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert said("no/where.yaml") == (
         "no/where.yaml\n  no/where.yaml does not exist\n"
-        "  hint: name a recipe's .yaml file that may be read, or one that `trtspec recipes` lists"
+        "  hint: name a readable .yaml recipe file, or a recipe that `trtspec recipes` lists"
     )
     assert said("folder") == "folder\n  folder is not a file\n  hint: name the recipe's .yaml file"
     assert said("pipe.yaml").startswith("pipe.yaml\n  pipe.yaml is not a file")
@@ -388,7 +387,7 @@ def test_bad_extends(write: Write, line: str, message: str) -> None:
 
 def test_extends_with_a_character_no_path_has(fail: Fail) -> None:
     problems = fail('extends: "a\\0b"').diagnostics
-    assert [problem.message for problem in problems] == ["control characters are not part of a recipe"]
+    assert [problem.message for problem in problems] == ["control characters are not allowed in a recipe"]
 
 
 def test_a_longer_circle_names_its_files(write: Write) -> None:
@@ -469,15 +468,15 @@ def test_set_paths_start_at_the_current_directory_and_later_ones_win(write: Writ
         (
             "engine.gpu=[",
             "\n  not valid YAML: while parsing a flow node, expected the node content, but found '<stream end>'\n"
-            "  hint: look at the quotes, brackets, colons and the indentation up to this place",
+            "  hint: check the quotes, brackets, colons and the indentation up to this place",
         ),
         (
             "speculation.options={a: 1, a: 2}",
-            "  speculation.options.a\n  the key stands twice\n  hint: remove one of the two",
+            "  speculation.options.a\n  duplicate key\n  hint: remove one of the two",
         ),
         (
             "engine.gpu=!!str x",
-            "  engine.gpu\n  tags (tag:yaml.org,2002:str) are not part of a recipe\n  hint: quote the value instead",
+            "  engine.gpu\n  tags (tag:yaml.org,2002:str) are not supported\n  hint: quote the value instead",
         ),
         *[
             (
@@ -512,7 +511,7 @@ def test_a_token_is_repeated_nowhere(fail: Fail) -> None:
     assert sum(problem.code == "secret" for problem in error.diagnostics) == 4
 
 
-# The handle
+# LoadedRecipe
 
 
 def test_later_stages_place_their_problems(write: Write) -> None:

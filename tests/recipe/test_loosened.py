@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that are looser than their default, of a recipe as it is written and as a manifest has it."""
+"""Keys that are less strict than their default, in recipes and in manifests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`matrix:` against the examples and rules of GitHub Actions."""
+"""`matrix:` follows the examples and rules of GitHub Actions."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_one_recipe_is_not_several(write: Write) -> None:
         load_recipe(path)
     assert str(caught.value) == (
         "r.yaml  matrix\n  this file makes 2 recipes: tiny-max_batch_size-1, tiny-max_batch_size-2\n"
-        "  hint: one is wanted here: remove `matrix`"
+        "  hint: this command takes a single recipe: remove `matrix`"
     )
     assert names(write("matrix:")) == ["tiny"]
     assert load_recipe(write("matrix: {engine.max_batch_size: [1]}")).recipe.name == "tiny-max_batch_size-1"
@@ -161,22 +161,22 @@ def test_set_works_beside_a_matrix_but_not_against_it(write: Write) -> None:
         with pytest.raises(RecipeError) as caught:
             load_matrix(path, [override])
         (problem,) = caught.value.diagnostics
-        assert (problem.message, problem.line) == ("the matrix varies what --set sets", 4)
+        assert (problem.message, problem.line) == ("both the matrix and --set set this key", 4)
 
 
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
         ("[1]", "expected a mapping of recipe paths to lists of values"),
-        ("{}", "no combination is left"),
-        ("{engine.gpu: [a], exclude: [{engine.gpu: a}]}", "no combination is left"),
+        ("{}", "no combinations are left"),
+        ("{engine.gpu: [a], exclude: [{engine.gpu: a}]}", "no combinations are left"),
         ("{engine.gpu: h200}", "expected a list of at least one value"),
         ("{engine.gpu: []}", "expected a list of at least one value"),
         ("{engine..gpu: [a]}", "'engine..gpu' is not a path such as speculation.draft_len"),
         ("{extends: [a.yaml]}", "'extends' is not a path such as speculation.draft_len"),
         ("{include: {engine.gpu: a}}", "expected a list of mappings of recipe paths to values"),
         ("{include: [a]}", "expected a list of mappings of recipe paths to values"),
-        ("{engine.gpu: [a], exclude: [{engine.gup: a}]}", "'engine.gup' is no axis of the matrix"),
+        ("{engine.gpu: [a], exclude: [{engine.gup: a}]}", "'engine.gup' is not an axis of the matrix"),
         ("{engine.gpu: [a, a]}", "2 combinations have the name 'tiny-gpu-a'"),
         ("{engine.gpu: [a, b], include: [{name: x}]}", "2 combinations have the name 'x'"),
         ("{engine.gpu: [a, b], plugins: [[c], [d]], include: [" + "{engine.gpu: e}," * 253 + "]}", "more than 256"),

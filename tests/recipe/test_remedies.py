@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which diagnostics are told what to do by their code or their key."""
+"""Diagnostics that get a default hint by their code or key."""
 
 from __future__ import annotations
 

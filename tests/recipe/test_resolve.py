@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A resolved recipe leaves nothing open and reads the same whatever the order of the file."""
+"""A resolved recipe is complete, and equal for any order of the file."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_auto_takes_the_stored_dtype_and_a_written_one_stays(write: Write) -> No
 def test_models_are_placed_on_the_first_gpus_unless_told(write: Write) -> None:
     recipe = load_recipe(write(DRAFT), ["target.parallel={tensor: 2, pipeline: 2}"]).recipe
     assert resolve(recipe).serving.placement.model_dump() == {"target": [0, 1, 2, 3], "draft": [0, 1]}
-    assert resolve(recipe, has_draft_model=False).serving.placement.draft == []  # it is on the target's
+    assert resolve(recipe, has_draft_model=False).serving.placement.draft == []  # it uses the target's GPUs
     told = load_recipe(write(DRAFT), ["serving.placement={target: [3], draft: [1, 2]}"]).recipe
     assert resolve(told).serving.placement.model_dump() == {"target": [3], "draft": [1, 2]}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models and the JSON Schema made of them."""
+"""The recipe models and their JSON Schema."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_good_kv_cache_fractions(fraction: float) -> None:
         {"stall_s": float("inf")},
         {"write_timeout_s": 0},
         {"body_timeout_s": float("nan")},
-        {"max_texts": 3},  # what the engine has places for
+        {"max_texts": 3},  # the engine's number of slots
     ],
 )
 def test_limits_that_are_none(limits: dict[str, float]) -> None:
@@ -190,11 +190,11 @@ def test_the_json_schema_knows_every_key_of_the_recipe() -> None:
         ("schedule: [{max_batch: 0, draft_len: 1}]", "schedule.0.max_batch", "must be at least 1"),
         ("schedule: [{max_batch: 4, draft_len: 1, len: 2}]", "schedule.0.len", "unknown key 'len'"),
         ("schedule: [{max_batch: 4}]", "schedule.0.draft_len", "draft_len is required"),
-        ("schedule: [{max_batch: 4, draft_len: 2}, {max_batch: 4, draft_len: 1}]", "schedule", "has to ascend"),
+        ("schedule: [{max_batch: 4, draft_len: 2}, {max_batch: 4, draft_len: 1}]", "schedule", "must increase"),
         ("schedule: [{max_batch: 4, draft_len: 2}, {max_batch: 8, draft_len: 3}]", "schedule", "grows from 2 to 3"),
         ("verify: typical", "verify", "'typical' is not one of standard, block"),
         ("acceptance_rate_threshold: 0", "acceptance_rate_threshold", "must be more than 0"),
-        ("acceptance_window: 4", "acceptance_window", "no acceptance_rate_threshold is averaged over it"),
+        ("acceptance_window: 4", "acceptance_window", "acceptance_window requires acceptance_rate_threshold"),
     ],
 )
 def test_what_cannot_be_scheduled_or_verified_is_named_in_its_line(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store, and other processes that use it and may be killed at a named point."""
+"""Fixtures for a store and for child processes that use it and can be killed at a failpoint."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps whose sources nobody has read: hashed meanwhile, published under the key of the bytes that were there."""
+"""Steps with unread sources: they are hashed during the run and published under the key of their bytes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "hf" / "weights"
     path.parent.mkdir()
     path.write_bytes(os.urandom(20) + b"abcdefg" * 3000)
-    os.utime(path, (1, 1))  # long ago
+    os.utime(path, (1, 1))  # an old modification time
     return path
 
 
@@ -109,7 +109,7 @@ def test_the_key_is_that_of_the_bytes(source: Path, store: Store, digests: Diges
     assert not store.peek(step.key).entry
     assert (result.entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
     assert store.all_resumable_bytes() == 0
-    assert run(Upper(files(source, digests)), store, digests).status == "hit"  # it is remembered
+    assert run(Upper(files(source, digests)), store, digests).status == "hit"  # the digest is cached
 
 
 def test_everything_is_on_the_disk_before_it_has_its_place(
@@ -131,7 +131,7 @@ def test_what_depends_on_it_has_its_final_key_too(source: Path, store: Store, di
 
 
 def test_a_build_holds_the_keys_that_it_finds(source: Path, store: Store, digests: DigestCache) -> None:
-    """Another process that clears the store between two steps leaves what the second one needs."""
+    """Another process that clears the store between two steps does not remove the second step's inputs."""
     other, removed = Store(store.root), list[bool]()
 
     @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def test_what_another_source_with_these_bytes_gave_stays(source: Path, store: St
     copy = source.parent.parent / "copy" / "weights"
     copy.parent.mkdir()
     copy.write_bytes(source.read_bytes())
-    store.gc({first.key})  # which forgets that something alike was built
+    store.gc({first.key})  # also removes the marker of similar builds
     second = run(Upper(files(copy, digests)), store, digests)
     assert (second.key, second.status, second.entry.created) == (first.key, "hit", first.entry.created)
     assert store.all_resumable_bytes() == 0
@@ -186,12 +186,12 @@ def test_a_copy_of_a_source_is_read_before_anything_is_built(
     again.write_bytes(source.read_bytes())
     second = run(Upper(files(again, digests), lambda done: pytest.fail("it was built again")), store, digests)
     assert (second.key, second.status) == (first.key, "hit")
-    again.write_bytes(again.read_bytes()[::-1])  # as large, and something else
+    again.write_bytes(again.read_bytes()[::-1])  # same size, different content
     assert run(Upper(files(again, digests)), store, digests).status == "built"
 
 
 def overwrite(path: Path) -> None:
-    """Change a byte and hide it, as far as a user can."""
+    """Change a byte and hide the change as far as a user can."""
     before = path.stat()
     with path.open("r+b") as file:
         file.seek(30)
@@ -200,7 +200,7 @@ def overwrite(path: Path) -> None:
 
 
 def replace(path: Path) -> None:
-    """Put another file of the same size and time in the place."""
+    """Replace the file with another of the same size and time."""
     before, other = path.stat(), path.with_name("other")
     other.write_bytes(path.read_bytes()[::-1])
     os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -238,7 +238,7 @@ def test_a_killed_step_goes_on(
     deaths = 0
     while die_at("upper.piece", lambda: run(Upper(files(source, digests)), store, digests)) == -signal.SIGKILL:
         deaths += 1
-    assert deaths == -(-source.stat().st_size // PIECE)  # each life does one piece
+    assert deaths == -(-source.stat().st_size // PIECE)  # each process completes one piece
     [entry] = store.entries()
     assert (entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
     assert entry.key == Upper(files(source, digests, read=True)).key
@@ -253,9 +253,9 @@ def test_a_kill_around_the_publication_leaves_nothing_behind_for_long(
     tmp_path: Path,
     die_at: Callable[[str, Callable[[], object]], int],
 ) -> None:
-    """What was written lies under a key that follows from the source's times, and is found as long as it is unread."""
+    """Output is stored under a key derived from the source's times, and is found as long as the source is unread."""
     assert die_at(moment, lambda: run(Upper(files(source, digests)), store, digests)) == -signal.SIGKILL
-    again = DigestCache(tmp_path / "digests.json")  # what the killed process had learned
+    again = DigestCache(tmp_path / "digests.json")  # contains the digests that the killed process saved
     result = run(Upper(files(source, again)), store, again)
     assert (result.entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
     assert result.key == Upper(files(source, again, read=True)).key
@@ -276,7 +276,7 @@ def test_neither_waits_for_ever(
 def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
     source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what is read now should be found in the page cache by who hashes."""
+    """The hashing threads should only need data that the step has just read into the page cache."""
     monkeypatch.setattr(lazy_digests, "LEAD_BYTES", 2 * PIECE)
     monkeypatch.setattr(lazy_digests, "available_memory", lambda: 0)
     begun, resumed, in_time, told = threading.Event(), threading.Event(), list[bool](), list[int]()
@@ -299,7 +299,7 @@ def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
 def test_a_step_may_be_ahead_as_far_as_memory_holds_what_is_hashed_later(
     source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch, memory: int, waits: bool
 ) -> None:
-    """A calibration counts a table of embeddings at once, of which it reads a few rows."""
+    """Calibration reports a table of embeddings in one call, although it reads only a few rows."""
     monkeypatch.setattr(lazy_digests, "LEAD_BYTES", PIECE)
     monkeypatch.setattr(lazy_digests, "available_memory", lambda: memory)
     begun, ahead, seen = threading.Event(), threading.Event(), list[bool]()
@@ -322,7 +322,7 @@ def test_a_step_that_fails_ends_the_hashing(source: Path, store: Store, digests:
 
 @pytest.fixture
 def blob(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
-    """Make the source a file of the hub's cache, whose blob is called by a digest."""
+    """Make the source a file of the hub's cache, whose blob is named by a digest."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
     def make(sha256: str) -> Path:
@@ -340,7 +340,7 @@ def blob(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_the_hub_says_what_a_file_is(
     blob: Any, source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # no test can set a time of change
+    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # tests cannot set a change time
     linked = blob(hashlib.sha256(source.read_bytes()).hexdigest())
     step = Upper(files(linked, digests))
     assert step.source.is_read  # the plan has its final keys
@@ -353,7 +353,7 @@ def test_the_hub_says_what_a_file_is(
 def test_a_file_that_is_not_what_the_hub_calls_it_is_refused(blob: Any, store: Store, digests: DigestCache) -> None:
     linked = blob("ab" * 32)
     with pytest.raises(
-        StepError, match=f"its SHA-256 is [0-9a-f]{{64}}, and the hub calls it {'ab' * 32}: it is damaged"
+        StepError, match=f"the file is damaged: its SHA-256 is [0-9a-f]{{64}}, the hub lists {'ab' * 32}"
     ):
         run(Upper(files(linked, digests)), store, digests)
     assert store.entries() == []
@@ -362,18 +362,18 @@ def test_a_file_that_is_not_what_the_hub_calls_it_is_refused(blob: Any, store: S
 def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
     blob: Any, source: Path, store: Store, digests: DigestCache
 ) -> None:
-    """The disk said something else for a while: nothing that identifies the file changes."""
+    """The disk returned wrong data for a while: nothing that identifies the file changes."""
     good = source.read_bytes()
     linked = blob(hashlib.sha256(good).hexdigest())
     step = Upper(files(linked, digests), lambda done: damage(done) if done == PIECE else None)
 
     def damage(done: int) -> None:
         with (store.root / "partial" / step.key / "files" / "upper").open("r+b") as copy:
-            copy.write(b"?")  # what was read of it then
+            copy.write(b"?")  # the wrong data that was read
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hashlib, "grow", lambda self, grown: None)
-        with pytest.raises(SourceChanged, match="it is damaged"):
+        with pytest.raises(SourceChanged, match="the file is damaged"):
             run(step, store, digests)
     result = run(Upper(files(linked, digests)), store, digests)
     assert (result.entry.files_dir / "upper").read_bytes() == good.upper()
@@ -390,19 +390,19 @@ def test_a_damaged_file_ends_a_step_as_soon_as_it_is_hashed(
         assert hashed.wait(30)
 
     step = Upper(files(linked, digests), wait_for_digest)
-    with pytest.raises(SourceChanged, match="it is damaged"):
+    with pytest.raises(SourceChanged, match="the file is damaged"):
         run(step, store, digests)
     assert pieces == [PIECE]
 
 
 def test_a_digest_is_looked_at_when_its_file_ends(blob: Any, source: Path, store: Store, digests: DigestCache) -> None:
-    """The hashing of a damaged file ends that of all others."""
+    """A damaged file also stops the hashing of the others."""
     linked = blob("ab" * 32)
     other = linked.with_name("zzz")
     other.write_bytes(b"x" * PIECE)
     both = FileReader(digests, 0).read(linked.parent, [linked, other])
     hashed = Alongside(Upper(both), digests, Unshown())._files
-    with pytest.raises(SourceChanged, match="it is damaged"):
+    with pytest.raises(SourceChanged, match="the file is damaged"):
         hashed.digests(1)
     assert hashed._found[1] == ""
 

@@ -47,7 +47,7 @@ def test_every_other_exception_passes_and_leaves_nothing(store: Store, tmp_path:
 
 
 def test_a_step_may_write_files_only(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(StepError, match=r"write-x wrote what cannot be kept: files/pipe is neither a file nor a dir"):
+    with pytest.raises(StepError, match=r"invalid output of write-x: files/pipe is neither a file nor a dir"):
         build(store, Write("x", tmp_path / "runs", trouble=lambda out: os.mkfifo(out / "pipe")))
     assert not leftovers(store)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that work on devices run beside each other and beside the others, each on devices of its own."""
+"""Steps that use devices run concurrently with each other and with other steps, each on its own devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 10.0
 
 
 class Scene:
-    """What tests see of steps that run in threads."""
+    """Records what steps in threads do."""
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[str, ...]] = {}
@@ -50,7 +50,7 @@ NOTHING = {"key": False}
 
 @dataclass(frozen=True)
 class Work(Step):
-    """Work on devices until `until` says so."""
+    """Work on devices until `until` returns True."""
 
     VERSION = 1
     title: str
@@ -86,7 +86,7 @@ class Work(Step):
 
 
 def beside(*names: str) -> Callable[[Scene], bool]:
-    """Be true once the steps have run at the same time."""
+    """Return True once the steps have run at the same time."""
     return lambda scene: any(frozenset(names) <= seen for seen in scene.overlaps)
 
 
@@ -131,7 +131,7 @@ def test_who_wants_more_than_there_are_gets_all(store: Store) -> None:
 
 
 def test_the_others_go_on_here(store: Store) -> None:
-    """A step without devices runs while one with devices does, and what needs both comes last."""
+    """A step without devices runs while one with devices does; the step that depends on both is last."""
     scene, threads = Scene(), set()
 
     def note(scene: Scene) -> bool:
@@ -160,7 +160,7 @@ def test_the_first_failure_ends_what_runs_and_is_passed_on(store: Store, error: 
     with pytest.raises(type(error)) as caught:
         execute(Plan(steps), store, Unobserved(), devices=("x", "y"))
     assert caught.value is error
-    assert not scene.running, "nothing runs on behind the back of whoever asked"
+    assert not scene.running, "no step may run after execute returned"
     assert "later" not in scene.order
     assert names(store) == set()
     assert not any((store.root / "tmp").iterdir())
@@ -179,7 +179,7 @@ def test_a_failure_here_ends_what_runs_elsewhere(store: Store) -> None:
 
 
 def to_this_thread(sign: signal.Signals) -> None:
-    """Send a signal where the system may leave one for the process: with a thread that works."""
+    """Send a signal to the working thread, to which the system may deliver a process signal."""
     signal.pthread_kill(threading.get_ident(), sign)
 
 

@@ -34,11 +34,11 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 
-AT_ANY_LOAD = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both are of the clock
+AT_ANY_LOAD = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both depend on the clock
 
 
 def typed(value: object) -> object:
-    """The same for two values only where type and content are the same all the way down."""
+    """Return a form that is equal for two values only if types and contents are equal at every level."""
     if isinstance(value, dict):
         return dict, frozenset((key, typed(each)) for key, each in value.items())
     if isinstance(value, (list, tuple)):
@@ -127,7 +127,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def settled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let files count as settled at once, since no test can set a time of change; but for tests of just that."""
+    """Treat files as settled immediately, since tests cannot set a change time, except in tests of this rule."""
     if request.function not in (
         test_a_file_just_written_is_not_remembered,
         test_a_file_with_an_old_time_of_writing_is_young_by_its_time_of_change,
@@ -149,7 +149,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, source: Path) -> None:
     cache = DigestCache(tmp_path / "digests.json")
     cache.digest(source)
     source.write_bytes(b"CONTENT")
-    os.utime(source, ns=(0, 0))  # same size, same inode, same time of change: only the ctime tells
+    os.utime(source, ns=(0, 0))  # same size, inode and modification time: only the ctime differs
     assert cache.lookup(source) is None
     assert cache.digest(source) == hashlib.sha256(b"CONTENT").hexdigest()
 
@@ -191,7 +191,7 @@ def test_a_cache_forgets_the_oldest(tmp_path: Path, source: Path, monkeypatch: p
 def test_a_damaged_cache_is_an_empty_one(tmp_path: Path, source: Path, damage: bytes | None) -> None:
     path = tmp_path / "digests.json"
     digest = DigestCache(path).digest(source)
-    if damage is None:  # one hex digit of the remembered digest
+    if damage is None:  # change one hex digit of the cached digest
         damage = path.read_bytes().replace(digest.encode(), digest.replace(digest[0], "0123456789abcdef"[7]).encode())
     assert damage != path.read_bytes()
     path.write_bytes(damage)

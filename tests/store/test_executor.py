@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans and their execution, on a diamond: fetch, then two cuts of it, then a join of both."""
+"""Execution of plans with a diamond of steps: fetch, two cuts of it, and a join of both."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from trtspec.store.store import Store
 
 
 def test_a_key_is_not_a_path(store: Store) -> None:
-    with pytest.raises(TrtspecError, match=r"'\.\./x' is not the key of a step: those are 64 hex digits"):
+    with pytest.raises(TrtspecError, match=r"'\.\./x' is not a step key: expected 64 hex digits"):
         store.remove("../x")
 
 
@@ -45,7 +45,7 @@ def test_what_the_machine_refuses_is_said_in_words(
 
 
 def test_a_copy_that_finds_no_room_is_about_its_place(store: Store, tmp_path: Path) -> None:
-    """Not about what is copied, which `shutil` names first."""
+    """The message must not name the copied file, although `shutil` names it first."""
 
     def copy(out: Path) -> None:
         raise OSError(28, os.strerror(28), "/models/target/tokenizer.json", None, str(out / "tokenizer.json"))
@@ -59,6 +59,6 @@ def test_a_store_that_cannot_be_made_is_said(step: Write, tmp_path: Path) -> Non
     store = Store(tmp_path / "file" / "store")
     assert store.peek(step.key).why == store.get(step.key).why == "never built"
     with pytest.raises(
-        TrtspecError, match=r"/file/store: no store can be made: Not a directory\nhint: set TRTSPEC_CACHE"
+        TrtspecError, match=r"/file/store: cannot create the store: Not a directory\nhint: set TRTSPEC_CACHE"
     ):
         build(store, step)

@@ -48,7 +48,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "truncated": ("files/deep/er/one", chop, "files/deep/er/one has 2 bytes, 3 were recorded"),
     "missing": ("files/deep/er/one", Path.unlink, "files/deep/er/one is missing"),
     "symlink": ("files/deep/er/one", link, "files/deep/er/one is neither a file nor a directory"),
-    "extra": ("files/deep/extra", Path.touch, "files/deep/extra does not belong there"),
+    "extra": ("files/deep/extra", Path.touch, "files/deep/extra is not part of the entry"),
     "no files": ("files", move_away, "files/ is missing"),
     "files elsewhere": ("files", lambda path: (move_away(path), path.symlink_to("files.away")), "files is a symlink"),
     "no document": ("entry.json", Path.unlink, "entry.json is missing or damaged"),
@@ -77,7 +77,7 @@ def test_damage_is_seen_by_all_and_rebuilt(store: Store, step: Write, damage: st
 
 
 def rewrite_document(store: Store, built: str, /, **changes: object) -> None:
-    """Write a document with a sound seal, as somebody who knows the format could."""
+    """Write a document with a valid digest, as a forger who knows the format could."""
     path = store.root / "entries" / built[:2] / built / "entry.json"
     body = json.loads(path.read_bytes())
     del body["digest"], body["schema"]
@@ -94,7 +94,7 @@ def test_a_path_that_leaves_the_entry_is_refused(store: Store, step: Write, path
 def test_an_entry_of_another_key_or_form_is_refused(store: Store, step: Write) -> None:
     build(store, step)
     rewrite_document(store, step.key, key="0" * 64)
-    assert store.peek(step.key).why == f"corrupt: entry.json is that of {'0' * 64}"
+    assert store.peek(step.key).why == f"corrupt: entry.json has the key {'0' * 64}"
     rewrite_document(store, step.key, directory="/etc", surplus=1)
     assert store.peek(step.key).why == "corrupt: entry.json: unknown key"
 

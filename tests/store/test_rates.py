@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step will take is the median of what steps of its kind took here."""
+"""A step's time is estimated from the median of earlier steps of its kind on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Other(Move): ...
 def test_the_median_of_the_newest_counts(tmp_path: Path) -> None:
     rates, step = Rates(tmp_path / "rates.json"), Move(LEAST_BYTES)
     assert rates.seconds_of(step) is None
-    for seconds in (900.0, 1.0, 2.0, 3.0, 50.0, 60.0):  # the first is forgotten
+    for seconds in (900.0, 1.0, 2.0, 3.0, 50.0, 60.0):  # the first is dropped
         rates.note(step, seconds)
     assert Rates(tmp_path / "rates.json").seconds_of(Move(2 * LEAST_BYTES)) == 6.0
     assert rates.seconds_of(Other(LEAST_BYTES)) is None

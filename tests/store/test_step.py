@@ -92,5 +92,5 @@ def test_a_mutable_field_is_a_bug() -> None:
 def test_inputs_are_found_by_step_and_only_where_declared() -> None:
     inputs = Inputs({Fetch("aa").key: Path("/entry/files")})
     assert inputs[Fetch("aa", where="elsewhere")] == Path("/entry/files")
-    with pytest.raises(KeyError, match="join-target is not among the dependencies"):
+    with pytest.raises(KeyError, match="join-target is not a dependency"):
         inputs[JOIN]

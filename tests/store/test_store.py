@@ -74,7 +74,7 @@ def test_two_processes_build_once(
 def test_two_readers_of_a_damaged_entry_throw_away_one(
     store: Store, step: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second reader finds, under the lock, what a first one has rebuilt meanwhile, and keeps it."""
+    """The second reader finds the entry that the first one rebuilt while holding the lock, and keeps it."""
     build(store, step)
     overwrite(store.root / "entries" / step.key[:2] / step.key / "files/two")
 

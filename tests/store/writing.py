@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that write a few files, and what tests ask of the store that has them."""
+"""Steps that write a few files, and helpers to inspect the store that contains them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Unshown:
 
 @dataclass(frozen=True)
 class Write(Step):
-    """Writes two files and counts its runs in a file elsewhere."""
+    """Writes two files and counts its runs in a file outside the store."""
 
     VERSION = 1
     text: str
@@ -69,7 +69,7 @@ def overwrite(path: Path, position: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Append(Step):
-    """A resumable step: each run adds a file, and notes it, until there are three."""
+    """A resumable step: each run adds and records a file, until there are three."""
 
     VERSION = 1
     RESUMABLE = True
@@ -80,7 +80,7 @@ class Append(Step):
         return "append"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        assert all(path.stat().st_mode & 0o200 for path in out.iterdir())  # root could write to them all the same
+        assert all(path.stat().st_mode & 0o200 for path in out.iterdir())  # check the mode: root can always write
         notes = notes_of(out) / "done"
         while (done := len(notes.read_text()) if notes.exists() else 0) < 3:
             (out / f"file{done}").write_text(str(done))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny targets and drafts, converted as engines run them and read as training reads them."""
+"""Tiny targets and drafts, both converted for the engine and loaded for training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOCAB, DRAFT_LEN = 64, 4
 
 
 def random_texts(count: int, side: str = TRAIN, seed: int = 0, **values: Any) -> list[Text]:
-    """Return texts of random tokens and lengths."""
+    """Return texts with random tokens and lengths."""
     draw = Random(seed)
 
     def ids(least: int, most: int) -> tuple[int, ...]:
@@ -38,7 +38,7 @@ def random_texts(count: int, side: str = TRAIN, seed: int = 0, **values: Any) ->
 
 
 def model_pair(root: Path, family: str = "llama", **shape: Any) -> tuple[Path, Path, Path]:
-    """Return a converted target, the source of a draft of `family`, and that draft converted."""
+    """Return a converted target, the source of a draft of `family`, and the converted draft."""
     target = convert(make_model(root / "hf", "llama", scale=0.3), root / "target")
     draft = make_model(root / "hf-draft", family, seed=1, scale=0.3, **shape)
     return target, draft, convert(draft, root / "draft")
@@ -52,7 +52,7 @@ def head_pair(root: Path, layout: str = "specforge", **head: Any) -> tuple[Path,
 
 
 def texts_of(root: Path, count: int = 5, new: int = 14) -> list[Text]:
-    """Return random prompts with a model's own answers."""
+    """Return random prompts with the model's responses."""
     model = reference_model(root)
     return [
         Text(TRAIN, "a", False, text.name, text.prompt, tuple(greedy(model, list(text.prompt), new - number)))
@@ -80,7 +80,7 @@ def _redrafter_pair(root: Path) -> tuple[Path, Path, None]:
     return recurrent.convert_with(source, net, root / "target", draft_len=5), net, None
 
 
-# by method: makes a target, the source of its draft, and the draft converted, None where the target holds it
+# by method: create a target, the source of its draft, and the converted draft, or None if it is embedded in the target
 PAIRS: dict[str, Callable[[Path], tuple[Path, Path, Path | None]]] = {
     "draft_target": model_pair,
     "eagle": _eagle_pair,
@@ -91,14 +91,14 @@ PAIRS: dict[str, Callable[[Path], tuple[Path, Path, Path | None]]] = {
 
 
 def _net_pair(root: Path, net: parallel_nets.Net) -> tuple[Path, Path, None]:
-    """Return a target with a net that knows something of its texts."""
+    """Return a target with a net that predicts its texts partially."""
     source = make_model(root / "hf", "llama", scale=0.3)
     known = [text.tokens for text in texts_of(source)]
     target = parallel_nets.knowing_net(net, reference_model(source), known).convert(source, root)
     return target, root / "net", None
 
 
-# by method, of nets that draft a block, as the engine runs them
+# by method: nets that draft a block, as the engine runs them
 RUN: dict[str, Callable[[Path], tuple[Path, Path, None]]] = {
     "dflash": lambda root: _net_pair(root, parallel_nets.random_block_net(own=True)),
     "dflash causal": lambda root: _net_pair(root, parallel_nets.random_block_net(own=True, causal=True)),
@@ -133,7 +133,7 @@ def _random(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: torch.randn(each.shape, generator=draw) * 0.3 + ("norm" in name) for name, each in tensors.items()}
 
 
-# by method, of nets that draft a block: makes a target and the net
+# by method, for nets that draft a block: create a target and the net
 BLOCKS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
     "dflash": lambda root: _block_pair(root, *block_nets.DFLASH["z-lab"][:2]),
     "dspark": lambda root: _block_pair(root, *block_nets.DSPARK["DeepSpec"][:2]),
@@ -159,7 +159,7 @@ def _made_pair(method: str) -> Callable[[Path], tuple[Path, Path]]:
     return made
 
 
-# by method: makes a target and a draft from scratch
+# by method: create a target and a draft from scratch
 FRESH = {f"{method} from scratch": _made_pair(method) for method in ("eagle", "redrafter")}
 
 
@@ -171,7 +171,7 @@ def student_of(
     settings: TrainSettings = SETTINGS,
     draft_len: int = DRAFT_LEN,
 ) -> tuple[Student, Lessons]:
-    """Load a draft to be trained, and what it learns."""
+    """Load a trainable draft and its target outputs."""
     teacher = Teacher(target, texts)
     student = find_trainable(method).load(DraftSource(source, teacher.model, draft_len, settings))
     return student, Lessons(teacher, student.aux_layers, texts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kind of draft computes and loses, in float64 and by plain formulas: a place and a pass at a time."""
+"""Reference implementations of drafts and losses in float64 with plain formulas, one place and pass at a time."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ States = dict[str, Tensor]
 
 
 class Naive(Protocol):
-    """A draft; `parameters` are by their names in its source."""
+    """A draft; `parameters` have the names of its source."""
 
     passes: int
     parameters: dict[str, Tensor]
 
     def __call__(self, text: Text, place: int, step: int) -> Tensor:
-        """Return the logits of pass `step` of the chain that begins at a place of a text."""
+        """Return the logits of pass `step` of the chain that starts at a place of a text."""
 
 
 def naive_loss(naive: Any, target: Sequence[Tensor], texts: Sequence[Text], name: Any) -> Tensor:
-    """Return what places and passes lose, summed up one after the other; `target` are its logits at each text's."""
+    """Return the summed losses of all places and passes; `target` are its logits for each text."""
     by_pass: dict[int, list[Tensor]] = {}
     drafted = getattr(naive, "drafted", None)
     for text, logits in zip(texts, target, strict=True):
@@ -56,13 +56,13 @@ def naive_loss(naive: Any, target: Sequence[Tensor], texts: Sequence[Text], name
 
 
 def naive_surprise(sure: Tensor, said: Tensor, wanted: Tensor) -> Tensor:
-    """Return what a probability loses where a token drawn from `said` is accepted with that of the overlap."""
+    """Return the loss of a confidence if a token drawn from `said` is accepted with the overlap's probability."""
     accepted = 1 - (said.softmax(-1) - wanted.softmax(-1)).abs().sum().detach() / 2
     return -(accepted * sure.log() + (1 - accepted) * (1 - sure).log())
 
 
 class NaiveModel:
-    """transformers' model, asked for each place by itself."""
+    """The transformers model, called for each place separately."""
 
     passes = 1
 
@@ -114,7 +114,7 @@ class NaiveMedusa:
 
 
 class NaiveRecurrent:
-    """The state token by token, as apple/ml-recurrent-drafter writes it."""
+    """The recurrent state token by token, as in apple/ml-recurrent-drafter."""
 
     passes = 4
 
@@ -136,9 +136,9 @@ class NaiveRecurrent:
 
 
 class Plain:
-    """A net's tensors and the layers of a plain transformer, rows [n, hidden] at positions [n]."""
+    """A net's tensors and the layers of a plain transformer, for rows [n, hidden] at positions [n]."""
 
-    size, theta, epsilon = 8, 10000.0, 1e-6  # block_nets'
+    size, theta, epsilon = 8, 10000.0, 1e-6  # the values of block_nets
 
     def __init__(self, source: Path) -> None:
         tensors = load_file(source / "model.safetensors")
@@ -153,7 +153,7 @@ class Plain:
         return rows / (rows.pow(2).mean(-1, keepdim=True) + self.epsilon).sqrt() * self.parameters[f"{name}.weight"]
 
     def attend(self, layer: str, read: Tensor, at: Tensor, others: Tensor, others_at: Tensor, seen: Tensor) -> Tensor:
-        """Return what rows read of others, where `seen` [n, others] holds, one head after the other."""
+        """Return the attention output of rows over others where `seen` [n, others] is True, one head at a time."""
         own = f"{layer}.self_attn"
         query, key, value = (
             self.linear(f"{own}.{kind}_proj", rows) for kind, rows in zip("qkv", (read, others, others), strict=True)
@@ -174,7 +174,7 @@ class Plain:
         return self.linear(f"{layer}.mlp.down_proj", F.silu(gate) * up)
 
     def _turned(self, heads: Tensor, at: Tensor) -> Tensor:
-        # the tables are float32 everywhere, as in transformers
+        # The tables are float32 everywhere, as in transformers.
         angles = at[:, None].float() * (1.0 / self.theta ** (torch.arange(0, self.size, 2).float() / self.size))
         cosines, sines = (torch.cat([each, each], -1)[:, None].double() for each in (angles.cos(), angles.sin()))
         first, second = heads.chunk(2, -1)
@@ -182,7 +182,7 @@ class Plain:
 
 
 class NaiveEagle(Plain):
-    """A layer that begins with no norm, over all pairs for each place and pass."""
+    """A layer without an input norm, over all pairs for each place and pass."""
 
     passes = 4
 
@@ -210,7 +210,7 @@ class NaiveEagle(Plain):
 
 
 class NaiveDFlash(Plain):
-    """A block of its own for each place; it has neither an embedding nor an LM head. Its anchor drafts nothing."""
+    """A separate block for each place, without embedding or LM head; its anchor does not draft."""
 
     passes, silent = 4, 1
 
@@ -237,7 +237,7 @@ class NaiveDFlash(Plain):
 
 
 class NaiveDSpark(NaiveDFlash):
-    """DFlash's block, whose anchor drafts too, with what each token says of the next."""
+    """DFlash's block, whose anchor drafts too, with a Markov head."""
 
     silent = 0
 
@@ -246,7 +246,7 @@ class NaiveDSpark(NaiveDFlash):
         return super().__call__(text, place, step) + bias
 
     def confidence(self, text: Text, place: int, step: int) -> Tensor:
-        """Return how sure the net is of the token that it drafts there."""
+        """Return the net's confidence in the token that it drafts there."""
         seen = torch.cat([self._found(text, place, step), self._before(text, place, step)])
         logit = self.linear("confidence_head.proj", seen) + self.parameters["confidence_head.proj.bias"]
         return 1 / (1 + torch.exp(-logit[0]))
@@ -256,7 +256,7 @@ class NaiveDSpark(NaiveDFlash):
 
 
 class NaivePEagle(Plain):
-    """All pairs before the place, then as many masks as it takes, in one causal sequence."""
+    """All pairs before the place, followed by the required number of masks, in one causal sequence."""
 
     passes = 4
 
@@ -279,7 +279,7 @@ class NaivePEagle(Plain):
         return self.linear("lm_head", self.norm("norm", hidden[-1]))
 
 
-# by method; each is made of the directory of the pair, its source, and the target's hidden states of each text
+# by method; each is created from the directory of the pair, its source, and the target's hidden states of each text
 NAIVE: dict[str, Callable[[Path, Path, States], Naive]] = {
     "draft_target": NaiveModel,
     "eagle": NaiveEagle,

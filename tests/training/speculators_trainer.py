@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""speculators' own code reads a job: its configuration, its rows, and the draft that it starts from.
+"""Read a job with speculators' own code: its configuration, its rows, and its initial draft.
 
-speculators_trainer.py JOB TARGET: prints what it understood, and leaves a draft where its trainer would.
+speculators_trainer.py JOB TARGET: prints the parsed values, and writes a draft where the trainer would.
 """
 
 import json
@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 if __name__ == "__main__":
     job, target = Path(sys.argv[1]), sys.argv[2]
-    warnings.simplefilter("error", UserWarning)  # an unknown key of run.yaml is one
+    warnings.simplefilter("error", UserWarning)  # raised for unknown keys of run.yaml
     resolved = TrainConfig.resolve(["--config", str(job / "run.yaml"), "--verifier-name-or-path", target])
     warnings.simplefilter("default")
     raw = load_dataset("json", data_files=str(job / "rows.jsonl"), split="train", cache_dir=str(job / "cache"))
@@ -26,7 +26,7 @@ if __name__ == "__main__":
     rows = [{key: each[key].tolist() for key in ("input_ids", "loss_mask")} for each in data]
     exported = job / resolved.trainer.save_path / "checkpoint_best"
     draft = ["--from-pretrained", str(job / resolved.draft.from_pretrained), "--save-path", str(exported)]
-    attention = ["--draft-attn-impl", "eager", "--dry-run"]  # no GPU, no step
+    attention = ["--draft-attn-impl", "eager", "--dry-run"]  # without a GPU and without training steps
     main(
         TrainConfig.resolve(["--config", str(job / "run.yaml"), "--verifier-name-or-path", target, *draft, *attention])
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts from scratch: methods and dialects read them as anybody's, they learn, and say at first what they should."""
+"""Drafts from scratch: methods and dialects can read them, they can be trained, and their initial output is right."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make(method: str, root: Path, target: Path, sizes: Sizes = NO_SIZES, texts: 
 @pytest.mark.parametrize("layers", [1, 2, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_it_goes_with_its_target(method: str, layers: int, tmp_path: Path) -> None:
-    """Nothing is missing, nothing is left over, and nothing is warned of."""
+    """Neither missing or extra tensors nor warnings occur."""
     source = make_llama(tmp_path / "hf", num_hidden_layers=layers)
     draft, target = make(method, tmp_path / "draft", source), load_model(source, "auto")
     if method == "draft_target":
@@ -56,7 +56,7 @@ def test_it_goes_with_its_target(method: str, layers: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "qwen3"])
 @pytest.mark.parametrize("method", METHODS)
 def test_it_learns(method: str, family: str, tmp_path: Path) -> None:
-    """For targets of other forms too, and with a mask that no text has."""
+    """Targets with other shapes work too, and the mask token is not in any text."""
     source = make_model(tmp_path / "hf", family, scale=0.3)
     draft = make(method, tmp_path / "draft", source)
     student, lessons = student_of(method, convert(source, tmp_path / "target"), draft, TEXTS, draft_len=DRAFT_LEN)
@@ -76,12 +76,12 @@ def test_every_dialect_takes_it(method: str, tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", num_hidden_layers=8)
     draft = make(method, tmp_path / "draft", source)
     for to in forms_of(method):
-        if (method, to) != ("eagle3", "deepspec"):  # whose heads have norms of queries and keys
+        if (method, to) != ("eagle3", "deepspec"):  # deepspec heads have norms of queries and keys
             assert convert_draft(draft, to, tmp_path / to, str(source)).draft.kind == method
 
 
 def test_each_method_whose_draft_is_trained_has_one_from_scratch() -> None:
-    assert names("trtspec.methods", "initial") == METHODS
+    assert names("trtspec.methods", "training") == METHODS
 
 
 @pytest.mark.parametrize("method", ["medusa", "redrafter"])
@@ -91,14 +91,14 @@ def test_heads_say_what_the_target_says(method: str, tmp_path: Path) -> None:
     student, lessons = student_of(method, convert(source, tmp_path / "target"), draft, TEXTS)
     batch = Batch.of(TEXTS, torch.device("cpu"))
     view, features = student.tensors.view(), lessons.of(batch)[1]
-    before = lessons.teacher.read(batch.tokens, batch.flat(1), ())[0]  # for the place itself
+    before = lessons.teacher.read(batch.tokens, batch.flat(1), ())[0]  # the logits that predict the place itself
     with torch.no_grad():
         for head, hidden in enumerate(student.hidden(view, batch, features)):
             torch.testing.assert_close(student.logits(view, hidden, head), before, atol=1e-4, rtol=1e-4)
 
 
 def test_a_head_drafts_the_answers_tokens(tmp_path: Path) -> None:
-    """Its LM head has the target's rows of them; the mask is the last token that no text has."""
+    """The LM head has the target's rows of these tokens; the mask is the last token that no text contains."""
     source = make_llama(tmp_path / "hf")
     texts = [Text("train", "a", False, "x", (63, 5), (62, 9, 9, 3)), Text("train", "a", False, "y", (1,), (9, 3))]
     draft = make("p_eagle", tmp_path / "draft", source, Sizes(layers=3, draft_vocab=4), texts)
@@ -110,7 +110,7 @@ def test_a_head_drafts_the_answers_tokens(tmp_path: Path) -> None:
 
 
 def test_a_small_model_keeps_what_the_targets_rows_say_of_each_other(tmp_path: Path) -> None:
-    """With all directions rows have the products that they had; with fewer, those that come closest."""
+    """With all directions the products of rows are preserved; with fewer, they are approximated best."""
     source = make_llama(tmp_path / "hf", hidden_size=64)
     vectors, values, _ = torch.linalg.svd(load_file(source / "model.safetensors")["lm_head.weight"].float())
     for width in (64, 32):
@@ -123,8 +123,8 @@ def test_a_small_model_keeps_what_the_targets_rows_say_of_each_other(tmp_path: P
 @pytest.mark.parametrize(
     ("method", "sizes", "words"),
     [
-        ("eagle3", Sizes(layers=2), "eagle3 has no --layers of its own; sizes that it has: --draft-vocab"),
-        ("medusa", Sizes(draft_vocab=9), "medusa has no --draft-vocab of its own; sizes that it has: none"),
+        ("eagle3", Sizes(layers=2), "drafts of eagle3 do not support --layers; supported sizes: --draft-vocab"),
+        ("medusa", Sizes(draft_vocab=9), "drafts of medusa do not support --draft-vocab; supported sizes: none"),
         ("eagle3", Sizes(draft_vocab=65), "--draft-vocab 65 is more than the target's 64"),
         ("draft_target", Sizes(hidden_size=12), "--hidden-size 12 is not a multiple of the head size 8"),
         ("draft_target", Sizes(hidden_size=40), "--hidden-size 40 is not a multiple of the head size 8"),

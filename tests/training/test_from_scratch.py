@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec train` of a recipe that names no draft: made, trained, judged, built, and the text is the target's."""
+"""`trtspec train` of a recipe without a draft: created, trained, evaluated, built, and lossless."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SHORT = ("--minutes", "5", "--max-tokens", "24")
 STEPS, ONE_STEP = ("--steps", "100", "--learning-rate", "0.01", *SHORT), ("--steps", "1", *SHORT)
 FEW = ("--prompts", "few.jsonl", "--max-tokens", "24")
-LITTLE = 0.001  # what is left of the layers
-# what of a recipe's speculation a method asks for, and a dialect that its draft is exported in
+LITTLE = 0.001  # scale of the layers
+# the recipe's speculation for each method, and a dialect to export its draft to
 METHODS = {
     "draft_target": ("draft_len: 3", ""),
     "eagle": ("options: {choices: [[0], [0, 0], [0, 0, 0]]}", ""),
@@ -36,7 +36,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where answers and trainings are found again: all have one target."""
+    """A shared store for responses and trainings, which all have the same target."""
     return tmp_path_factory.mktemp("store")
 
 
@@ -44,7 +44,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(workplace: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A target with more layers than a draft has, and no draft.
 
-    Its layers add little to what the last token says, so that something can be learned from a few dozen short answers.
+    Its layers contribute little, so that the next token depends mostly on the last one and a few dozen short responses
+    suffice for training.
     """
     monkeypatch.setenv("TRTSPEC_CACHE", str(store))
     make_llama(workplace / "target", 0, scale=0.3, vocab_size=262, num_hidden_layers=12, intermediate_size=64)
@@ -87,7 +88,7 @@ def test_from_a_target_alone_to_a_served_draft(method: str, recipe: Path, store:
         assert other.code == 0, other.err
         assert trtspec("verify", "build/exported", *FEW).code == 0
     again = trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "again", "--json", *ONE_STEP)
-    assert again.document["before"] == found["after"]  # it is the draft of before
+    assert again.document["before"] == found["after"]  # it starts from the previous draft
     documents = [json.loads(path.read_text()) for path in store.rglob("entry.json")]
     assert [each.get("name") for each in documents].count("answer-prompts") == 1
 
@@ -106,7 +107,7 @@ def test_one_that_gives_less_than_it_takes_is_refused(recipe: Path, trtspec: Run
     ("speculation", "more", "words"),
     [
         ("eagle3\n  draft_len: 3", ("--layers", "2"), "eagle3 has no --layers of its own"),
-        ("eagle3\n  draft_len: 3", ("--lora", "2"), "--lora leaves a draft's weights as they are"),
+        ("eagle3\n  draft_len: 3", ("--lora", "2"), "--lora does not change a draft's weights"),
         ("eagle3\n  draft: {model: ./target}", ("--draft-vocab", "9"), "the recipe names a draft"),
     ],
 )
@@ -119,7 +120,7 @@ def test_what_is_not_made(speculation: str, more: tuple[str, ...], words: str, r
 
 @pytest.mark.parametrize("method", ["eagle3", "dspark"])
 def test_a_net_with_fewer_tokens(method: str, recipe: Path, trtspec: Run) -> None:
-    """`prune --vocab` of what was made: as many tokens as asked for, built and lossless, in a dialect too."""
+    """`prune --vocab` of the result has the requested tokens, builds, is lossless, and can be exported."""
     recipe.write_text(recipe.read_text().replace("METHOD", f"{method}\n  draft_len: 3"))
     assert trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "made", "--write", *STEPS).code == 0
     ended = trtspec("prune", recipe, "--vocab", "64", "--out", "small", "--max-tokens", "24", "--json")
@@ -135,4 +136,4 @@ def test_a_net_with_fewer_tokens(method: str, recipe: Path, trtspec: Run) -> Non
         assert trtspec("verify", f"build/{draft}", *FEW).code == 0
     refused = trtspec("prune", recipe, "--vocab", "262", "--out", "other", "--max-tokens", "24")
     assert (refused.code, Path("other").exists()) == (1, False)
-    assert "drafts 262 tokens, no more than the 262 that are to be left" in refused.err
+    assert "drafts 262 tokens, not more than the requested 262" in refused.err

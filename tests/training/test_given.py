@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that come with prompts are used where they are the target's own, and refused by what is wrong with them."""
+"""Responses that come with prompts are used if they are on-policy, and otherwise rejected with a diagnosis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT, TOKENS = 40, 24
 
 
 class Asked:
-    """A target, and what it says to some prompts."""
+    """A target and its responses to some prompts."""
 
     def __init__(self, root: Path) -> None:
         self.root = convert(make_llama(root / "hf", scale=0.3), root / "target")
@@ -49,7 +49,7 @@ def greedy(asked: Asked) -> list[Text]:
 
 
 def complaint(asked: Asked, given: list[Text], own: list[Text]) -> str | None:
-    """Return what is said of answers, None where they are taken."""
+    """Return the diagnosis of responses, or None if they are accepted."""
     foreign = foreign_answers(given, Teacher(asked.root, given))
     answers = {text.name: text.answer for text in own}
     return diagnose(foreign, [answers[each.text.name] for each in foreign], given) if foreign else None
@@ -71,20 +71,20 @@ def test_shuffled_answers_are_named(asked: Asked, greedy: list[Text]) -> None:
 
 def test_labels_off_by_one_are_named(asked: Asked, greedy: list[Text]) -> None:
     early = [replace(text, answer=text.answer[1:]) for text in greedy]
-    assert "shifted by a token" in (complaint(asked, early, greedy) or "")
+    assert "shifted by one token" in (complaint(asked, early, greedy) or "")
 
 
 def test_random_tokens_are_named(asked: Asked, greedy: list[Text]) -> None:
     draw = Random(0)
     noise = [replace(text, answer=tuple(draw.randrange(VOCAB) for _ in range(TOKENS))) for text in greedy]
-    assert "by chance" in (complaint(asked, noise, greedy) or "")
+    assert "random tokens" in (complaint(asked, noise, greedy) or "")
 
 
 def test_another_models_answers_are_named(asked: Asked, greedy: list[Text], tmp_path: Path) -> None:
     other = convert(make_llama(tmp_path / "hf", seed=5, scale=0.3), tmp_path / "target")
     given = asked.answers(SamplingOptions(), other)
     said = complaint(asked, given, greedy) or ""
-    assert "another model's" in said or "by chance" in said  # a random model's words are chance to another
+    assert "another model" in said or "random tokens" in said  # a random model's words are chance to another
 
 
 def test_one_foreign_answer_is_found_among_many(asked: Asked, greedy: list[Text]) -> None:

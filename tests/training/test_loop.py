@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop learns, keeps its budget, stops early, and goes on where it was as if nothing had happened."""
+"""The training loop learns, keeps its budget, stops early, and resumes with the same result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_comes_nearer_to_the_target(method: str, tmp_path: Path) -> None:
 def test_an_interrupted_training_ends_with_the_same_bits(
     keep_every_s: float, kept: int, lora: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on after its last validation, or where it was a while ago."""
+    """Training resumes after its last validation or after its last periodic save."""
     monkeypatch.setattr(trainer, "VALIDATE_EVERY", 4)
     monkeypatch.setattr(trainer, "KEEP_EVERY_S", keep_every_s)
     settings = replace(SETTINGS, steps=14, lora=lora)
@@ -79,7 +79,7 @@ def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, 
 
 @pytest.mark.slow
 def test_a_full_disk_costs_the_notes_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The notes of before stay, from which the next process goes on; what is no notes at all is left out."""
+    """The previous state stays, and the next process resumes from it; invalid state files are ignored."""
     monkeypatch.setattr(trainer, "VALIDATE_EVERY", 4)
     settings, notes = replace(SETTINGS, steps=6), tmp_path / "notes"
     training_of(tmp_path / "one", notes, replace(SETTINGS, steps=4)).run()
@@ -96,7 +96,7 @@ def test_a_full_disk_costs_the_notes_and_not_the_training(tmp_path: Path, monkey
 
 @contextmanager
 def file_size_limit(nbytes: int) -> Iterator[None]:
-    """Let files of this process grow no further, which torch meets as it meets a full disk."""
+    """Limit the size of files written by this process; torch handles that like a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
     try:
@@ -136,7 +136,7 @@ def test_it_stops_where_nothing_is_gained(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_steps_that_are_too_long_are_told(tmp_path: Path) -> None:
     training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, learning_rate=1e30))
-    with pytest.raises(TrtspecError, match=r"the loss is no number after \d+ steps\n.* try --learning-rate 1e\+29"):
+    with pytest.raises(TrtspecError, match=r"the loss is not finite after \d+ steps\n.* try --learning-rate 1e\+29"):
         training.run()
 
 
@@ -154,7 +154,7 @@ def test_what_costs_the_kept_prompts_too_much_is_not_the_best(tmp_path: Path, mo
         training._validate(said.append)
     assert training.course.scores == [3.0, 7.0, 6.0, 0.0]
     assert training.course.best == 1
-    assert "the prompts to keep are at 4.80 tokens a step, from 5.00" in said[-1]
+    assert "the prompts to keep are at 4.80 tokens per step, from 5.00" in said[-1]
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The losses and their gradients, against formulas in numpy and finite differences, in float64."""
+"""The losses and their gradients equal formulas in numpy and finite differences, in float64."""
 
 from __future__ import annotations
 

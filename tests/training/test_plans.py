@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers are made anew where something changes them, not for another draft; and what a draft's step costs."""
+"""Responses are regenerated only if their inputs change, not for another draft; and the cost of a draft's step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trtspec.training.progress import plan_of
 
 VOCAB = 262
 TREE = {"choices": [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]}
-# of a recipe's speculation, beside method and draft
+# speculation settings in addition to method and draft
 SECTIONS: dict[str, dict[str, Any]] = {
     "eagle": {"options": TREE},
     "medusa": {"options": TREE},
@@ -80,7 +80,7 @@ def asked(workplace: Path) -> Asked:
 
 
 def recipe_with(method: str) -> Path:
-    """Return a recipe with a draft of a method, as it is made."""
+    """Return a recipe with an untrained draft of a method."""
     draft = make(method, Path("draft"), Path("target"))
     make_tokenizer(draft)
     section = SECTIONS.get(method, {"draft_len": 4}) | {"method": method, "draft": {"model": f"./{draft}"}}
@@ -108,7 +108,7 @@ def test_what_changes_answers(what: str, asked: Asked) -> None:
 
 
 def read_bytes(root: Path) -> int:
-    """Return the bytes of a checkpoint's matrices and vectors without those of which a pass looks rows up."""
+    """Return the bytes of a checkpoint's matrices and vectors, except those that are only looked up."""
     tensors = load_file(next(root.glob("*.safetensors")))
     looked_up = ("embed_tokens", "markov_w1")
     floats = [each for name, each in tensors.items() if not any(word in name for word in looked_up)]
@@ -117,7 +117,7 @@ def read_bytes(root: Path) -> int:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_costs_the_passes_that_it_takes(method: str, asked: Asked) -> None:
-    """Each reads all of the draft, and the target's LM head where that has none; four tokens in a row are drafted."""
+    """Every pass reads the whole draft, and the target's LM head if the draft lacks one; four tokens are drafted."""
     context = plan_of(load_asked(replace(asked, recipe=recipe_with(method))), build_bars).context
     draft, target = read_bytes(Path("draft")), read_bytes(Path("target"))
     if method in ("dflash", "dspark", "eagle"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten sets that would teach something else, made out of one that is taken: refused by what is wrong with them."""
+"""Ten invalid training sets, each derived from a valid one, are rejected with the right reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TARGET, DRAFT = (RECIPES / "models" / f"quickstart-{role}" for role in ("target", "draft"))
-PROMPTS = RECIPES / "prompts" / "quickstart.jsonl"  # kind by kind in turn, so that the next one's answer is none
+PROMPTS = RECIPES / "prompts" / "quickstart.jsonl"  # kinds alternate, so the next prompt's answer is always wrong
 COUNT, TOKENS = 48, 24
 GREEDY = SamplingOptions()
 Record = dict[str, str]
@@ -33,7 +33,7 @@ def prompts() -> list[str]:
 
 @dataclass(frozen=True)
 class Speaker:
-    """A model, and what it says to prompts."""
+    """A model and its responses to prompts."""
 
     engine: Engine
 
@@ -58,7 +58,7 @@ def speakers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Speaker]:
 
 @pytest.fixture(scope="module")
 def own(speakers: dict[str, Speaker]) -> list[Record]:
-    """Prompts with the target's own answers."""
+    """Return prompts with the target's responses."""
     asked = prompts()
     return [
         {"id": f"p{number}", "prompt": prompt, "response": answer}
@@ -72,7 +72,7 @@ def answered(records: list[Record], answers: Sequence[str]) -> list[Record]:
 
 def hot(records: list[Record], speakers: dict[str, Speaker]) -> list[str]:
     found = speakers[TARGET.name].answers([each["prompt"] for each in records], SamplingOptions(3.0, seed=1))
-    return [answer.strip() or each["response"] for answer, each in zip(found, records, strict=True)]  # no empty ones
+    return [answer.strip() or each["response"] for answer, each in zip(found, records, strict=True)]  # avoid empty ones
 
 
 def of_another_template(records: list[Record], speakers: dict[str, Speaker]) -> list[str]:
@@ -81,7 +81,7 @@ def of_another_template(records: list[Record], speakers: dict[str, Speaker]) -> 
 
 
 Poison = Callable[[list[Record], dict[str, Speaker]], list[Record]]
-# what makes the set, and what is said of it
+# how the set is derived, and the expected message
 POISONS: dict[str, tuple[Poison, str]] = {
     "shuffled answers": (
         lambda records, _: answered(records, [each["response"] for each in records[1:] + records[:1]]),
@@ -121,7 +121,7 @@ POISONS: dict[str, tuple[Poison, str]] = {
         lambda records, _: [
             {"id": each["id"], "prompt": f"<|im_start|>user\n{each['prompt']}<|im_end|>\n"} for each in records
         ],
-        "prompts are in the chat template of another model: <|im_start|>",
+        "prompts use the chat template of another model: <|im_start|>",
     ),
     "one prompt many times": (
         lambda records, _: [records[number % 3] | {"id": f"q{number}"} for number in range(COUNT)],
@@ -154,4 +154,4 @@ def test_a_poisoned_set_is_refused(
 
 def test_the_set_that_they_were_made_of_is_taken(own: list[Record], workplace: Path, trtspec: Run) -> None:
     code, said = train(trtspec, workplace, own)
-    assert code == 112, said  # a step teaches nothing
+    assert code == 112, said  # a step finds unsuitable answers

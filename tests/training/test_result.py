@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained draft is put at its place whole, whenever who does it is killed."""
+"""A trained draft is published atomically, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtspec.training.train_draft import RECORD
 
 @dataclass(frozen=True)
 class Trained(Result):
-    """A result without a verdict."""
+    """Return a result without a verdict."""
 
     def as_dict(self) -> dict[str, object]:
         return {"name": self.name}
@@ -26,7 +26,7 @@ class Trained(Result):
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[[str], Result]:
-    """A function that returns a draft of these weights."""
+    """Return a function that returns a draft with these weights."""
 
     def make(weights: str) -> Result:
         trained = tmp_path / "store" / weights
@@ -73,5 +73,5 @@ def test_what_another_process_left_between_two_names_comes_back(make: Callable[[
 def test_something_else_is_not_replaced(make: Callable[[str], Result]) -> None:
     out = make("new").out
     out.mkdir(parents=True)
-    with pytest.raises(TrtspecError, match="something else lies here"):
+    with pytest.raises(TrtspecError, match="not a trained draft; refusing to overwrite"):
         check_place(out)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents fall on one side whole, and what judges is never trained on."""
+"""Documents are assigned to one side completely, and evaluation prompts are never trained on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prompts_of(*texts: str, kind: str = "a") -> list[Prompt]:
 
 
 def pairs_by_definition(texts: list[str]) -> list[tuple[int, int]]:
-    """Return the pairs that are alike, each compared with each."""
+    """Return the pairs of similar prompts by comparing all of them."""
 
     def alike(one: str, other: str) -> bool:
         short, long = sorted((" ".join(one.split()), " ".join(other.split())), key=len)
@@ -46,7 +46,7 @@ def groups_of(documents: list[int]) -> set[frozenset[int]]:
     return {frozenset(place for place, own in enumerate(documents) if own == each) for each in documents}
 
 
-# few letters, and pieces about as long as the limits, so that all relations come about
+# Few letters, and pieces about as long as the limits, so that all relations occur.
 PIECES = st.sampled_from(["a", "b", " ", "c" * (BEGINNING - 1), "d" * BEGINNING, "e" * (ALIKE - 1), LONG])
 
 
@@ -96,7 +96,9 @@ def test_with_judges_of_their_own_none_are_held_out() -> None:
 
 
 def test_one_prompt_repeated_is_refused() -> None:
-    with pytest.raises(TrtspecError, match=r"20 prompts of 1 documents.*20 are equal or begin alike, as 0 and 1"):
+    with pytest.raises(
+        TrtspecError, match=r"20 prompts of 1 documents.*20 are equal or have the same beginning, as 0 and 1"
+    ):
         sides_of(prompts_of(*["the same"] * 20), 0)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained computes what the engine computes; losses and gradients are those of plain formulas in float64."""
+"""Trainable drafts equal the engine's; losses and gradients equal plain formulas in float64."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 def double(student: Any) -> None:
-    """Let a draft compute in float64."""
+    """Convert a draft to float64."""
     tensors = student.tensors
     for kept in (tensors.parameters, tensors.fixed):
         for name, tensor in kept.items():
@@ -67,7 +67,7 @@ def double(student: Any) -> None:
 
 
 def whole(tokens: Sequence[int]) -> Text:
-    """Return a text of which all but the first token is an answer."""
+    """Return a text whose tokens after the first are the response."""
     return Text(TRAIN, "a", False, "x", tuple(tokens[:1]), tuple(tokens[1:]))
 
 
@@ -92,7 +92,7 @@ def test_logits_are_the_engines(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
 def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path) -> None:
-    """Every chain from every place of a text, by the paper's step over the whole text."""
+    """Compute every chain from every place of a text, with the paper's step over the whole text."""
     target, source = head_pair(tmp_path, layout, **HEADS[kind])
     text = random_texts(1)[0].prompt * 3
     student, lessons = student_of("eagle3", target, source, [whole(text)])
@@ -112,7 +112,7 @@ def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_medusa_heads_by_vllms_names_are_trained_as_any(tmp_path: Path) -> None:
-    """Where they have no biases, as with biases of zeros; what was trained has their names."""
+    """Heads without biases equal heads with zero biases, and keep their tensor names after training."""
     target, source, _ = PAIRS["medusa"](tmp_path)
     tensors = load_file(source / "medusa_lm_head.safetensors")
     zeros = tensors | {name: torch.zeros_like(each) for name, each in tensors.items() if name.endswith("bias")}
@@ -128,7 +128,7 @@ def test_medusa_heads_by_vllms_names_are_trained_as_any(tmp_path: Path) -> None:
 
 
 def chain_of(method: str, draft_len: int) -> EngineSettings:
-    """Return the settings under which a method drafts a chain."""
+    """Return the settings with which a method drafts a chain."""
     options: dict[str, Any] = {}
     if method in ("medusa", "eagle"):
         draft_len, options = 0, {"choices": [[0] * depth for depth in range(1, draft_len + 1)]}
@@ -141,7 +141,7 @@ def chain_of(method: str, draft_len: int) -> EngineSettings:
 @pytest.mark.parametrize("made", [*PAIRS, *RUN])
 @pytest.mark.parametrize("draft_len", [1, 3, 5])
 def test_acceptance_is_the_engines(made: str, draft_len: int, tmp_path: Path) -> None:
-    """By replaying the same texts in the engine."""
+    """Acceptance equals a replay of the same texts in the engine."""
     method = made.split(maxsplit=1)[0]
     target, source, draft = {**PAIRS, **RUN}[made](tmp_path)
     texts = texts_of(tmp_path / "hf")
@@ -150,7 +150,7 @@ def test_acceptance_is_the_engines(made: str, draft_len: int, tmp_path: Path) ->
     places = replay(speculator, [(text.prompt, text.answer) for text in texts], 64)
     found = acceptance(student, lessons, texts, draft_len)
     assert found.texts == tuple(count_steps(each, draft_len) for each in places)
-    if made in ("eagle", "medusa", "redrafter", *RUN):  # which know something; a random draft is hardly ever right
+    if made in ("eagle", "medusa", "redrafter", *RUN):  # partially trained; a random draft is hardly ever right
         assert sum(counts.accepted for counts in found.texts)
 
 
@@ -180,7 +180,7 @@ def test_loss_and_gradients_are_a_plain_formulas(made: str, name: Any, tmp_path:
 
 
 class Wide(Lessons):
-    """What a draft in float64 can learn from."""
+    """Target outputs for a draft in float64."""
 
     def __init__(self, inner: Lessons) -> None:
         self.inner = inner
@@ -219,7 +219,7 @@ def test_experts_are_not_trained(tmp_path: Path) -> None:
 
 
 def test_padding_changes_nothing(tmp_path: Path) -> None:
-    """A text's loss is the same beside a longer one."""
+    """A text's loss does not depend on a longer text in the same batch."""
     target, source = model_pair(tmp_path)[:2]
     short, long = sorted(random_texts(6), key=lambda text: len(text.tokens))[::5]
     student, lessons = student_of("draft_target", target, source, [short, long])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec train`: a better draft is published as anybody's checkpoint, a worse one and a poisoned set are refused."""
+"""`trtspec train`: a better draft is published as a checkpoint; a worse one and invalid sets are rejected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prompts_file(path: Path, count: int, kinds: tuple[str, ...] = ("a",), seed: 
 
 @pytest.fixture
 def recipe(workplace: Path) -> Path:
-    """A target, and a draft that has been it before much noise was added."""
+    """A target, and a draft that is the target with much added noise."""
     make_llama(workplace / "target", 0, scale=0.3, vocab_size=262, intermediate_size=64)
     shutil.copytree(workplace / "target", workplace / "draft")
     file, draw = workplace / "draft" / "model.safetensors", torch.Generator().manual_seed(0)
@@ -66,7 +66,7 @@ def prompts(workplace: Path) -> Path:
 
 
 def entries(workplace: Path) -> dict[str, float]:
-    """Return when each entry of the store was made, by its step's name."""
+    """Return the creation time of each store entry by its step's name."""
     documents = [json.loads(path.read_text()) for path in (workplace / "cache" / "store").rglob("entry.json")]
     return {each["name"]: each["created"] for each in documents if "name" in each}
 
@@ -82,7 +82,7 @@ def test_a_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) 
     record = json.loads(Path("better/trtspec_training.json").read_text())
     assert len(record.pop("prompt_digests")) == found["prompts_trained_on"] == 48
     assert record == found
-    # the same form: names, types, config and tokenizer
+    # same layout: names, types, config and tokenizer
     before, after = (load_file(root / "model.safetensors") for root in (Path("draft"), Path("better")))
     assert {name: (t.shape, t.dtype) for name, t in before.items()} == {
         name: (t.shape, t.dtype) for name, t in after.items()
@@ -90,12 +90,12 @@ def test_a_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) 
     assert not any(torch.equal(before[name], after[name]) for name in before if name.endswith("proj.weight"))
     for name in ("config.json", "tokenizer.json"):
         assert (Path("draft") / name).read_bytes() == (Path("better") / name).read_bytes()
-    # the recipe names it, keeps its comments, and is taken by what takes any recipe
+    # The recipe names the draft, keeps its comments, and works with commands that take recipes.
     assert "method: draft_target  # stays" in recipe.read_text()
     assert load_recipe(recipe).recipe.speculation.draft.model.endswith("better")
     assert trtspec("check", recipe).code == 0
     assert trtspec("build", recipe).code == 0
-    # gates on the prompts of the training are warned about, and a report finds the training
+    # Gates on the training prompts cause a warning, and a report finds the training.
     benched = trtspec("bench", "build/tiny", "--prompts", prompts, "--runs", 1, "--max-tokens", 2)
     assert "warning: 48 of 60 prompts are among the 48 that the draft was trained on" in benched.err
     assert "train-draft_target.json" in trtspec("report", "build/tiny", "-o", "r.html").err
@@ -113,7 +113,7 @@ def test_a_second_run_does_nothing_again(recipe: Path, prompts: Path, trtspec: R
 def test_a_draft_that_gains_nothing_is_refused(recipe: Path, prompts: Path, trtspec: Run) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts, *FAST[:-1], "1e-12", "--write")
     assert ended.code == 112
-    assert "refused: held-out prompts together gain" in ended.out
+    assert "refused: all held-out prompts gain" in ended.out
     assert not Path("drafts").exists()
     assert load_recipe(recipe).recipe.speculation.draft.model.endswith("/draft")
 
@@ -138,7 +138,7 @@ def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) ->
 
 @pytest.mark.slow
 def test_a_killed_training_goes_on(recipe: Path, prompts: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after its first checkpoint; what it ends with is what an uninterrupted one ends with."""
+    """A run killed after its first checkpoint ends with the same result as an uninterrupted one."""
     command = ["train", str(recipe), "--prompts", str(prompts), "--steps", "240", *FAST[2:], "--out"]
     process = forked.Popen([sys.executable, "-m", "trtspec", *command, "killed"], env=dict(os.environ))
     notes = recipe.parent / "cache" / "store" / "partial"
@@ -182,7 +182,7 @@ def test_one_prompt_repeated_is_refused(recipe: Path, trtspec: Run) -> None:
 def test_too_few_that_judge_are_told_before_the_training(recipe: Path, trtspec: Run) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts_file(recipe.parent / "few.jsonl", 20), *FAST)
     assert ended.code == 1
-    assert "4 held-out prompts have an answer of two tokens; fewer than 6 prove nothing" in ended.err
+    assert "only 4 held-out prompts have an answer of two tokens; an evaluation needs 6" in ended.err
     assert "train-draft" not in entries(recipe.parent)
 
 
@@ -198,7 +198,7 @@ def test_a_target_that_says_one_thing_is_refused(recipe: Path, prompts: Path, tr
     save_file(tensors, file, {"format": "pt"})
     ended = trtspec("train", recipe, "--prompts", prompts, *FAST)
     assert ended.code == 1
-    assert "the target answers every prompt with token 70 alone" in ended.err
+    assert "the target answers every prompt only with token 70" in ended.err
 
 
 def test_prompts_that_are_too_long_are_said_by_file(recipe: Path, prompts: Path, trtspec: Run) -> None:
@@ -224,14 +224,14 @@ def test_a_leak_is_refused_by_name(option: str, recipe: Path, prompts: Path, trt
     leak.write_text("\n".join([*(f'{{"prompt": "new {n}"}}' for n in range(9)), prompts.read_text().splitlines()[3]]))
     ended = trtspec("train", recipe, "--prompts", prompts, option, leak, *FAST)
     assert ended.code == 1
-    assert f"prompt prompts-3 of {option} is prompt prompts-3 too" in ended.err
+    assert f"prompt prompts-3 of {option} equals prompt prompts-3" in ended.err
 
 
 def test_a_method_without_a_trainable_draft(recipe: Path, prompts: Path, trtspec: Run) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts, "--set", "speculation={method: ngram, draft_len: 3}")
     assert ended.code == 1
     able = "dflash, draft_target, dspark, eagle, eagle3, medusa, p_eagle, redrafter"
-    assert f"method ngram has no draft that can be trained; those of {able} can" in ended.err
+    assert f"method ngram has no trainable draft; supported methods: {able}" in ended.err
 
 
 def test_what_lies_at_the_place_stays(recipe: Path, prompts: Path, trtspec: Run) -> None:
@@ -239,7 +239,7 @@ def test_what_lies_at_the_place_stays(recipe: Path, prompts: Path, trtspec: Run)
     Path("mine/file").write_text("of somebody")
     ended = trtspec("train", recipe, "--prompts", prompts, "--out", "mine", *FAST)
     assert ended.code == 1
-    assert "something else lies here" in ended.err
+    assert "not a trained draft; refusing to overwrite" in ended.err
     assert Path("mine/file").read_text() == "of somebody"
 
 
@@ -248,7 +248,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_training(
 ) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts, "--out", "prompts.jsonl/better", *FAST)
     assert ended.code == 1
-    assert f"prompts.jsonl/better: nothing can be written to {prompts}" in ended.err
+    assert f"prompts.jsonl/better: {prompts} is not a writable directory" in ended.err
     assert not entries(workplace)
 
 

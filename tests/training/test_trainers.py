@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs for other projects' trainers: data of the training split alone, and a result that is read, judged, published."""
+"""Jobs for external trainers: their data is the training split only, and the result is read, judged and published."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfo
 
 
 def worsened(source: Path, root: Path, share: float = 1.5) -> Path:
-    """Copy a head with noise in its matrices."""
+    """Copy a head and add noise to its matrices."""
 
     def change(config: Any, tensors: dict[str, torch.Tensor]) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -46,7 +46,7 @@ def worsened(source: Path, root: Path, share: float = 1.5) -> Path:
 
 @pytest.fixture
 def models(workplace: Path) -> Path:
-    """The quickstart's models, with its head as `good` and a worse one as `head`, which the recipe names."""
+    """The quickstart's models, with their head as `good` and a worse one as `head`, which the recipe names."""
     own = recipes_dir() / "models"
     shutil.copytree(own / "quickstart-target", workplace / "target")
     shutil.copytree(own / "quickstart-eagle3", workplace / "good")
@@ -91,7 +91,7 @@ def prompts_of(job: Path) -> list[tuple[int, ...]]:
 
 
 def place_result(job: Path, source: Path, trainer: str) -> Path:
-    """Put a draft where the trainer leaves its own, in its dialect."""
+    """Put a draft where the trainer writes its own, in its dialect."""
     what = TRAINERS[trainer]
     place = job / what.result
     place.parent.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ def test_a_job_goes_out_and_a_better_draft_comes_back(trainer: str, asked: Calla
     kept = json.loads(Path("better/trtspec_training.json").read_text())
     assert len(kept.pop("prompt_digests")) > 0
     assert kept == found
-    # in the dialect of the draft before, bit for bit
+    # in the dialect of the previous draft, bit for bit
     kept = contents(Path("good"))
     assert {name: tensor for name, tensor in contents(Path("better")).items() if name in kept} == kept
 
@@ -125,7 +125,7 @@ def test_a_worse_draft_is_refused(asked: Callable[..., Any], models: Path) -> No
     ended = asked("--result", job, "--set", "speculation.draft.model=./good")
     assert ended.code == 112
     assert "trained by specforge" in ended.out
-    assert "refused: held-out prompts together gain -" in ended.out
+    assert "refused: all held-out prompts gain -" in ended.out
     assert not Path("drafts").exists()
 
 
@@ -217,17 +217,17 @@ def test_results_of_unknown_origin_are_refused(job: Path, asked: Callable[..., A
     stray = asked("--result", "good")
     assert (stray.code, "no trtspec_job.json here or above" in stray.err) == (1, True)
     other = asked("--result", job, "--seed", "1")
-    assert (other.code, "other prompts are held out now" in other.err) == (1, True)
+    assert (other.code, "the held-out prompts changed" in other.err) == (1, True)
     shutil.rmtree(job / "exported")
     none = asked("--result", job)
-    assert (none.code, "no trained draft lies here" in none.err) == (1, True)
+    assert (none.code, "no trained draft found" in none.err) == (1, True)
     (job / "exported").symlink_to(Path("good").absolute())
     link = asked("--result", job)
-    assert (link.code, "a link leads out of the job's directory" in link.err) == (1, True)
+    assert (link.code, "a link points out of the job's directory" in link.err) == (1, True)
     record = json.loads((job / "trtspec_job.json").read_text())
     (job / "trtspec_job.json").write_text(json.dumps({**record, "held_out": "x"}))
     edited = asked("--result", job)
-    assert (edited.code, "trtspec_job.json: not what trtspec wrote: held_out" in edited.err) == (1, True)
+    assert (edited.code, "trtspec_job.json: not written by trtspec: held_out" in edited.err) == (1, True)
 
 
 def test_what_a_trainer_cannot_be_given(asked: Callable[..., Any], models: Path) -> None:
@@ -241,9 +241,9 @@ def test_what_a_trainer_cannot_be_given(asked: Callable[..., Any], models: Path)
         ours = asked(*whose, "--lora", "4")
         assert (ours.code, "--lora and --loss do not go with --trainer" in ours.err) == (1, True)
     sizes = asked("--trainer", "modelopt", "--layers", "2")
-    assert (sizes.code, "the recipe names a draft, whose sizes are what they are" in sizes.err) == (1, True)
+    assert (sizes.code, "the sizes of the recipe's draft cannot be changed" in sizes.err) == (1, True)
     bare = asked("--trainer", "modelopt", "--set", "speculation.draft=null")
-    assert (bare.code, "another project's trainer begins with one" in bare.err) == (1, True)
+    assert (bare.code, "external trainers start from one" in bare.err) == (1, True)
     rate = asked("--trainer", "speculators", "--learning-rate", "3")
     assert (rate.code, "speculators, lr: must be at most 1, got 3.0" in rate.err) == (1, True)
     assert not Path("drafts").exists()
@@ -272,12 +272,12 @@ def _leaves(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target that the small nets of every kind draft for."""
+    """A target for the small nets of every kind."""
     return make_target(tmp_path_factory.mktemp("target") / "hf")
 
 
 def job_of(trainer: str, kind: str, target: Path, root: Path) -> Job:
-    """Return a job for a random draft of a kind, which lies in `root` in the trainer's dialect."""
+    """Return a job for a random draft of a kind, which is in `root` in the trainer's dialect."""
     what = TRAINERS[trainer].kinds[kind]
     save = next(save for (each, dialect), save in NETS.items() if each == kind and dialect != "deepspec")
     draft = convert_draft(save(root / "net"), what.dialect, root / "draft", str(target)).draft

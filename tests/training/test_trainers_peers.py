@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainers' own code as the oracle: it reads the configuration and the rows, and what it writes is taken back."""
+"""The trainers' own code as oracle: it reads the configuration and the rows, and trtspec imports its output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TIMEOUT_S = 300
 
 
 def of_specforge(file: str) -> ModuleType:
-    """Load a module of SpecForge that needs nothing else of it."""
+    """Load a module of SpecForge that does not need the rest of the package."""
     root = os.environ.get("TRTSPEC_SPECFORGE")
     if not root:
         pytest.skip("TRTSPEC_SPECFORGE names no directory that has SpecForge's package")
@@ -41,7 +41,7 @@ def of_specforge(file: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its annotations are looked up
+    sys.modules[spec.name] = module  # needed to resolve its annotations
     spec.loader.exec_module(module)
     return module
 
@@ -71,7 +71,7 @@ def test_specforge_reads_other_kinds(kind: str, target: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
 def test_modelopt_starts_from_nets(kind: str, target: Path, tmp_path: Path) -> None:  # noqa: F811
-    """Its own code loads every weight of the net into the architecture that the configuration says, and exports it."""
+    """ModelOpt's code loads every weight of the net into the configured architecture, and exports it."""
     speculative: Any = pytest.importorskip("modelopt.torch.speculative")
     from modelopt.recipe.config import ModelOptDFlashRecipe
     from transformers import AutoModelForCausalLM
@@ -88,7 +88,7 @@ def test_modelopt_starts_from_nets(kind: str, target: Path, tmp_path: Path) -> N
 
 @pytest.fixture
 def no_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name for what ModelOpt's module of collators imports, and they never ask."""
+    """A placeholder for a name that ModelOpt's collators import but do not use."""
     if importlib.util.find_spec("datasets") is None:
         datasets = ModuleType("datasets")
         datasets.__dict__["load_dataset"] = None
@@ -127,7 +127,7 @@ def test_modelopt_reads_its_job_and_what_it_exports_is_taken_back(
     speculative.convert(model, [("eagle", read.eagle.model_dump())])
     HFEagleModel.load_draft_vocab_cache(model, "job/d2t.pt")
     EagleExporter(model).export(Path("job/exported"))
-    ended = asked("--result", "job", "--json")  # a head that was never trained
+    ended = asked("--result", "job", "--json")  # an untrained head
     assert ended.code == 112, ended.err
     assert ended.document["after"]["mean_accepted_len"] < ended.document["before"]["mean_accepted_len"]
 
@@ -146,10 +146,10 @@ def test_speculators_reads_its_job_and_what_it_saves_is_taken_back(asked: Callab
     assert (read["config"]["speculator_type"], read["config"]["ttt_steps"]) == ("eagle3", 4)
     key = str
     assert sorted(read["rows"], key=key) == sorted(rows_of(Path("job")), key=key)
-    # the draft that it starts from is the recipe's, and comes back as it went
+    # The initial draft is the recipe's, and is exported unchanged.
     taken = asked("--result", "job", "--json")
     assert taken.code == 112, taken.err
     assert taken.document["before"] == taken.document["after"]
     saved, started = (contents(Path("job", root)) for root in ("checkpoints/checkpoint_best", "draft"))
-    assert saved.keys() - started.keys() == {"embed_tokens.weight"}  # the target's, which it saves as well
+    assert saved.keys() - started.keys() == {"embed_tokens.weight"}  # the target's, which it also saves
     assert {name: saved[name] for name in started} == started

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft is published only where it is better on the whole, and worse at no kind."""
+"""A draft is published only if it is better overall and not worse on any kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS = 40
 
 
 def counts(mean: float, seed: int) -> list[Counts]:
-    """Return texts of some 20 steps with about so many tokens a step."""
+    """Return texts of about 20 steps with this mean number of tokens per step."""
     draw = Random(seed)
     return [
         Counts(20, 100, accepted, (accepted,), (100,))
@@ -24,7 +24,7 @@ def counts(mean: float, seed: int) -> list[Counts]:
 
 
 def verdict(**means: tuple[float, float]) -> Verdict:
-    """Return that on kinds with such means before and after; those that begin with `kept` are to be kept."""
+    """Return the verdict on kinds with these means before and after; kinds named `kept...` are to be kept."""
     texts, before, after = [], [], []
     for kind, (first, second) in means.items():
         texts += [Text(HELD_OUT, kind, kind.startswith("kept"), str(n), (1,), (1, 2)) for n in range(TEXTS)]
@@ -41,7 +41,7 @@ def test_better_at_all() -> None:
 
 def test_no_gain_is_refused() -> None:
     assert verdict(a=(2.0, 2.0)).refusals == [
-        "held-out prompts together gain 0.00 (0.00 to 0.00) tokens a step, which may be nothing"
+        "all held-out prompts gain 0.00 (0.00 to 0.00) tokens per step, which may be chance"
     ]
 
 
@@ -72,7 +72,7 @@ def test_a_kept_kind_loses_two_percent_at_most_however_wide_its_interval() -> No
 
 @pytest.mark.parametrize(("prompts", "refused"), [(1, 1), (5, 1), (6, 0)])
 def test_few_prompts_prove_nothing_whatever_they_gain(prompts: int, refused: int) -> None:
-    """One prompt has an interval without width, and five gain alike by chance."""
+    """One prompt has a zero-width interval, and five may all gain by chance."""
     texts = [Text(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(prompts)]
     found = Verdict.of(texts, [Counts(10, 50, 5)] * prompts, [Counts(10, 50, 20)] * prompts)
     assert found.whole.change.low > 0
@@ -80,7 +80,7 @@ def test_few_prompts_prove_nothing_whatever_they_gain(prompts: int, refused: int
 
 
 def test_the_interval_is_of_pairs() -> None:
-    """Texts that differ much, each a little better: only pairs show it."""
+    """For texts that differ much and improve slightly, only a paired test is significant."""
     before = [Counts(10, 50, accepted) for accepted in range(0, 40, 2)]
     after = [Counts(10, 50, accepted + 1) for accepted in range(0, 40, 2)]
     change = change_of(before, after)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A head drafts the tokens that the answers have, as many as before, and says the same of those that it knew."""
+"""A head's new vocabulary has the tokens of the responses and the same size; logits of kept tokens do not change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answered(*tokens: int) -> Text:
 def test_tokens_of_the_answers_come_in_for_the_least_frequent() -> None:
     ids = torch.tensor([2, 3, 5, 7])
     assert chosen_ids(ids, [answered(9, 9, 5), answered(4, 4, 4, 2)]).tolist() == [2, 4, 5, 9]
-    assert chosen_ids(ids, [answered(9, 2, 2, 3, 3, 5, 7)]).tolist() == [2, 3, 5, 7]  # none is rarer
+    assert chosen_ids(ids, [answered(9, 2, 2, 3, 3, 5, 7)]).tolist() == [2, 3, 5, 7]  # all are equally rare
     assert chosen_ids(ids, []).tolist() == ids.tolist()
     hardly = [answered(*[2] * 400, 9)]
     assert chosen_ids(ids, hardly).tolist() == ids.tolist()
@@ -48,7 +48,7 @@ def test_rows_move_with_their_ids_and_new_ones_are_the_targets() -> None:
 
 @pytest.mark.parametrize("lora", [0, 2])
 def test_a_head_with_another_vocabulary(lora: int, tmp_path: Path) -> None:
-    """Tokens that it knew keep their logits, d2t and t2d say what is drafted, and engines take what is written."""
+    """Kept tokens have the same logits, d2t and t2d match the vocabulary, and engines can load the result."""
     target, source = head_pair(tmp_path)
     texts = random_texts(9)
     before, lessons = student_of("eagle3", target, source, texts)

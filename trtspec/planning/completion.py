@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an editor or a shell offers for a recipe: keys, and the names that extensions bring.
+"""Completions for recipes in editors and shells: keys, and names that extensions provide.
 
-Asks the registry for methods with their options, for backends with their versions, and for GPUs; names none itself.
+The registry provides methods with their options, backends with their versions, and GPUs; no name is hard-coded.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ NOT_SET = ("schema", "extends", "matrix", OPTIONS)
 
 
 def editor_schema() -> dict[str, Any]:
-    """Return the JSON Schema of recipes with the names of all extensions, those of installed packages among them.
+    """Return the JSON Schema of recipes with the names of all extensions, including installed packages.
 
-    The value of `method` selects the schema of `options`, so that an option of another method is an error.
+    The value of `method` selects the schema of `options`, so an option of a different method is an error.
     """
     schema = recipe_json_schema()
     definitions, methods = schema["$defs"], discover_all(PACKAGE, ATTRIBUTE)
@@ -39,7 +39,7 @@ def editor_schema() -> dict[str, Any]:
 
 
 def override_keys(prefix: str) -> dict[str, str]:
-    """Return the keys that `--set` takes and that begin so, described; methods are loaded where only options do."""
+    """Return the `--set` keys with this prefix and their descriptions; methods are loaded only for their options."""
     keys = recipe_keys()
     sections = {key.rpartition(".")[0] for key in keys}
     ends = {key: text for key, text in keys.items() if key not in sections and key not in NOT_SET and ITEM not in key}
@@ -47,7 +47,7 @@ def override_keys(prefix: str) -> dict[str, str]:
 
 
 def values_of(key: str) -> dict[str, str]:
-    """Return the values that a key is known to take, with what there is to say of each; empty where any will do."""
+    """Return the known values of a key with descriptions; empty if any value is allowed."""
     schema = editor_schema()
     parts = [schema]
     for name in key.split("."):
@@ -71,7 +71,7 @@ def _option_keys() -> dict[str, str]:
 
 
 def _properties(part: dict[str, Any], schema: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """Yield what the schema says of a property, wherever it says so."""
+    """Yield the schema's definitions of a property, wherever they are."""
     if "$ref" in part:
         found: Any = schema
         for step in part["$ref"].removeprefix("#/").split("/"):
@@ -97,13 +97,13 @@ def _enum(described: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    """Return every version that can be asked for, and which backends have it."""
+    """Return every available version and the backends that have it."""
     having = [(version, name) for name, backend in backends().items() for version in backend.versions() if version]
     return {each: ", ".join(name for version, name in having if version == each) for each, _ in sorted(having)}
 
 
 def _selected(name: str, method: Method) -> dict[str, Any]:
-    """Return the rule that a method brings for the other keys of `speculation`."""
+    """Return the rule that a method adds for the other keys of `speculation`."""
     rules: dict[str, Any] = {"options": {"$ref": f"#/$defs/{_definition(name)}"}}
     if lens := method.draft_lens:
         rules["draft_len"] = {"minimum": lens[0], "maximum": lens[-1]}

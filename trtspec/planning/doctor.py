@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of this machine can be used: packages, server, GPU, disk. Probes; changes nothing."""
+"""Probe this machine: packages, server, GPU and disk. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ HINTS = {
     "tritonclient": "pip install 'trtspec[triton]'",
     WHEEL: INSTALL_WHEEL,
 }
-OF_ONE_COMMAND = {"aiohttp": "pip install 'trtspec[bench]'"}  # what `doctor` does not ask for
+OF_ONE_COMMAND = {"aiohttp": "pip install 'trtspec[bench]'"}  # `doctor` does not check these
 
 
 def probe_machine() -> list[Probe]:
-    """Return what a build, a measurement and a deployment need here, and whether it is there."""
+    """Return probes of everything that builds, measurements and deployments need on this machine."""
     found = [_python(), *(probe_package(package, hint) for package, hint in HINTS.items()), *probe_server()]
     found += [_folder("cache", cache_dir()), _folder("state", state_dir()), _conversions()]
     return [*found, *(probe for backend in backends().values() for probe in backend.probes())]
 
 
 def install_hint(package: str) -> str | None:
-    """Return how a Python package that is missing here is installed; None for one that nothing of ours needs."""
+    """Return how to install a missing Python package, or None if trtspec does not use it."""
     probes = (probe for backend in backends().values() for probe in backend.probes())
     return (HINTS | OF_ONE_COMMAND).get(package) or next(
         (probe.hint for probe in probes if probe.name == package), None
@@ -46,13 +46,13 @@ def _python() -> Probe:
 
 
 def _conversions() -> Probe:
-    """Tell what computes large conversions; without a compiler they lack only speed."""
-    from trtspec.kernels.build import HOST_PLUGINS, find_libraries  # compilers' flags, which only this command needs
+    """Report which implementation computes large conversions; without a compiler only speed is lost."""
+    from trtspec.kernels.build import HOST_PLUGINS, find_libraries  # compiler flags, which only this command needs
     from trtspec.kernels.toolchain import probe_toolchain
 
     try:
         found = next(iter(find_libraries(HOST_PLUGINS)), None)
-        detail = str(found) if found else f"numpy, until {probe_toolchain().cxx} compiles them, for the first large one"
+        detail = str(found) if found else f"numpy, until {probe_toolchain().cxx} compiles them for the first large one"
     except TrtspecError as error:
         detail = f"numpy, which is slower: {error.message}"
     return Probe("conversions", True, detail)
@@ -62,7 +62,7 @@ def _folder(name: str, folder: Path) -> Probe:
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     variable = f"TRTSPEC_{name.upper()}"
     if not os.access(nearest, os.W_OK):
-        return Probe(name, False, f"{folder} cannot be written", f"point {variable} at a directory that can")
+        return Probe(name, False, f"{folder} is not writable", f"set {variable} to a writable directory")
     free = shutil.disk_usage(nearest).free
     detail = f"{folder}, {free / 2**30:.1f} GiB free"
-    return Probe(name, free >= LEAST_FREE_BYTES, detail, f"make room, or point {variable} at another disk")
+    return Probe(name, free >= LEAST_FREE_BYTES, detail, f"free disk space, or set {variable} to another disk")

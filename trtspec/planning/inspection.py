@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint or an artifact is: in a directory, or on the hub. Reads headers and documents only."""
+"""Describe a checkpoint or artifact in a directory or on the hub. Reads headers and documents only."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ LONGEST_NAME = 100
 
 
 def inspect_model(written: str, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
-    """Return a document about a directory or a hub's model: its id, for another commit than the newest `ID@COMMIT`.
+    """Return a description of a directory or a hub model: its id, or `ID@COMMIT` for a commit other than the newest.
 
-    Raises TrtspecError as `inspect_path`, or where the hub does not tell of it.
+    TrtspecError as for `inspect_path`, or if the hub does not provide the model.
     """
     model, _, revision = written.partition("@")
     if "/" not in model or not is_hub_id(model) or Path(written).exists():
@@ -45,14 +45,14 @@ def inspect_model(written: str, mapping: ParallelMapping = ONE_RANK, scheme: Sch
     asked = ModelSource(model=model, revision=revision or choose_commit(model).revision)
     source = find_source(asked)
     downloads = sum(each[1] for each in source.absent.values())
-    told = {"model": asked.model, "revision": asked.revision, "download_bytes": downloads}
-    return {**_describe(source, mapping, scheme), **told}
+    origin = {"model": asked.model, "revision": asked.revision, "download_bytes": downloads}
+    return {**_describe(source, mapping, scheme), **origin}
 
 
 def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
-    """Return a document about what lies at `path`; raises TrtspecError where it is nothing of ours to read.
+    """Return a description of the directory at `path`; TrtspecError if its kind is not supported.
 
-    `mapping` and `scheme` say how a source would be converted; they change nothing about the rest.
+    `mapping` and `scheme` define how a source would be converted; they do not affect the rest.
     """
     if not path.is_dir():
         what = "is a file, not a directory" if path.exists() else "no such directory"
@@ -63,11 +63,11 @@ def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme
 
 
 def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
-    """Return what is known of a source; where no family describes it, what its headers say."""
+    """Return the description of a source; only from its headers if its family is unknown."""
     try:
-        said = _converting(read_model(source, "auto"), mapping, scheme)
+        details = _converting(read_model(source, "auto"), mapping, scheme)
     except UnknownArchitecture as unknown:
-        said = {"family": "none", "architecture": unknown.architecture[:LONGEST_NAME]}
+        details = {"family": "none", "architecture": unknown.architecture[:LONGEST_NAME]}
     headers = {
         "kind": "source checkpoint",
         "family": "",
@@ -78,16 +78,16 @@ def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[
         "files": [file.name for file in source.weight_files],
         "quantization": source_format(source).weights,
         "ignored_files": source.ignored_files,
-        "lm_head": _head_of(source),
+        "lm_head": _describe_lm_head(source),
         "skipped": [],
         "converts_to": {},
         "end_ids": _end_ids(source.root, source.absent),
     }
-    return headers | said
+    return headers | details
 
 
 def _end_ids(root: Path, absent: Collection[str] = ()) -> str:
-    """Return the ids that end a text and the file that names them, or why they cannot be read."""
+    """Return the end ids and the file that defines them, or why they cannot be read."""
     try:
         is_here = TOKENIZER not in absent and (root / TOKENIZER).is_file()
         return str(find_end_ids(root, VocabularyFiles(root).token_id if is_here else lambda token: None))
@@ -96,7 +96,7 @@ def _end_ids(root: Path, absent: Collection[str] = ()) -> str:
 
 
 def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
-    """Return what its family says of a model, and what becomes of it."""
+    """Return the family's description of a model and of its converted form."""
     model.check(scheme, mapping)
     plan = plan_conversion(model.config, model.rules, mapping, model.scheme(scheme))
     return {
@@ -108,22 +108,22 @@ def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) ->
         "skipped": model.matched.skipped,
         "converts_to": {
             "dtype": model.config.dtype,
-            "quantization": _words(plan.quantization),
+            "quantization": _describe_quantization(plan.quantization),
             "bytes_by_rank": [layout.nbytes - len(layout.header) for layout in plan.layouts()],
         },
     }
 
 
 def _used_head(model: SourceModel) -> str:
-    """Return which tensor becomes the LM head, and why where config.json ties it to the embedding."""
+    """Return which tensor becomes the LM head, and the reason if config.json ties it to the embedding."""
     ((tensor,),) = (rule.sources for rule in model.rules if rule.target == LM_HEAD)
     if model.ties.differ:
-        return f"{tensor.name}, the file's own: config.json ties it to {model.ties.embedding}, whose values differ"
+        return f"{tensor.name}, from the file: config.json ties it to {model.ties.embedding}, whose values differ"
     return f"{tensor.name}, tied to the embedding" if model.config.tied_embeddings else tensor.name
 
 
-def _head_of(source: Source) -> str:
-    """Return what is known of the LM head of a model that no family describes."""
+def _describe_lm_head(source: Source) -> str:
+    """Return a description of the LM head of a model of an unknown family."""
     ties = ties_of(source, read_text(source))
     return f"{ties.head}, or {ties.embedding} by config.json: their values differ" if ties.differ else ""
 
@@ -138,11 +138,11 @@ def _converted(path: Path) -> dict[str, Any]:
         "tensor_parallel": checkpoint.mapping.tensor,
         "pipeline_parallel": checkpoint.mapping.pipeline,
         "bytes_by_rank": checkpoint.nbytes_by_rank,
-        "quantization": _words(checkpoint.quantization),
+        "quantization": _describe_quantization(checkpoint.quantization),
     }
 
 
-def _words(quantization: TrtllmQuantization) -> str:
+def _describe_quantization(quantization: TrtllmQuantization) -> str:
     parts = [quantization.algo, f"{quantization.kv_cache_algo} KV cache" if quantization.kv_cache_algo else ""]
     return ", ".join(part for part in parts if part) or "none"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend a recipe moves to when it is for another version, and the move itself, which is the backend's."""
+"""Choose the backend for migrating a recipe to another version; the backend performs the migration."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trtspec.recipe.schema import Recipe
 def migrate(recipe: Recipe, to: str = "", backend: str = "") -> Migration:
     """Return a recipe for the version `to`, a release (1.2.1) or a minor (1.3), of a `backend`.
 
-    Without `backend` a recipe stays with its own where that has the version, else it moves to another of the same
-    package; without `to` it is the backend's newest. Raises TrtspecError where nothing leads there: the backend does
-    not migrate, or a later version would have to go back.
+    Without `backend` the recipe keeps its own if that has the version, else another of the same package is chosen.
+    Without `to` the backend's newest version is used. TrtspecError if the backend does not migrate, or if a later
+    version would have to be downgraded.
     """
     before = recipe.engine.backend
     name, version = _find(_named(backend) if backend else _in_order(before), before, to)
@@ -26,7 +26,7 @@ def migrate(recipe: Recipe, to: str = "", backend: str = "") -> Migration:
     migration.note("changed", "engine.version", f"{recipe.engine.version or 'the default'} becomes {version}")
     if before != name:
         engine["backend"] = name
-        why = f"{version} is of {name}: {backends()[name].summary}{_about_engines(before, name)}"
+        why = f"{name} has {version}: {backends()[name].summary}{_engine_alternatives(before, name)}"
         migration.note("changed", "engine.backend", why)
     move = backends()[name].migrate
     if move is None:
@@ -35,8 +35,8 @@ def migrate(recipe: Recipe, to: str = "", backend: str = "") -> Migration:
     return migration
 
 
-def _about_engines(before: str, name: str) -> str:
-    """Return who else builds TensorRT engines, where a recipe leaves them."""
+def _engine_alternatives(before: str, name: str) -> str:
+    """Return the alternatives that build TensorRT engines if the recipe loses them, as text."""
     known = backends()
     if before == AUTO or not known[before].builds_engines or known[name].builds_engines:
         return ""
@@ -45,7 +45,7 @@ def _about_engines(before: str, name: str) -> str:
 
 
 def _find(candidates: dict[str, Backend], before: str, to: str) -> tuple[str, str]:
-    """Return the backend and its version that `to` means."""
+    """Return the backend and the version that `to` selects."""
     moving = {name: each for name, each in candidates.items() if each.migrate}
     if not moving:
         raise TrtspecError(f"the recipe is for {before}, which has no other version to migrate to")
@@ -58,20 +58,20 @@ def _find(candidates: dict[str, Backend], before: str, to: str) -> tuple[str, st
 
 
 def _named(backend: str) -> dict[str, Backend]:
-    """Return the one backend of a name; raises TrtspecError where recipes cannot move to it."""
+    """Return the named backend; TrtspecError if recipes cannot be migrated to it."""
     found = find_backend(backend)
     if found.migrate is None:
         moving = ", ".join(name for name, each in backends().items() if each.migrate)
         hint = (
-            f"check RECIPE --set engine.backend={backend} --set engine.version=null tries it as it is, and init TARGET "
-            f"--backend {backend} writes a new one; recipes move by themselves to {moving}"
+            f"test the recipe unchanged with check RECIPE --set engine.backend={backend} --set engine.version=null, or "
+            f"write a new one with init TARGET --backend {backend}; recipes can be migrated to {moving}"
         )
-        raise TrtspecError(f"no recipe moves to {backend} by itself", hint=hint)
+        raise TrtspecError(f"recipes cannot be migrated to {backend}", hint=hint)
     return {backend: found}
 
 
 def _in_order(backend: str) -> dict[str, Backend]:
-    """Return the backends a recipe may move to: its own, then those of the same package that are chosen after it."""
+    """Return the possible backends: the recipe's own, then backends of the same package with lower priority."""
     known = backends()
     ranked = [name for _, name in sorted((each.auto.rank, name) for name, each in known.items() if each.auto)]
     if backend != AUTO:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe to a plan, and from a plan to an artifact: the only module that knows the order of steps.
+"""Plan and build recipes; the only module that defines the order of the build.
 
-check -> the backend's plan of the artifact -> run its steps -> publish; preflight.py says what comes before
+check -> the backend's artifact plan -> run its steps -> publish. prebuild.py runs before.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from trtspec.store.verified_cache import remember_published
 
 log = logging.getLogger(__name__)
 
-# This much of sources that were never seen is read for a plan; a build hashes more while its steps read it.
+# Unknown sources up to this size are read for a plan; a build hashes larger ones while its steps read them.
 READ_WHILE_PLANNING = 1 << 27
-DISK_HINT = "make room there, or point TRTSPEC_CACHE and --out at other disks"
+DISK_HINT = "free disk space, or set TRTSPEC_CACHE and --out to other disks"
 SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
 class Build:
-    """A recipe that can be built: what is known of it, what `check` warned of, and the plan of its artifact."""
+    """A recipe that can be built: its context, the warnings of `check`, and its artifact plan."""
 
     context: PlanContext
     diagnostics: list[Diagnostic]
@@ -69,12 +69,12 @@ class Build:
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the recipe with nothing left open."""
+        """Return the resolved recipe."""
         return self.context.resolved
 
     @property
     def backend(self) -> Backend:
-        """Return the backend that runs it."""
+        """Return the recipe's backend."""
         return find_backend(self.context.choice.name)
 
     @cached_property
@@ -84,34 +84,34 @@ class Build:
 
     @property
     def is_read(self) -> bool:
-        """Return whether all sources were read, so that the steps' keys are final."""
+        """Return whether all sources were read, so that step keys are final."""
         return all(files.is_read for files in self.files)
 
     @property
     def target_key(self) -> str:
-        """Return the key of the converted target without what drafts from inside, "" where nothing is converted."""
+        """Return the key of the converted target without embedded draft heads, "" without a conversion."""
         target = self.artifact.steps.get(checkpoint("target"))
         return target.bare_key if isinstance(target, ConvertCheckpoint) else ""
 
     @property
     def files(self) -> list[Files]:
-        """Return what steps read outside the store."""
+        """Return the files outside the store that steps read."""
         steps = (step for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
         return [files for step in steps for files in step.sources]
 
-    def known(self, sources: Sources) -> Build:
-        """Return the build with what became known of its sources."""
+    def with_sources(self, sources: Sources) -> Build:
+        """Return the build with the source digests found so far."""
         steps = {directory: sources.of(step) for directory, step in self.artifact.steps.items()}
         return replace(self, artifact=replace(self.artifact, steps=steps))
 
     @property
     def is_remembered(self) -> bool:
-        """Return whether a source is not here, so that no step can read it."""
+        """Return whether a source is not on this machine, so that no step can read it."""
         return any(source.absent for source in self.context.sources.values())
 
     @property
     def downloads(self) -> list[dict[str, Any]]:
-        """Return the models whose files are not here, and how many bytes they have."""
+        """Return the models whose files are not on this machine, with their sizes."""
         sources = self.context.sources
         return [
             {"model": asked.model, "revision": asked.revision, "bytes": sum(each[1] for each in absent.values())}
@@ -120,7 +120,7 @@ class Build:
         ]
 
     def disk(self, store: Store, out: Path) -> list[DiskNeed]:
-        """Return what a build writes, and what is free there: in the store, at `out`, and in the hub cache."""
+        """Return the disk space needed and free in the store, at `out`, and in the hub cache."""
         needs = plan_disk(self.status(store), store, out)
         if downloads := sum(each["bytes"] for each in self.downloads):
             needs.append(disk_need("hub cache", hub_cache_dir(), downloads))
@@ -130,23 +130,23 @@ class Build:
         """Return for each step whether it would run, and why."""
         return plan_status(self.plan, store)
 
-    def lacks(self, store: Store) -> list[Diagnostic]:
+    def missing_tools(self, store: Store) -> list[Diagnostic]:
         """Return why steps that have to run cannot run on this machine."""
         missing = {status.key for status in self.status(store) if status.status == "miss"}
         steps = self.artifact.steps
         return list(dict.fromkeys(lack for name, lack in self.artifact.lacks.items() if steps[name].key in missing))
 
     def disk_problems(self, store: Store, out: Path) -> list[Diagnostic]:
-        """Return where there is too little room for what a build writes."""
+        """Return an error for each file system without enough free space."""
         needs = plan_disk(self.status(store), store, out)
         return [Diagnostic("", "disk", need.message, DISK_HINT) for need in needs if not need.is_met]
 
     def memory(self) -> list[MemoryPlan]:
-        """Return what serving takes on each device."""
+        """Return the serving memory of each device."""
         return self.backend.memory(self.context)
 
     def speculation(self) -> dict[str, object]:
-        """Return how much a step drafts, by which rule it is accepted, and what an engine build is told of it."""
+        """Return draft length and tokens, acceptance rule, and the arguments for engine builds."""
         speculation, shape = self.recipe.speculation, self.context.draft_shape
         return {
             "method": speculation.method,
@@ -157,10 +157,10 @@ class Build:
         }
 
     def predicted(self, gpu_price: float | None = None) -> dict[str, object]:
-        """Return what speculation will bring (docs/planning.md), or under "why_not" why that is not known.
+        """Return the predicted effect of speculation (docs/planning.md), or the reason for no prediction in "why_not".
 
-        `gpu_price` is dollars for a GPU and hour. Empty where nothing is drafted; with a draft model there is the ratio
-        of the parameters too, and what would follow of it alone.
+        `gpu_price` is in dollars per GPU and hour. Empty if nothing is drafted. With a draft model the result has the
+        ratio of parameters and the speed-up that follows from it alone.
         """
         document = describe_prediction(self.context, gpu_price) if self.context.draft_shape.max_depth else {}
         target, draft = self.context.target_config, self.context.draft_config
@@ -173,7 +173,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Built:
-    """What became of a build; `manifest` is the SHA-256 of the artifact's."""
+    """Result of a build; `manifest` is the SHA-256 of the artifact's manifest."""
 
     artifact: Path
     manifest: str
@@ -188,12 +188,12 @@ def open_store() -> Store:
 
 
 def known_digests() -> DigestCache:
-    """Return what this user's builds remember of files outside the store."""
+    """Return this user's cache of digests of files outside the store."""
     return DigestCache(cache_dir() / "digests.json")
 
 
 def artifact_place(recipe: Recipe | ResolvedRecipe) -> Path:
-    """Return where a recipe's artifact goes unless somebody says otherwise."""
+    """Return the default output directory of a recipe's artifact."""
     return Path("build") / recipe.name
 
 
@@ -204,9 +204,9 @@ def plan_build(
     read_all: bool = False,
     on_read: Callable[[int, int], None] = lambda done, total: None,
 ) -> Build:
-    """Examine a recipe and return its build; raises RecipeError with every problem that stands in its way.
+    """Check a recipe and return its build; RecipeError with all problems.
 
-    `checked` is what a check found just before. With `read_all` every source is read for its digest, however large;
+    `checked` is the result of a check that was just made. With `read_all` every source is hashed regardless of size.
     `on_read` gets the bytes done and their total.
     """
     checked = checked or check_recipe(loaded)
@@ -221,7 +221,7 @@ def plan_build(
             done += count
             on_read(done, total)
 
-    log.info("%s: backend %s, because %s", loaded.recipe.name, context.choice.name, context.choice.why)
+    log.info("%s: backend %s: %s", loaded.recipe.name, context.choice.name, context.choice.why)
     digests = known_digests()
     absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
     reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes, absent)
@@ -234,14 +234,14 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
     if refused := build.disk_problems(store, out):
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     if problems := build.artifact.problems():
-        raise StepError("; ".join(problems), hint="what is installed here is not what engine.version says")
-    from trtspec.kernels.sha256 import choose_hashing  # numpy, which a plan does without
+        raise StepError("; ".join(problems), hint="the installed version differs from engine.version")
+    from trtspec.kernels.sha256 import choose_hashing  # imports numpy, which plans do not need
 
     hash_with(choose_hashing(sum(source.nbytes for source in build.context.sources.values())))
     sources = Sources(known_digests())
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
         results = execute(build.plan, store, observer, build.artifact.devices, sources)
-        build = build.known(sources)
+        build = build.with_sources(sources)
         with store.holding([result.key for result in results], build.recipe.name):
             status = _publish(build, out, results)
             if status == "published":
@@ -253,7 +253,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
 
 
 def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
-    """Put the artifact together from the steps' files."""
+    """Assemble the artifact from the steps' files and publish it."""
     entries = {result.key: result.entry for result in results}
     records, files = [], {}
     for directory, step in build.artifact.steps.items():
@@ -279,12 +279,12 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
 
 
 def device_memory(device: MemoryPlan) -> DeviceMemory:
-    """Return a device's memory as the manifest has it: how much this machine has is no part of an artifact."""
+    """Return a device's memory for the manifest, which excludes the memory of this machine."""
     return DeviceMemory.model_validate({name: getattr(device, name) for name in DeviceMemory.model_fields})
 
 
 def _remember_sources(build: Build, store: Store) -> None:
-    """Keep what was read of hub models for the day when they are not here."""
+    """Save the metadata of hub models for later plans without the files."""
     read = {
         path: (digest, *stat)
         for files in build.files
@@ -293,7 +293,7 @@ def _remember_sources(build: Build, store: Store) -> None:
     for role, _, asked in models_of(build.context):
         source = build.context.sources.get(role)
         if source and asked.revision and not source.absent and build.is_read:
-            with suppress(TrtspecError):  # a full disk costs a download, nothing else
+            with suppress(TrtspecError):  # on a full disk a later plan may have to download again
                 remember_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
 
 

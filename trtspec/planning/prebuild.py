@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes before a build: finding what would end it before anything is downloaded or made, bringing sources here.
+"""Prepare builds: find problems before anything is downloaded or built, and download sources.
 
-Knows no rule of its own; it asks whoever would fail later.
+Calls the checks of the later stages and adds none.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from trtspec.store.store import Store
 
 
 def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store) -> list[CheckResult]:
-    """Return what `check` finds of each recipe; raises RecipeError with everything that would end its build to a place.
+    """Return the check results of each recipe; RecipeError with all problems that would end a build.
 
-    What depends on a source that is not here yet shows once it is.
+    Problems that depend on missing sources are found after the download.
     """
     results = [check_recipe(loaded, will_prepare=True) for loaded, _ in builds]
     found = dict.fromkeys(
         each
         for (loaded, out), checked in zip(builds, results, strict=True)
-        for each in (*checked.diagnostics, *_place_problems(out), *_machine_problems(loaded, checked, out, store))
+        for each in (*checked.diagnostics, *_output_problems(out), *_machine_problems(loaded, checked, out, store))
     )
     if any(each.severity == "error" for each in found):
         raise RecipeError(list(found))
@@ -36,10 +36,9 @@ def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store) -> l
 
 
 def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what, done, total: None) -> None:
-    """Download and unpickle what a recipe names and is not there yet, for `plan_build` to find.
+    """Download and unpickle missing sources of a recipe for `plan_build`.
 
-    `on_progress` gets what is done, the bytes done and their total. Raises RecipeError with every model that cannot be
-    had.
+    `on_progress` gets a label, the bytes done and their total. RecipeError lists every model that is not available.
     """
     sources = {"target.model": loaded.recipe.target, "speculation.draft.model": loaded.recipe.speculation.draft}
     diagnostics = []
@@ -61,10 +60,10 @@ def plan_to_run(
     on_progress: OnProgress = lambda what, done, total: None,
     on_read: Callable[[int, int], None] = lambda done, total: None,
 ) -> Build:
-    """Return a build that can run, of a recipe that was `checked` just before.
+    """Return a build that can run, of a recipe that was just `checked`.
 
-    Its sources are brought here, unless they are remembered and every step is in the store; large ones are read while
-    they are converted. Raises RecipeError as `prepare_sources` and `plan_build` do.
+    Missing sources are downloaded unless their metadata are cached and every step is in the store; large ones are
+    hashed during conversion. RecipeError as for `prepare_sources` and `plan_build`.
     """
     if checked.context:
         build = plan_build(loaded, checked=checked, on_read=on_read)
@@ -74,7 +73,7 @@ def plan_to_run(
     return plan_build(loaded, on_read=on_read)
 
 
-def _place_problems(out: Path) -> Iterable[Diagnostic]:
+def _output_problems(out: Path) -> Iterable[Diagnostic]:
     try:
         check_place(out)
     except TrtspecError as error:
@@ -82,7 +81,7 @@ def _place_problems(out: Path) -> Iterable[Diagnostic]:
 
 
 def _machine_problems(loaded: LoadedRecipe, checked: CheckResult, out: Path, store: Store) -> list[Diagnostic]:
-    """Return what this machine lacks for a build: tools, room. Large sources are not read for it."""
+    """Return the tools and disk space that this machine lacks for a build, without reading large sources."""
     if checked.errors or checked.context is None:
         return []
     try:
@@ -90,7 +89,7 @@ def _machine_problems(loaded: LoadedRecipe, checked: CheckResult, out: Path, sto
     except TrtspecError as error:
         message = f"{error.where}: {error.message}" if error.where else error.message
         return [loaded.located(Diagnostic("engine", "machine", message, error.hint))]
-    found = build.lacks(store)
-    if build.is_read:  # else its steps may be in the store, whatever their keys look like
+    found = build.missing_tools(store)
+    if build.is_read:  # otherwise keys are not final, and the steps may be in the store
         found += build.disk_problems(store, out)
     return [loaded.located(each) for each in found]

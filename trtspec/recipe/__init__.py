@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes: read and limited (document), composed (load, matrix), checked (schema, validate), made complete (resolve).
+"""Recipes: parse (yaml_parser), compose (load, matrix), check (schema, validate) and complete (resolve).
 
-Nothing is imported here: whoever only catches a RecipeError must not wait for pydantic.
+This file imports nothing, so that importing only RecipeError does not load pydantic.
 """

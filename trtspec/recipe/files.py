@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipe files: read under a size limit, and put together along `extends`.
+"""Recipe files: read them under a size limit and resolve `extends`.
 
-Owns where recipes and the paths in them lie; knows which keys hold paths, and nothing else of the schema.
+Handles the locations of recipes and of the paths in them. It knows which keys hold paths, and no other part of the
+schema.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ FILE_KEYS = (
 
 
 def find_recipe(given: Path) -> Path:
-    """Return the file given, or where there is none the recipe of that name that comes with trtspec."""
+    """Return the given file if it exists, else the shipped recipe of that name, else the given path."""
     return given if os.path.isfile(given) else _shipped(str(given)) or given
 
 
 def name_of(path: Path) -> str:
-    """Return what messages call a recipe file."""
+    """Return the name of a recipe file in messages."""
     return "<stdin>" if path == STDIN else str(path)
 
 
 def read_recipe(path: Path, diagnostics: list[Diagnostic]) -> Node:
-    """Return the tree of a file (`-` is standard input) over those it extends.
+    """Return the tree of a file (`-` is standard input) merged over the files it extends.
 
-    What cannot be read at all raises RecipeError.
+    RecipeError if a file cannot be read.
     """
     return _read(path, Mark(name_of(path)), (), diagnostics)
 
 
 def anchor_paths(root: Node) -> Node:
-    """Return the tree with relative paths made absolute, from the file that each was written in."""
+    """Return the tree with relative paths made absolute, based on the file that contains them."""
     for dotted in MODEL_KEYS + FILE_KEYS:
         path = dotted.split(".")
         node, written = locate(root, path)
@@ -61,7 +62,7 @@ def anchor_paths(root: Node) -> Node:
 
 
 def change_paths(document: dict[str, Any], change: Callable[[str], str]) -> None:
-    """Put what `change` returns in the place of every absolute path of a recipe's plain values."""
+    """Replace every absolute path in a recipe's plain values with the result of `change`."""
     for dotted in MODEL_KEYS + FILE_KEYS:
         *sections, key = dotted.split(".")
         section = document
@@ -78,7 +79,7 @@ def _shipped(name: str) -> Path | None:
 
 
 def _is_path(node: Node) -> bool:
-    """Tell a directory from a hub id: by its first character, its slashes, or because it is there."""
+    """Distinguish a directory from a hub id: by its first character, its slashes or its existence."""
     value: str = node.value
     deep = value.count("/") > 1 and "://" not in value
     return value.startswith(("/", ".", "~")) or deep or os.path.isdir(node.base / value)
@@ -136,7 +137,7 @@ def _text(path: Path, asked_at: Mark) -> str:
 
 
 def _nearest(path: Path) -> str | None:
-    """Return the hint for a file that is not there: the nearest beside it, or the nearest that trtspec brings."""
+    """Return a hint with the most similar recipe in the same directory, else the most similar shipped recipe."""
     beside = did_you_mean(path.stem, {sibling.stem for sibling in path.parent.glob("*.yaml")}, ".yaml")
     return beside or did_you_mean(str(path), [recipe.stem for recipe in recipes_dir().glob("*.yaml")])
 
@@ -145,7 +146,7 @@ def _decoded(data: bytes, path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # error.object begins after a byte order mark, and so do its offsets.
+        # error.object and its offsets start after a byte order mark.
         before = LINE_BREAK.split(error.object[: error.start].decode("utf-8"))
         mark = Mark(name_of(path), len(before), len(before[-1]) + 1)
         stop(mark, "encoding", f"not UTF-8: byte 0x{error.object[error.start]:02x}", "save the file as UTF-8")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe file to checked recipes: read, extend, override, expand, validate, in this order.
+"""Load a recipe file: read, extend, override, expand and validate, in this order.
 
-Owns the order and the handle that later stages report diagnostics through.
+Also provides the handle through which later stages report diagnostics.
 """
 
 from __future__ import annotations
@@ -22,37 +22,39 @@ from trtspec.recipe.yaml_parser import RecipeText, parse_document
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A valid recipe that still knows where each value was written."""
+    """A valid recipe with the source location of each value."""
 
     recipe: Recipe
     path: Path
     tree: Node = field(repr=False)
 
     def located(self, diagnostic: Diagnostic) -> Diagnostic:
-        """Return a diagnostic at the place of its recipe path, or of that path's nearest ancestor that is written."""
+        """Return the diagnostic with the location of its recipe path, or of the nearest ancestor in the file."""
         return with_remedy(diagnostic).at(mark_of(self.tree, diagnostic.code, diagnostic.path.split(".")))
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Return the one recipe of a file; raise RecipeError with every diagnostic found, or where it holds several."""
+    """Return the only recipe of a file; RecipeError with all diagnostics, or if the file has several recipes."""
     loaded = load_matrix(path, overrides)
     if len(loaded) != 1:
         message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"
-        stop(Mark(name_of(path)), "matrix", message, "one is wanted here: remove `matrix`", path="matrix")
+        stop(
+            Mark(name_of(path)), "matrix", message, "this command takes a single recipe: remove `matrix`", path="matrix"
+        )
     return loaded[0]
 
 
 def load_matrix(path: Path, overrides: Sequence[str] = (), cells: Sequence[str] = ()) -> list[LoadedRecipe]:
-    """Return one recipe per combination of `matrix` (one without); raise RecipeError with every diagnostic found.
+    """Return one recipe per combination of `matrix` (one without a matrix); RecipeError with all diagnostics.
 
-    `path` may be `-`, standard input, and the name of a recipe that comes with trtspec. `cells` are fnmatch patterns of
-    the names of those that are wanted; TrtspecError where one fits none.
+    `path` may be `-` (standard input) or the name of a shipped recipe. `cells` are fnmatch patterns that select
+    combinations by name; TrtspecError if a pattern matches none.
     """
     path = find_recipe(path)
     diagnostics: list[Diagnostic] = []
     try:
         trees = _trees(path, overrides, diagnostics)
-        if not diagnostics:  # else the names may not be those that were meant
+        if not diagnostics:  # otherwise the names may be wrong
             trees = choose_cells(trees, cells, name_of(path))
     except RecipeError as error:
         raise RecipeError(in_order(list(map(with_remedy, [*diagnostics, *error.diagnostics])))) from None
@@ -70,7 +72,7 @@ def _trees(path: Path, overrides: Sequence[str], diagnostics: list[Diagnostic]) 
 
 
 def _overridden(root: Node, override: str, diagnostics: list[Diagnostic]) -> Node:
-    """Return the tree with `a.b=value`; relative paths in it start at the current directory, as in a shell."""
+    """Return the tree with `a.b=value` set; relative paths in the value start at the current directory."""
     source = RecipeText(f"--set {override}", Path.cwd())
     key, equals, text = override.partition("=")
     path = split_path(key.strip())

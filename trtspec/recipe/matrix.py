@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`matrix:` of a recipe: several trees from one, with the rules of GitHub Actions.
+"""Expansion of `matrix:` into several trees, with the rules of GitHub Actions.
 
     matrix:
       speculation.draft_len: [3, 5]           an axis: every value, with every value of the other axes
@@ -7,10 +7,10 @@
       exclude: [{speculation.draft_len: 3, target.dtype: float16}]
       include: [{speculation.draft_len: 7, name: seven}]
 
-First `exclude` removes, then each entry of `include` adds its keys to the combinations whose axes it does not change;
-where there are none it is a combination of its own.
+`exclude` is applied first. Then each entry of `include` adds its keys to the combinations whose axes it does not
+change; without such combinations it becomes a new combination.
 
-A combination is called after what it varies, NAME-draft_len-3-dtype-bfloat16: values that are added change no name.
+A combination is named after the values it varies, NAME-draft_len-3-dtype-bfloat16; added values do not change the name.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ MAX_COMBINATIONS = 256
 MAX_EXPANDED_NODES = 200_000
 MAX_NAME, DIGITS = 63, 6
 
-Choice = dict[str, Node]  # dotted recipe path -> the value it takes
+Choice = dict[str, Node]  # dotted recipe path -> value
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """What `matrix:` holds, by its three parts."""
+    """The three parts of `matrix:`."""
 
     axes: dict[str, list[Node]]
     include: list[Choice]
     exclude: list[Choice]
 
     def choices(self) -> list[Choice]:
-        """Return the combinations: excluded ones left out, included keys added."""
+        """Return the combinations, without excluded ones and with included keys added."""
         combinations = product(*self.axes.values()) if self.axes else ()
         choices = [dict(zip(self.axes, values, strict=True)) for values in combinations]
         kept = [choice for choice in choices if not any(_agrees(entry, choice, entry) for entry in self.exclude)]
@@ -57,14 +57,14 @@ class Matrix:
             added += [] if matching else [dict(entry)]
         return kept + added
 
-    def told(self, choice: Choice) -> list[str]:
-        """Return the keys that a combination is named after: the axes, of one that `include` made all that it has."""
+    def naming_keys(self, choice: Choice) -> list[str]:
+        """Return the keys that name a combination: the axes, or all its keys if `include` created it."""
         made_of_axes = all(key in choice and any(same(choice[key], one) for one in self.axes[key]) for key in self.axes)
         return list(self.axes if self.axes and made_of_axes else choice)
 
 
 def expand_matrix(root: Node, diagnostics: list[Diagnostic]) -> list[Node]:
-    """Return one tree per combination, each with a name of its own; a tree without a matrix is the only one."""
+    """Return one uniquely named tree per combination; the tree itself without a matrix."""
     node = root.value.get("matrix")
     base = without(root, "matrix")
     if node is None or node.value is None:
@@ -75,61 +75,63 @@ def expand_matrix(root: Node, diagnostics: list[Diagnostic]) -> list[Node]:
         return [base]
     choices = matrix.choices()
     labels = _labels({key for choice in choices for key in choice})
-    trees = [_applied(base, choice, labels, matrix.told(choice)) for choice in choices]
+    trees = [_applied(base, choice, labels, matrix.naming_keys(choice)) for choice in choices]
     reader.check_overrides(base, choices)
     return trees if reader.accepts(trees) else [base]
 
 
 def choose_cells(trees: list[Node], patterns: Sequence[str], where: str) -> list[Node]:
-    """Return the combinations with a name that one of the fnmatch patterns fits, all of them without patterns.
+    """Return the trees whose name matches one of the fnmatch patterns; all trees without patterns.
 
-    Raises TrtspecError with every name where a pattern fits none.
+    TrtspecError with all names if a pattern matches none.
     """
     names = [str(plain(tree.value["name"])) if "name" in tree.value else "" for tree in trees]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            message = f"no cell of its matrix has the name {pattern!r}"
+            message = f"no cell of its matrix is named {pattern!r}"
             raise TrtspecError(message, where=where, hint=f"its cells are {', '.join(names)}")
     fits = [not patterns or any(fnmatchcase(name, pattern) for pattern in patterns) for name in names]
     return [tree for tree, wanted in zip(trees, fits, strict=True) if wanted]
 
 
 def _agrees(entry: Choice, choice: Choice, keys: Iterable[str]) -> bool:
-    """Tell whether the entry has the choice's value in each of the keys that it names."""
+    """Return whether the entry agrees with the choice in each of the keys that the entry has."""
     return all(same(entry[key], choice[key]) for key in keys if key in entry)
 
 
-def _applied(base: Node, choice: Choice, labels: dict[str, str], told: list[str]) -> Node:
-    """Return the tree with the choice's values, named after what is told of them where it names nothing itself."""
+def _applied(base: Node, choice: Choice, labels: dict[str, str], naming: list[str]) -> Node:
+    """Return the tree with the choice's values, named after those keys of it unless it sets a name."""
     tree = base
     for key, value in choice.items():
         tree = put(tree, key.split("."), value)
     name = tree.value.get("name")
     if "name" in choice or name is None or not isinstance(name.value, str):
         return tree
-    words = [f"{labels[key]}-{_words(choice[key])}" for key in told]
+    words = [f"{labels[key]}-{_value_text(choice[key])}" for key in naming]
     return put(tree, ["name"], replace(name, value=_shortened("-".join([name.value, *words]))))
 
 
 def _labels(keys: Collection[str]) -> dict[str, str]:
-    """Return for each dotted key as many of its last parts as tell it from the others."""
+    """Return for each dotted key the shortest suffix of its parts that is unique among the keys."""
     shared = Counter(end for key in keys for end in _ends(key))
     return {key: _slug(next((end for end in _ends(key) if shared[end] == 1), key)) for key in keys}
 
 
 def _ends(key: str) -> list[str]:
-    """Return the ends of a dotted key, the shortest first: c, b.c, a.b.c."""
+    """Return the suffixes of a dotted key, shortest first: c, b.c, a.b.c."""
     parts = key.split(".")
     return [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
 
 
-def _words(node: Node, between: str = "-_.") -> str:
-    """Return a value in a name's characters; the deeper a list, the closer its items: [[0], [0, 1]] is 0-0_1."""
+def _value_text(node: Node, between: str = "-_.") -> str:
+    """Return a value in the characters of a name; nested lists use narrower separators: [[0], [0, 1]] is 0-0_1."""
     inner = between[1:] or between
     if isinstance(node.value, dict):
-        return between[0].join(f"{_slug(key)}-{_words(child, inner)}" for key, child in node.value.items()) or "none"
+        return (
+            between[0].join(f"{_slug(key)}-{_value_text(child, inner)}" for key, child in node.value.items()) or "none"
+        )
     if isinstance(node.value, list):
-        return between[0].join(_words(child, inner) for child in node.value) or "none"
+        return between[0].join(_value_text(child, inner) for child in node.value) or "none"
     return _slug(node.raw)
 
 
@@ -138,7 +140,7 @@ def _slug(text: str) -> str:
 
 
 def _shortened(name: str) -> str:
-    """Return a name as long as a recipe's may be: what is cut off is told by a digest of the whole."""
+    """Return a name cut to the maximum length, with a digest of the full name at its end."""
     if len(name) <= MAX_NAME:
         return name
     digest = sha256(name.encode()).hexdigest()[:DIGITS]
@@ -146,7 +148,7 @@ def _shortened(name: str) -> str:
 
 
 class _Reader:
-    """Checks the form of a matrix; what is wrong goes to `diagnostics`."""
+    """Checks the form of a matrix and adds problems to `diagnostics`."""
 
     def __init__(self, node: Node, diagnostics: list[Diagnostic]) -> None:
         self.node = node
@@ -161,7 +163,7 @@ class _Reader:
         matrix = Matrix(axes, self.entries("include"), self.entries("exclude"))
         for entry in matrix.exclude:
             for key in set(entry) - set(axes):
-                self.report(entry[key], ".exclude", f"{key!r} is no axis of the matrix", did_you_mean(key, axes))
+                self.report(entry[key], ".exclude", f"{key!r} is not an axis of the matrix", did_you_mean(key, axes))
         combinations = math.prod(map(len, axes.values())) + len(matrix.include)
         if max(combinations, len(matrix.exclude)) > MAX_COMBINATIONS:
             self.report(self.node, "", f"more than {MAX_COMBINATIONS} combinations", "split the recipe")
@@ -192,17 +194,17 @@ class _Reader:
             self.report(node, "", f"{key!r} is not a path such as speculation.draft_len")
 
     def check_overrides(self, base: Node, choices: list[Choice]) -> None:
-        """Refuse `--set` of what the matrix sets: one of the two would be lost."""
+        """Report `--set` overrides of keys that the matrix sets, because one of the two would be lost."""
         for key, value in {key: value for choice in choices for key, value in choice.items()}.items():
             node, written = locate(base, key.split("."))
             if written and any(part.mark.line is None for part in walk(node)):
                 hint = "set another key, or edit the matrix"
-                self.report(value, f".{key}", "the matrix varies what --set sets", hint)
+                self.report(value, f".{key}", "both the matrix and --set set this key", hint)
 
     def accepts(self, trees: list[Node]) -> bool:
         found = len(self.diagnostics)
         if not trees:
-            self.report(self.node, "", "no combination is left")
+            self.report(self.node, "", "no combinations are left")
         if sum(1 for _ in islice(chain.from_iterable(map(walk, trees)), MAX_EXPANDED_NODES + 1)) > MAX_EXPANDED_NODES:
             message = f"more than {MAX_EXPANDED_NODES:,} values in all combinations"
             self.report(self.node, "", message, "split the recipe")

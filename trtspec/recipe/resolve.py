@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe with nothing left open: what the plan is made from and what the manifest records.
+"""Resolved recipes, with every default decided: the input of the plan and the content of the manifest.
 
-Pure: what only a checkpoint, a machine or a method knows is handed in. Nothing is None: a text that does not apply is
-"", a limit that is not wanted is 0, and what drafts is a tuple of none or one.
+Pure functions: facts about checkpoints, machines and methods are parameters. No value is None: a text that does not
+apply is "", a disabled limit is 0, and the draft model is a tuple of zero or one elements.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trtspec.recipe.schema import (
 )
 
 LEAST_MAX_NUM_TOKENS = 8192
-MOST_MAX_INPUT_LEN = 1024  # by default
+MOST_MAX_INPUT_LEN = 1024  # upper bound of the default
 
 
 class ResolvedCalibration(Calibration):
-    """`prompts` is an absolute path, or "" where nothing is calibrated."""
+    """Calibration; `prompts` is an absolute path, or "" without calibration."""
 
     prompts: str
 
@@ -46,20 +46,20 @@ class ResolvedQuantization(Quantization):
 
 
 class ResolvedModel(ModelSource):
-    """`revision` is "" for a directory: its files are recorded instead.
+    """A model; `revision` is "" for a directory, because its files are recorded instead.
 
-    `dtype` is "source" where an engine reads a checkpoint that no family describes, in whatever it is stored in.
+    `dtype` is "source" if an engine reads a checkpoint of an unknown family in its stored dtype.
     """
 
     revision: str
-    dtype: Literal["float16", "bfloat16", "float32", "source"]  # type: ignore[assignment]  # a recipe cannot ask for the last
+    dtype: Literal["float16", "bfloat16", "float32", "source"]  # type: ignore[assignment]  # recipes cannot set "source"
     quantization: ResolvedQuantization
 
 
 class ResolvedSpeculation(StrictModel):
-    """`draft_len` is how many tokens follow each other at most, 0 for a method that drafts nothing.
+    """Speculation settings; `draft_len` is the maximum number of consecutive drafted tokens, 0 for method none.
 
-    `acceptance` is the rule that drafts are accepted by; with another than "exact" the text is not the target's.
+    `acceptance` is the rule for accepting drafts; with any rule but "exact" the output differs from the target's.
     Without a threshold `acceptance_rate_threshold` and `acceptance_window` are 0.
     """
 
@@ -68,7 +68,7 @@ class ResolvedSpeculation(StrictModel):
     acceptance: Literal["exact", "typical"]
     drafts: tuple[ResolvedModel, ...]
     options: dict[str, Any]
-    schedule: tuple[ScheduledLen, ...] = ()  # these have defaults for manifests of before
+    schedule: tuple[ScheduledLen, ...] = ()  # this and the following default to values for older manifests
     confidence: float = 0.0
     verify: Literal["standard", "block"] = "standard"
     acceptance_rate_threshold: float = 0.0
@@ -76,22 +76,22 @@ class ResolvedSpeculation(StrictModel):
 
 
 class ResolvedEngineBuild(EngineBuild):
-    """`image` and `timing_cache` (an absolute path) are "" where there is none."""
+    """Build settings; `image` and `timing_cache` (an absolute path) are "" if not set."""
 
     image: str
     timing_cache: str
 
 
 class ResolvedEngine(Engine):
-    """`gpu` is "" where the recipe is tied to none, `version` where the engine comes with trtspec.
+    """Engine settings; `gpu` and `device` are "" if the recipe names none.
 
-    `device` is "" where the recipe names none.
+    `version` is "" if the engine comes with trtspec.
     """
 
     backend: str
     backend_why: str
     version: str
-    device: Literal["", "gpu", "cpu"] = ""  # type: ignore[assignment]  # as all others, never null
+    device: Literal["", "gpu", "cpu"] = ""  # type: ignore[assignment]  # never null, like all others
     gpu: str
     build: ResolvedEngineBuild
     max_input_len: int
@@ -106,19 +106,19 @@ class ResolvedEngine(Engine):
 
 
 class ResolvedPlacement(Placement):
-    """`draft` is empty without a draft."""
+    """Placement; `draft` is empty without a draft model."""
 
     draft: list[int]
 
 
 class ResolvedServing(Serving):
-    """Serving with every GPU named."""
+    """Serving settings with all GPUs assigned."""
 
     placement: ResolvedPlacement
 
 
 class ResolvedGates(Gates):
-    """A limit of 0 always holds; `prompts` is "" where the recipe brings none."""
+    """Gates; a limit of 0 always holds, and `prompts` is "" if not set."""
 
     min_acceptance: float
     min_speedup: float
@@ -126,7 +126,7 @@ class ResolvedGates(Gates):
 
 
 class ResolvedRecipe(StrictModel):
-    """Everything the plan needs to know of a recipe."""
+    """The complete settings that the plan needs from a recipe."""
 
     name: str
     target: ResolvedModel
@@ -138,11 +138,11 @@ class ResolvedRecipe(StrictModel):
 
     @property
     def models(self) -> dict[str, ResolvedModel]:
-        """Return the target and what drafts for it, {role: model}."""
+        """Return the target and the draft model, if any, by role."""
         return dict(zip(("target", "draft"), (self.target, *self.speculation.drafts), strict=False))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, whatever order the file has them in; without a draft there is no `draft`."""
+        """Return plain JSON values with sorted keys; `draft` is absent without a draft model."""
         document = self.model_dump(mode="json")
         for draft in document["speculation"].pop("drafts"):
             document["speculation"]["draft"] = draft
@@ -150,14 +150,14 @@ class ResolvedRecipe(StrictModel):
         return ordered
 
     def without_places(self) -> ResolvedRecipe:
-        """Return the recipe with the names alone of directories and files (./NAME), wherever they lie."""
+        """Return the recipe with every path replaced with its last component (./NAME)."""
         document = self.as_dict()
         change_paths(document, lambda path: f"./{os.path.basename(path)}")
         return self.from_dict(document)
 
     @classmethod
     def from_dict(cls, document: Any) -> ResolvedRecipe:
-        """Return the recipe that `as_dict` gave; raises pydantic's ValidationError for anything else."""
+        """Return the recipe that `as_dict` produced; raises pydantic's ValidationError for anything else."""
         if isinstance(document, dict) and isinstance(speculation := document.get("speculation"), dict):
             drafts = [speculation["draft"]] if "draft" in speculation else []
             rest = {key: value for key, value in speculation.items() if key != "draft"}
@@ -166,22 +166,22 @@ class ResolvedRecipe(StrictModel):
 
 
 def input_len_of(engine: Engine) -> int:
-    """Return the longest prompt in tokens, the default where the recipe does not say."""
+    """Return the maximum prompt length in tokens, with the default applied."""
     return engine.max_input_len or min(MOST_MAX_INPUT_LEN, engine.max_seq_len)
 
 
 def num_tokens_of(engine: Engine, max_draft_tokens: int) -> int:
-    """Return the tokens a step over all requests, at least those of a full batch that verifies so many drafts each."""
+    """Return the maximum tokens per step over all requests; by default at least a full batch of verification."""
     return engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (max_draft_tokens + 1))
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a recipe leaves open and others decide: its checkpoints, its backend, its method.
+    """Values that a recipe leaves open, decided from its checkpoints, backend and method.
 
-    The dtypes are those that the checkpoints are stored in, `options` the method's with their defaults, and
-    `max_draft_tokens` the tokens that a step drafts; `version` is the backend's. `has_draft_model` tells a draft model
-    from a head that is stored with the target.
+    The dtypes are those stored in the checkpoints. `options` are the method's options with defaults, `max_draft_tokens`
+    is the number of tokens drafted per step, and `version` is the backend's. `has_draft_model` is False for a head that
+    is stored with the target.
     """
 
     target_dtype: str
@@ -197,7 +197,7 @@ class Decisions:
 
 
 def resolve_recipe(recipe: Recipe, decisions: Decisions) -> ResolvedRecipe:
-    """Return the recipe with every default decided."""
+    """Return the recipe with every default applied."""
     asked, draft = recipe.speculation, recipe.speculation.draft
     speculation = {
         "method": asked.method,
@@ -254,7 +254,7 @@ def _quantization(quantization: Quantization) -> ResolvedQuantization:
 
 
 def _serving(recipe: Recipe, has_draft_model: bool) -> ResolvedServing:
-    """Place each model on the first GPUs where the recipe does not say."""
+    """Assign GPUs; without a placement in the recipe each model takes the first ones."""
     draft, placement = recipe.speculation.draft if has_draft_model else None, recipe.serving.placement
     target_ids = placement.target if placement else list(range(recipe.target.parallel.ranks))
     draft_ids = (placement and placement.draft) or list(range(draft.parallel.ranks if draft else 0))

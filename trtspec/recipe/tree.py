@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A document as a tree of values that know where they were written.
+"""A document as a tree of values with source locations, and pure operations on it.
 
-Owns the tree and its pure operations; knows neither YAML text nor the schema.
+This module does not depend on YAML syntax or the schema.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_NODES = 20_000
 
 @dataclass(frozen=True)
 class Node:
-    """A value: a scalar, {key: Node} or [Node], with the mark of the value, of its key, and its text as written.
+    """A value (scalar, {key: Node} or [Node]) with its mark, the mark of its key, and its text as written.
 
-    `base` is the directory that a relative path written here is relative to.
+    `base` is the directory for relative paths in this value.
     """
 
     value: Any
@@ -33,7 +33,7 @@ class Node:
 
 
 def plain(node: Node) -> Any:
-    """Return the bare values."""
+    """Return the values without locations."""
     if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
@@ -42,7 +42,7 @@ def plain(node: Node) -> Any:
 
 
 def same(one: Node, other: Node) -> bool:
-    """Tell whether two nodes hold the same value of the same types (1 is not true, nor 1.0)."""
+    """Return whether two nodes have equal values of equal types (1 differs from true and from 1.0)."""
     if type(one.value) is not type(other.value):
         return False
     if isinstance(one.value, dict):
@@ -55,7 +55,7 @@ def same(one: Node, other: Node) -> bool:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yield the node and everything below it."""
+    """Yield the node and all its descendants."""
     yield node
     below = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
     for child in below:
@@ -74,7 +74,7 @@ def locate(root: Node, path: Sequence[str]) -> tuple[Node, bool]:
 
 
 def merge(child: Node, parent: Node) -> Node:
-    """Return `child` over `parent`: mappings merge key by key, anything else of the child's replaces."""
+    """Return `child` merged over `parent`: mappings merge key by key, all other values of the child win."""
     if not (isinstance(child.value, dict) and isinstance(parent.value, dict)):
         return child
     merged = {key: merge(node, parent.value[key]) if key in parent.value else node for key, node in child.value.items()}
@@ -82,13 +82,13 @@ def merge(child: Node, parent: Node) -> Node:
 
 
 def split_path(dotted: str) -> tuple[str, ...] | None:
-    """Return the parts of a dotted path, or None where it is not one."""
+    """Return the parts of a dotted path, or None if it is not one."""
     parts = tuple(dotted.split("."))
     return parts if all(parts) and len(parts) <= MAX_DEPTH else None
 
 
 def put(root: Node, path: Sequence[str], value: Node) -> Node:
-    """Return `root` with `value` at `path`; what is no mapping on the way becomes one that `value` answers for."""
+    """Return `root` with `value` at `path`; non-mappings on the way become mappings with the mark of `value`."""
     if not path:
         return value
     around = root if isinstance(root.value, dict) else replace(value, value={}, raw="")
@@ -97,7 +97,7 @@ def put(root: Node, path: Sequence[str], value: Node) -> Node:
 
 
 def without(root: Node, *keys: str) -> Node:
-    """Return a mapping without some of its keys."""
+    """Return a mapping without the given keys."""
     return replace(root, value={key: node for key, node in root.value.items() if key not in keys})
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys of a recipe are looser than their default, which is what is safe. Pure; knows no method and no engine."""
+"""Find recipe keys that are less strict than their safe defaults. Independent of methods and engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import Gates, ModelSource, Recipe, Rollout, Serving
 
 Keys = dict[str, tuple[type[BaseModel], tuple[str, ...]]]
-# Keys whose default is what is safe, and whether more or less than that is looser.
+# Keys with a safe default, by whether lower or higher values are less strict.
 LOOSER_BELOW: Keys = {
     "gates": (Gates, ("lossless", "quantized_parity")),
     "serving.rollout": (Rollout, ("hold_s", "min_requests")),
@@ -28,7 +28,7 @@ LOOSER_ABOVE: Keys = {
 
 @dataclass(frozen=True)
 class Loosened:
-    """A key by its dotted path, what it is, and what it is by default."""
+    """A recipe key that is less strict than its default."""
 
     path: str
     value: Any
@@ -39,7 +39,7 @@ class Loosened:
 
 
 def loosened(recipe: Recipe | ResolvedRecipe) -> Iterator[Loosened]:
-    """Yield the keys that are looser than their default."""
+    """Yield the keys that are less strict than their default."""
     for table, sign in ((LOOSER_BELOW, -1), (LOOSER_ABOVE, 1)):
         for path, (model, keys) in table.items():
             for key in keys:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tree to a Recipe, or to every diagnostic that keeps it from being one, each at its place in the file.
+"""Convert a tree to a Recipe, or to diagnostics with source locations.
 
-Owns how the schema's findings read to people; the rules themselves are the schema's.
+Words the schema's errors for users; the rules themselves are in the schema.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ BOUNDS = {
     "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
 }
-ITEM = "*"  # stands for the number of an item in paths of keys
+ITEM = "*"  # replaces item numbers in key paths
 BOOLEAN_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 Said = tuple[str, str, str | None]  # code, message, hint
 
 
 def validate_recipe(root: Node, diagnostics: list[Diagnostic]) -> Recipe | None:
-    """Return the recipe, or None and at least one more diagnostic; of very many only the first in the file."""
+    """Return the recipe, or None after adding at least one diagnostic; if there are too many, only the first ones."""
     try:
         return Recipe.model_validate(plain(root))
     except ValidationError as error:
         if (adapted := _unset(_with_texts(root, error), error)) is not root:
             return validate_recipe(adapted, diagnostics)
-        findings = sorted(error.errors(include_url=False), key=lambda finding: position(_place(root, finding)[0]))
+        findings = sorted(
+            error.errors(include_url=False), key=lambda finding: position(_locate_finding(root, finding)[0])
+        )
         diagnostics += [_diagnostic(root, finding) for finding in findings[: MAX_DIAGNOSTICS + 1]]
         return None
 
 
 def _with_texts(root: Node, error: ValidationError) -> Node:
-    """Return the tree with what `--set` gives as numbers, as 1.2, where a text is wanted: a shell takes quotes away."""
+    """Return the tree with numbers from `--set` converted to text where required; a shell removes quotes."""
     for finding in error.errors(include_url=False):
         node, written = locate(root, path := [str(part) for part in finding["loc"]])
         given = written and node.mark.line is None and isinstance(node.value, (int, float))
@@ -63,7 +65,7 @@ def _with_texts(root: Node, error: ValidationError) -> Node:
 
 
 def _unset(root: Node, error: ValidationError) -> Node:
-    """Return the tree without the mappings and lists that `--set` gives as null: these keys are unset."""
+    """Return the tree without the mappings and lists that `--set` sets to null, which unsets them."""
     for finding in error.errors(include_url=False):
         node, written = locate(root, path := [str(part) for part in finding["loc"]])
         given = written and node.mark.line is None and node.value is None
@@ -75,27 +77,27 @@ def _unset(root: Node, error: ValidationError) -> Node:
 
 
 def mark_of(root: Node, code: str, path: Sequence[str]) -> Mark:
-    """Return the value's mark; the key's where the key is at fault or where the value is not written."""
+    """Return the value's mark, or the key's mark if the key is wrong or the value is not in the file."""
     node, written = locate(root, path)
     return node.mark if written and code != "unknown-key" else node.key_mark
 
 
-def _place(root: Node, finding: Any) -> tuple[Mark, tuple[str, ...]]:
+def _locate_finding(root: Node, finding: Any) -> tuple[Mark, tuple[str, ...]]:
     path = tuple(str(part) for part in finding["loc"] if part != "[key]")
     key_at_fault = finding["type"] == "extra_forbidden" or finding["loc"][-1] == "[key]"
     return mark_of(root, "unknown-key" if key_at_fault else "", path), path
 
 
 def _diagnostic(root: Node, finding: Any) -> Diagnostic:
-    mark, path = _place(root, finding)
-    code, message, hint = _say(finding, path, locate(root, path)[0])
+    mark, path = _locate_finding(root, finding)
+    code, message, hint = _explain(finding, path, locate(root, path)[0])
     return Diagnostic(".".join(path), code, message, hint).at(mark)
 
 
-def _say(finding: Any, path: tuple[str, ...], node: Node) -> Said:
+def _explain(finding: Any, path: tuple[str, ...], node: Node) -> Said:
     kind, context = finding["type"], finding.get("ctx", {})
     if kind == "extra_forbidden":
-        return "unknown-key", f"unknown key {shown(path[-1])}", _known_key(path)
+        return "unknown-key", f"unknown key {shown(path[-1])}", _key_hint(path)
     if kind == "missing":
         line = f"add the line schema: {FORMAT}" if path == ("schema",) else recipe_keys().get(".".join(path))
         return "missing-key", f"{path[-1]} is required", line
@@ -105,7 +107,7 @@ def _say(finding: Any, path: tuple[str, ...], node: Node) -> Said:
 
 
 def say_value(finding: Any, key: str, raw: str = "") -> Said:
-    """Return code, message and hint for a value, of a recipe or of options; `raw` is how it is written."""
+    """Return code, message and hint for an invalid value of a recipe or of options; `raw` is its text as written."""
     kind, value, context = finding["type"], finding["input"], finding.get("ctx", {})
     if kind == "recipe":
         return context["code"], context["message"], context["hint"]
@@ -124,13 +126,13 @@ def say_value(finding: Any, key: str, raw: str = "") -> Said:
 
 
 def _spelled(text: str) -> str | None:
-    """Return a hint with the identifier that was meant, as draft_target by Draft-Target."""
+    """Return a hint with the intended identifier, for example draft_target for Draft-Target."""
     near = re.sub("[-. ]", "_", text.lower())
     return f"did you mean {near!r}?" if re.fullmatch(IDENTIFIER, near) else None
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message quotes it, however long it is."""
+    """Return a value as quoted in messages, shortened if it is long."""
     return written(value)
 
 
@@ -145,7 +147,7 @@ def _described(value: Any) -> str:
 
 
 def _retyped(kind: str, value: Any, raw: str) -> str | None:
-    """Return how the same text is written in the expected type, where quotes are all that is wrong."""
+    """Return a hint for writing the value in the expected type if only the quotes are wrong."""
     if kind == "string_type" and raw:
         return f'quote it: "{raw}"'
     if kind == "bool_type" and str(value).lower() in BOOLEAN_WORDS:
@@ -155,8 +157,8 @@ def _retyped(kind: str, value: Any, raw: str) -> str | None:
     return None
 
 
-def _known_key(path: tuple[str, ...]) -> str | None:
-    """Return the nearest key of the same mapping, else where the same key stands elsewhere, else all keys here."""
+def _key_hint(path: tuple[str, ...]) -> str | None:
+    """Return a hint: the most similar key in this mapping, else the same key elsewhere, else all keys here."""
     parents = [ITEM if part.isdigit() else part for part in path[:-1]]
     here = [key.rsplit(".", 1)[-1] for key in recipe_keys() if key.split(".")[:-1] == parents]
     elsewhere = [key for key in recipe_keys() if key.rsplit(".", 1)[-1] == path[-1]]
@@ -166,15 +168,15 @@ def _known_key(path: tuple[str, ...]) -> str | None:
 
 @cache
 def recipe_keys() -> dict[str, str]:
-    """Return {dotted path: description} of every key of a recipe."""
-    return dict(_keys_of(Recipe, "")) | {"extends": "another recipe", "matrix": "several recipes"}
+    """Return {dotted path: description} of all recipe keys."""
+    return dict(_iter_keys(Recipe, "")) | {"extends": "another recipe", "matrix": "several recipes"}
 
 
-def _keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+def _iter_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     for name, field in model.model_fields.items():
         path = prefix + (field.alias or name)
         yield path, field.description or ""
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 item = f"{ITEM}." if get_origin(field.annotation) is list else ""
-                yield from _keys_of(kind, f"{path}.{item}")
+                yield from _iter_keys(kind, f"{path}.{item}")

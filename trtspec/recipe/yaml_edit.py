@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes a section of a recipe file and leaves every other character as somebody wrote it."""
+"""Edit a section of a recipe file; all other text stays unchanged."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ INDENT = "  "
 
 
 def write_section(path: Path, section: str, wanted: dict[str, Any]) -> bool:
-    """Make a top-level section of a recipe file say what is wanted; return whether that changed the file.
+    """Write a top-level section of a recipe file; return whether the file changed.
 
-    Keys that say so already keep their lines and comments; others are rewritten, added or removed. Raises TrtspecError,
-    the file untouched, where the result would be no recipe or could not be written.
+    Keys whose value is unchanged keep their lines and comments; others are rewritten, added or removed. TrtspecError,
+    with the file unchanged, if the result would be invalid or cannot be written.
     """
     check_editable(path)
     before = path.read_text(encoding="utf-8")
     after = edited(before, section, wanted)
     if after == before:
         return False
-    temporary = path.with_name(f"{temporary_name(path.stem)}{path.suffix}")  # beside it: a recipe names files by place
+    temporary = path.with_name(
+        f"{temporary_name(path.stem)}{path.suffix}"
+    )  # same directory: recipes have relative paths
     try:
         create_file(temporary, after.encode())
         load_recipe(temporary)
         replace_file(path, after.encode())
     except (OSError, RecipeError) as error:
         message = error.diagnostics[0].message if isinstance(error, RecipeError) else error.strerror
-        raise TrtspecError(f"not written: {message}", where=str(path), hint="change it by hand") from None
+        raise TrtspecError(f"not written: {message}", where=str(path), hint="edit it by hand") from None
     finally:
         temporary.unlink(missing_ok=True)
     return True
 
 
 def check_editable(path: Path) -> None:
-    """Raise TrtspecError where a recipe is no file, as one that comes with trtspec."""
+    """Raise TrtspecError if the recipe is not a file, such as a shipped one."""
     if not path.is_file():
-        raise TrtspecError("there is no file to write to", where=str(path), hint="name a recipe file of yours")
+        raise TrtspecError("no such file; shipped recipes cannot be edited", where=str(path), hint="name your own file")
 
 
 def edited(text: str, section: str, wanted: dict[str, Any]) -> str:
-    """Return a recipe's text with a section that says what is wanted."""
+    """Return a recipe's text with the section set to `wanted`."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
     pair = next((pair for pair in pairs if pair[0].value == section), None)
@@ -63,7 +65,7 @@ def edited(text: str, section: str, wanted: dict[str, Any]) -> str:
 
 
 def _edited_block(lines: list[str], node: yaml.MappingNode, wanted: dict[str, Any]) -> str:
-    """Rewrite the keys of a block mapping that differ, the last first, so that lines keep their numbers."""
+    """Rewrite the keys of a block mapping that differ, from last to first so that line numbers stay valid."""
     indent = " " * node.value[0][0].start_mark.column
     there = {key.value for key, _ in node.value}
     end = _last_line(node)
@@ -87,7 +89,7 @@ def _plain(node: yaml.Node) -> Any:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """Return the line of a node's last character; what the parser calls its end is where the next token begins."""
+    """Return the line of a node's last character; the parser's end mark is the start of the next token."""
     if isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
         last = node.value[-1]
         return _last_line(last[1] if isinstance(last, tuple) else last)
@@ -100,6 +102,6 @@ def _with_lines(lines: list[str], first: int, last: int, text: str) -> str:
 
 
 def _line(indent: str, key: str, value: Any) -> str:
-    """Return a key in YAML's flow style, which is JSON where a text needs no quotes."""
+    """Return a key and its value in YAML's flow style."""
     written = yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("...\n").strip()
     return f"{indent}{key}: {written}\n"

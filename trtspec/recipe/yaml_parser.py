@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""YAML text to a tree, under limits that hold before anything is built from the text.
+"""Parse YAML text into a tree; size limits are enforced while parsing.
 
-Owns syntax: size, depth and node limits, what YAML is refused, how a plain scalar reads (the YAML 1.2 core schema).
-Works on the events of PyYAML's Python parser: its C parser overflows the stack on deep nesting, and its constructors
-read YAML 1.1 (`no` is false, `1:30` is 90) and keep the last of two equal keys.
+Defines the syntax: limits on size, depth and nodes, rejected YAML features, and plain scalars (YAML 1.2 core schema).
+Uses the events of PyYAML's Python parser: its C parser overflows the stack on deep nesting, and its constructors read
+YAML 1.1 (`no` is false, `1:30` is 90) and keep the last of two equal keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
 )
 
-# What the parser says it is within -> what opened it and what closes it; a quote has the same for both.
+# The parser's context -> the opening and the closing character; both are the same for a quote.
 OPENED: dict[str | None, tuple[str, str | None]] = {
     "while parsing a flow mapping": ("{", "}"),
     "while parsing a flow sequence": ("[", "]"),
@@ -41,7 +41,7 @@ OPENED: dict[str | None, tuple[str, str | None]] = {
 
 @dataclass(frozen=True)
 class RecipeText:
-    """What a text is called, where its relative paths start, and its lines (none: it is too short to have places)."""
+    """The name of a text, the directory for its relative paths, and its lines, if diagnostics refer to lines."""
 
     name: str
     base: Path
@@ -49,24 +49,24 @@ class RecipeText:
 
     @classmethod
     def of(cls, name: str, base: Path, text: str) -> RecipeText:
-        """Return the source of a text with lines; diagnostics may quote them, so tokens are blotted out."""
+        """Return the source of a text with lines; tokens are redacted because diagnostics may quote lines."""
         return cls(name, base, tuple(LINE_BREAK.split(blot_tokens(text))))
 
     def mark(self, line: int, column: int) -> Mark:
-        """Return the place of a line and column counted from 0."""
+        """Return the mark of a line and column counted from 0."""
         return Mark(self.name, line + 1, column + 1, self.lines[line]) if self.lines else Mark(self.name)
 
 
 def parse_document(text: str, source: RecipeText, diagnostics: list[Diagnostic], path: tuple[str, ...] = ()) -> Node:
-    """Return the tree of one YAML document (nothing written reads as null), which stands at `path` of the recipe.
+    """Return the tree of one YAML document, which belongs at `path` of the recipe; an empty text is null.
 
-    Broken syntax and limits raise RecipeError at once; what reading can continue after is added to `diagnostics`.
+    Invalid syntax and exceeded limits raise RecipeError; errors after which parsing can continue go to `diagnostics`.
     """
     return _Builder(_guarded(text, source), source, diagnostics).document(path)
 
 
 def resolve_scalar(text: str) -> bool | int | float | str | None:
-    """Return the value of a plain scalar; a number that is no 64-bit one reads as an infinity."""
+    """Return the value of a plain scalar; an integer with more than 64 characters becomes infinity."""
     if text in CONSTANTS:
         return CONSTANTS[text]
     if INTEGER.fullmatch(text):
@@ -78,7 +78,7 @@ def resolve_scalar(text: str) -> bool | int | float | str | None:
 
 
 def _guarded(text: str, source: RecipeText) -> Iterator[Any]:
-    """Yield the events as long as they stay within the limits."""
+    """Yield the events while they stay within the limits."""
     depth = nodes = documents = 0
     for event in _events(text, source):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -90,10 +90,10 @@ def _guarded(text: str, source: RecipeText) -> Iterator[Any]:
         if nodes > MAX_NODES:
             stop(mark, "too-large", f"more than {MAX_NODES:,} values", "is it a recipe?")
         if documents > 1:
-            stop(mark, "many-documents", "a second document begins here", "one recipe a file; `matrix` makes several")
+            stop(mark, "many-documents", "a second document starts here", "one recipe per file; `matrix` makes several")
         if isinstance(event, yaml.AliasEvent):
-            hint = "write the value out; `extends` shares keys between recipes"
-            stop(mark, "alias", f"aliases (*{event.anchor}) are not part of a recipe", hint)
+            hint = "repeat the value; `extends` shares keys between recipes"
+            stop(mark, "alias", f"aliases (*{event.anchor}) are not supported", hint)
         yield event
 
 
@@ -115,12 +115,12 @@ def _events(text: str, source: RecipeText) -> Iterator[Any]:
             _stop_unclosed(error, source.mark(start.line, start.column), mark)
         stop(mark, "syntax", _syntax_message(error), _syntax_hint(error))
     except (ValueError, OverflowError) as error:
-        # PyYAML lets the errors of chr() and int() through.
+        # PyYAML does not catch errors of chr() and int().
         stop(mark, "syntax", f"not valid YAML: a bad escape or directive after this place ({error})")
 
 
 def _stop_unclosed(error: yaml.MarkedYAMLError, opened: Mark, found: Mark) -> NoReturn:
-    """Stop at the bracket or quote that something is missing behind: the parser stops where it gives up, lines on."""
+    """Stop at an unclosed bracket or quote; the parser itself fails lines later."""
     opening, closing = OPENED[str(error.context)]
     if closing is None:
         stop(opened, "syntax", "not valid YAML: the quote that opens here is not closed", "close it in this line")
@@ -136,14 +136,14 @@ def _syntax_message(error: yaml.MarkedYAMLError) -> str:
 
 
 def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
-    said = str(error.problem)
-    if "'\\t'" in said:
+    problem = str(error.problem)
+    if "'\\t'" in problem:
         return "indent with spaces, not tabs"
-    return "quote a value that holds `: `" if "mapping values are not allowed" in said else None
+    return "quote a value that contains `: `" if "mapping values are not allowed" in problem else None
 
 
 class _Builder:
-    """Events to nodes. A refused entry is reported and left out; reading goes on."""
+    """Converts events to nodes. An invalid entry is reported and skipped."""
 
     def __init__(self, events: Iterator[Any], source: RecipeText, diagnostics: list[Diagnostic]) -> None:
         self.events = events
@@ -161,7 +161,7 @@ class _Builder:
     def node(self, event: Any, path: tuple[str, ...], key_mark: Mark | None = None) -> Node:
         mark = self.source.mark(event.start_mark.line, event.start_mark.column)
         if event.tag:
-            self.report(mark, "tag", path, f"tags ({event.tag}) are not part of a recipe", "quote the value instead")
+            self.report(mark, "tag", path, f"tags ({event.tag}) are not supported", "quote the value instead")
         if isinstance(event, yaml.ScalarEvent):
             value, raw = self.scalar(event, path, mark), event.value
         else:
@@ -171,12 +171,12 @@ class _Builder:
     def scalar(self, event: Any, path: tuple[str, ...], mark: Mark) -> Any:
         value = resolve_scalar(event.value) if event.style is None else event.value
         if isinstance(value, (int, float)) and not abs(value) < 2**63:
-            self.report(mark, "out-of-range", path, "a number of a recipe is finite and fits in 64 bits")
+            self.report(mark, "out-of-range", path, "a number in a recipe must be finite and fit in 64 bits")
         if CONTROL.search(event.value):
-            self.report(mark, "control-character", path, "control characters are not part of a recipe")
+            self.report(mark, "control-character", path, "control characters are not allowed in a recipe")
         if TOKEN.search(event.value):
             hint = "revoke it if it was shared; write env:NAME (or file:PATH) instead"
-            self.report(mark, "secret", path, "this looks like a token; a recipe holds no secrets", hint)
+            self.report(mark, "secret", path, "this looks like a token; a recipe must not contain secrets", hint)
         return value
 
     def items(self, path: tuple[str, ...]) -> list[Node]:
@@ -201,11 +201,11 @@ class _Builder:
             self.report(key.mark, "non-string-key", path, "a key must be a string", hint)
         elif key.value == "<<":
             hint = "`extends: other.yaml` shares keys between recipes"
-            self.report(key.mark, "merge-key", path, "merge keys (<<) are not part of a recipe", hint)
+            self.report(key.mark, "merge-key", path, "merge keys (<<) are not supported", hint)
         elif key.value in found:
             first, again = found[key.value].key_mark.line, key.mark.line
             lines = f", in lines {first} and {again}" if first else ""
-            self.report(key.mark, "duplicate-key", path, f"the key stands twice{lines}", "remove one of the two")
+            self.report(key.mark, "duplicate-key", path, f"duplicate key{lines}", "remove one of the two")
         else:
             return True
         return False

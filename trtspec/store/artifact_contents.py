@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in an artifact's directory beside what its manifest names: nothing of it may be used."""
+"""Find files in an artifact's directory that its manifest does not list; such files must not be used."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from trtspec.store.artifact_paths import MANIFEST, REPORTS
 
-BYTE_CODE = "__pycache__"  # Python writes it beside models; it is never served
+BYTE_CODE = "__pycache__"  # Python writes it next to models; it is never served
 
 
 def unlisted(root: Path, listed: Iterable[str]) -> list[str]:
-    """Return the files and links below `root` that are not listed, sorted, but for reports and byte code.
+    """Return the unlisted files and links below `root`, sorted, excluding reports and byte code.
 
-    A link in the place of a listed file, or of a directory above one, is left to whoever compares digests.
+    Links that replace a listed file or one of its parent directories are not returned; comparing digests finds them.
     """
     files = {MANIFEST, *listed}
     known = files | {str(parent) for path in files for parent in Path(path).parents}
@@ -28,5 +28,5 @@ def _entries(root: Path) -> Iterator[str]:
         if relative.parts[:1] == (REPORTS,) or relative.name == BYTE_CODE:
             continue
         links = [name for name in subdirectories if os.path.islink(os.path.join(directory, name))]
-        in_the_way = [REPORTS] if relative == Path() and (root / REPORTS).is_file() else []  # nobody reads it
+        in_the_way = [REPORTS] if relative == Path() and (root / REPORTS).is_file() else []  # a file that is never read
         yield from (str(relative / name) for name in names + links if name not in in_the_way)

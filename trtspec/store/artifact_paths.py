@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where things lie inside an artifact, relative to its root; nobody else spells these names."""
+"""Paths inside an artifact, relative to its root. No other module defines these names."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ REPOSITORY, TOKENIZER, PROMPTS, REPORTS = "model_repository", "tokenizer", "prom
 
 
 def checkpoint(role: str) -> str:
-    """Return the directory of the checkpoint of "target" or "draft"."""
+    """Return the directory of the checkpoint for role "target" or "draft"."""
     return f"{CHECKPOINTS}/{role}"
 
 
 def engine(role: str) -> str:
-    """Return the directory of the engine of "target" or "draft"."""
+    """Return the directory of the engine for role "target" or "draft"."""
     return f"{ENGINES}/{role}"
 
 
 def from_model(path: str) -> str:
-    """Return a path of the artifact as a model of its repository finds it, from its own directory."""
+    """Return an artifact path relative to the directory of a model in the artifact's repository."""
     return f"../../{path}"

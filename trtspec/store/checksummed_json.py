@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON objects that carry the SHA-256 of themselves: the store's own documents, manifests, and this user's records.
+"""JSON objects with an embedded SHA-256: store documents, manifests and per-user records.
 
-So a flipped byte or a half-written file reads as nothing instead of as something else.
+A document with a flipped byte or an incomplete write is treated as missing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MAX_DOCUMENT_BYTES = 64 << 20
 
 
 def seal(schema: str, body: dict[str, Any]) -> bytes:
-    """Return a JSON document that holds `body`, what it is and its own digest."""
+    """Return a JSON document with the schema, the body and a digest of both."""
     document = {"schema": schema, **body}
     return json.dumps({**document, "digest": _digest(document)}, indent=1).encode()
 
 
 def load_sealed(schema: str, path: Path) -> dict[str, Any] | None:
-    """Return the body of a sealed document, or None where there is none, or not a sound one of this schema."""
+    """Return the body of a checksummed document, or None if it is missing, damaged or has another schema."""
     try:
         document = json.loads(read_bounded(path, MAX_DOCUMENT_BYTES))
     except (FileNotFoundError, NotADirectoryError, UnfitFile, ValueError, RecursionError):
@@ -37,16 +37,16 @@ def load_sealed(schema: str, path: Path) -> dict[str, Any] | None:
 
 
 def seal_text(document: dict[str, Any]) -> bytes:
-    """Return a JSON object with one more key at its end: `digest`, the SHA-256 of the text without that key.
+    """Return a JSON object whose last key, `digest`, is the SHA-256 of the text without that key.
 
-    Unlike `seal` this covers every byte, spaces included.
+    Unlike `seal`, this digest covers every byte, including whitespace.
     """
     body = json.dumps(document, indent=1).encode().removesuffix(b"\n}")
     return body + _TAIL % _digest_of_text(body)
 
 
 def is_sealed_text(data: bytes) -> bool:
-    """Return whether a document is one of `seal_text` in which no bit has changed."""
+    """Return whether a document written by `seal_text` is unchanged."""
     body, found = data[:-_TAIL_BYTES], data[-_TAIL_BYTES:]
     return len(data) > _TAIL_BYTES and found == _TAIL % _digest_of_text(body)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a value is, in 64 hex digits: the canonical form of step fields, and the remembered digests of files.
+"""SHA-256 digests of values and files: the canonical form of step fields and a cache of file digests.
 
-The canonical form of a value is a tag for its type, the length of what follows, and what follows. No form is the
-beginning of another and no two values share one, so 1, True, 1.0 and "1" have four keys.
+The canonical form of a value is a type tag, the length of the payload and the payload. No form is a prefix of another
+and no two values share a form: 1, True, 1.0 and "1" have four different keys.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RACY_NS = 2_000_000_000
 def canonical(value: object) -> bytes:
     """Return the canonical form of plain data, enum members and frozen dataclasses of them.
 
-    A field with `metadata={"key": False}` is not part of what a dataclass is. TypeError for any other type, subclasses
-    of the plain ones included: guessing at a form would let two different values share a key.
+    Dataclass fields with `metadata={"key": False}` are excluded. TypeError for any other type, including subclasses of
+    plain types: a guessed form could give two different values the same key.
     """
     form = _FORMS.get(type(value))
     if form is not None:
@@ -42,21 +42,21 @@ def canonical(value: object) -> bytes:
 
 
 def digest_of(tag: str, value: object) -> str:
-    """Return the SHA-256 of a value in the role `tag`; the same value in another role has another digest."""
+    """Return the SHA-256 of a value in the role `tag`; different roles give different digests."""
     return hashlib.sha256(tag.encode() + b"\n" + canonical(value)).hexdigest()
 
 
 def key_fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that are part of what it is."""
+    """Return the dataclass fields that are part of the key."""
     return {field.name: getattr(value, field.name) for field in fields(value) if field.metadata.get("key", True)}
 
 
 class DigestCache:
-    """SHA-256 of source files, remembered for as long as a file's identity, size and times stay what they were.
+    """Cache of source file SHA-256 digests, valid while a file's identity, size and times are unchanged.
 
-    A file that changed in the last two seconds is not remembered: it could be written again without a visible trace.
-    One that others may write is remembered by this process alone: a writable mapping changes bytes long before times.
-    Several processes may share one cache; a cache that cannot be read is empty, one that cannot be written stays so.
+    Files that changed in the last two seconds are not cached: another write could leave the times unchanged. Files
+    that other users can write are cached in this process only: a writable mapping changes bytes long before times.
+    Several processes may share one cache. An unreadable cache is treated as empty; failed writes are ignored.
     """
 
     MAX_FILES = 10_000
@@ -68,18 +68,18 @@ class DigestCache:
         self._here: dict[str, str] = {}
 
     def reload(self) -> None:
-        """Take over what other processes remember by now."""
+        """Load the entries that other processes have added."""
         self._known |= self._load()
 
     def lookup(self, path: Path) -> str | None:
-        """Return the digest where it is known, without reading the file."""
+        """Return the cached digest, or None, without reading the file."""
         identity = identity_of(path)
         if identity in self._here:
             return self._here[identity]
         return self._known[identity] if identity in self._known and is_guarded(path) else None
 
     def digest(self, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-        """Return the digest, reading the file only where it is not known; TrtspecError where it changes meanwhile."""
+        """Return the digest, reading the file only on a cache miss; TrtspecError if it changes during the read."""
         before = identity_of(path)
         if known := self.lookup(path):
             return known
@@ -88,21 +88,21 @@ class DigestCache:
         return digest
 
     def learn(self, read: Mapping[Path, tuple[str, str]]) -> None:
-        """Remember files by their identity before they were read and their digest; TrtspecError where one changed."""
+        """Cache digests, given (identity before the read, digest) by path; TrtspecError if a file has changed since."""
         ensure_unchanged({path: before for path, (before, _) in read.items()})
         settled = [path for path in read if self._clock_ns() - changed_ns(path) > RACY_NS]
         self._here |= dict(read[path] for path in settled)
         self._remember(dict(read[path] for path in settled if is_guarded(path)))
 
     def learn_own(self, digests: Mapping[Path, str]) -> None:
-        """Remember files that nobody but this process wrote, however young they are."""
+        """Cache digests of files written only by this process, regardless of their age."""
         self._remember({identity_of(path): digest for path, digest in digests.items() if is_guarded(path)})
 
     def _remember(self, digests: Mapping[str, str]) -> None:
         if digests.items() <= self._known.items():
             return
         self._known |= digests
-        with suppress(OSError):  # a full disk costs the next run a second reading, nothing else
+        with suppress(OSError):  # on a full disk the next run reads the files again
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with file_lock(self._path.with_suffix(".lock")):
                 newest = list({**self._load(), **digests}.items())[-self.MAX_FILES :]
@@ -115,13 +115,13 @@ class DigestCache:
 
 
 def ensure_unchanged(before: Mapping[Path, str]) -> None:
-    """Raise TrtspecError for a file whose identity is not what it was before it was read."""
+    """Raise TrtspecError for a file whose identity differs from the one recorded before it was read."""
     for path, identity in before.items():
         if identity_of(path) != identity:
             raise TrtspecError(
                 "the file changed while it was being read",
                 where=str(path),
-                hint="wait until whatever writes it has ended",
+                hint="wait until the program that writes it has finished",
             )
 
 
@@ -142,7 +142,7 @@ _FORMS: dict[type, Callable[[Any], bytes]] = {
     bool: lambda value: _frame(b"B", b"%d" % value),
     int: lambda value: _frame(b"I", b"%d" % value),
     float: lambda value: _frame(b"F", repr(value).encode()),
-    # A file name that is not UTF-8 reaches Python as a str with surrogates; it has a form too.
+    # A file name that is not UTF-8 is a str with surrogates in Python; it needs a form too.
     str: lambda value: _frame(b"S", value.encode("utf-8", "surrogatepass")),
     bytes: lambda value: _frame(b"Y", value),
     tuple: lambda value: _frame(b"T", _join(value)),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room for what a plan will write: bytes by file system, and whether they are free there.
+"""Disk space that a plan will need, per file system, compared with the free space.
 
-Knows the sizes of steps from their headers, not how they are written.
+Step sizes come from headers; this module does not depend on how steps write their output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trtspec.store.store import Store
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """What will be written below `path` and what is free there, in bytes; `what` names it for people."""
+    """Bytes to be written below `path` and bytes free there; `what` is the label for messages."""
 
     what: str
     path: Path
@@ -27,36 +27,36 @@ class DiskNeed:
 
     @property
     def message(self) -> str:
-        """Return both numbers in words."""
-        room = f"{amount(self.needed_bytes)} are to be written, {amount(self.free_bytes)} are free"
-        return f"no room for the {self.what} at {self.path}: {room}"
+        """Return a message with the needed and the free amount."""
+        space = f"{amount(self.needed_bytes)} needed, {amount(self.free_bytes)} free"
+        return f"not enough disk space for the {self.what} at {self.path}: {space}"
 
     @property
     def is_met(self) -> bool:
-        """Return whether there is room."""
+        """Return whether the free space suffices."""
         return self.needed_bytes <= self.free_bytes
 
 
 def plan_disk(status: Sequence[StepStatus], store: Store, out: Path) -> list[DiskNeed]:
-    """Return what steps that are not in the store will write there, and what `out` takes where it cannot link to it."""
-    missing = sum(_left(each, store) for each in status if each.status == "miss")
+    """Return the space needed in the store by missing steps, and at `out` if it cannot hard-link to the store."""
+    missing = sum(_missing_bytes(each, store) for each in status if each.status == "miss")
     needs = [disk_need("store", store.root, missing)]
     if _device(out) != _device(store.root):
-        needs.append(disk_need("artifact", out, sum(_whole(each, store) for each in status)))
+        needs.append(disk_need("artifact", out, sum(_full_bytes(each, store) for each in status)))
     return needs
 
 
-def _left(status: StepStatus, store: Store) -> int:
+def _missing_bytes(status: StepStatus, store: Store) -> int:
     return max(0, status.step.output_bytes - store.resumable_bytes(status.key))
 
 
-def _whole(status: StepStatus, store: Store) -> int:
+def _full_bytes(status: StepStatus, store: Store) -> int:
     entry = store.peek(status.key).entry if status.status == "hit" else None
     return entry.total_bytes if entry else status.step.output_bytes
 
 
 def disk_need(what: str, path: Path, needed_bytes: int) -> DiskNeed:
-    """Return what will be written below `path`, which need not be there yet, beside what is free."""
+    """Return the need below `path`, which may not exist yet, with the free space of its file system."""
     return DiskNeed(what, path, needed_bytes, shutil.disk_usage(_nearest(path)).free)
 
 
@@ -65,13 +65,13 @@ def _device(path: Path) -> int:
 
 
 def _nearest(path: Path) -> Path:
-    """Return what exists of a path that may be made yet."""
+    """Return the nearest existing directory at or above `path`."""
     path = Path(os.path.realpath(path))
     return next(each for each in (path, *path.parents) if each.is_dir())
 
 
 def amount(nbytes: float) -> str:
-    """Return bytes as people read them."""
+    """Return a byte count as text with a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"

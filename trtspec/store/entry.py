@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One directory of the store: its document, and whether its files still are what was recorded.
+"""One store entry: its document and the verification of its files.
 
-    entry.json     what was built, when, and every file with size and SHA-256; written last and sealed
-    files/...      what the step wrote, read-only
+    entry.json     step, time, and every file with size and SHA-256; written last, with a checksum
+    files/...      the step's output, read-only
 
-Knows nothing of locks, of other entries, or of how an entry comes to its place.
+This module does not handle locks, other entries or how an entry is moved into place.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from trtspec.core.hashing import file_sha256
 from trtspec.store.checksummed_json import load_sealed, seal
 
 SCHEMA = "trtspec.entry/1"
-# Times of files move in ticks of at most 10 ms: a file hashed in the tick it was written in could change unseen.
+# File times advance in ticks of at most 10 ms: a file hashed within the tick of its last write could change unnoticed.
 TICK_NS = 20_000_000
 
 Stamp = list[int]  # inode, size, mtime_ns, ctime_ns
 
 
 class UnsoundError(Exception):
-    """An entry is not what was recorded, with the first difference; the store's own, no user sees it raised."""
+    """An entry differs from its record; the message names the first difference. Internal to the store."""
 
 
 class Entry(BaseModel):
-    """What a step wrote, and where it lies."""
+    """The output of a step and its directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,17 +50,17 @@ class Entry(BaseModel):
 
     @property
     def files_dir(self) -> Path:
-        """The directory with the step's files."""
+        """The directory that contains the step's files."""
         return self.directory / "files"
 
     @property
     def total_bytes(self) -> int:
-        """The size of all files."""
+        """Total size of all files."""
         return sum(record.size for record in self.files)
 
 
 def load_entry(directory: Path, key: str) -> Entry:
-    """Return the entry of `key` from its document alone; UnsoundError where that is not one."""
+    """Return the entry of `key` without checking its files; UnsoundError if its document is invalid."""
     body = load_sealed(SCHEMA, directory / "entry.json")
     if body is None:
         raise UnsoundError("entry.json is missing or damaged")
@@ -69,20 +69,20 @@ def load_entry(directory: Path, key: str) -> Entry:
     except ValidationError as error:
         raise UnsoundError(f"entry.json: {plain_words(error.errors()[0]['msg'])}") from error
     if entry.key != key:
-        raise UnsoundError(f"entry.json is that of {entry.key}")
+        raise UnsoundError(f"entry.json has the key {entry.key}")
     return entry
 
 
 def write_entry(entry: Entry) -> None:
-    """Write the document of an entry whose files are sealed."""
+    """Write the document of an entry whose files are already sealed."""
     data = seal(SCHEMA, entry.model_dump(mode="json"))
     replace_file(entry.directory / "entry.json", data)
 
 
 def check_files(entry: Entry, known: dict[str, Stamp]) -> dict[str, Stamp]:
-    """Return the stamps of an entry's files, all found as recorded; UnsoundError names the first that is not.
+    """Return the stamps of an entry's files; UnsoundError names the first file that differs from its record.
 
-    A file that still has its stamp in `known` was hashed before and is not read again.
+    Files whose stamp equals the one in `known` are not hashed again.
     """
     found, unknown = scan(entry.files_dir), []
     for record in entry.files:
@@ -94,7 +94,7 @@ def check_files(entry: Entry, known: dict[str, Stamp]) -> dict[str, Stamp]:
         if known.get(record.path) != stamp:
             unknown.append(record)
     if extra := set(found) - {record.path for record in entry.files}:
-        raise UnsoundError(f"files/{min(extra)} does not belong there")
+        raise UnsoundError(f"files/{min(extra)} is not part of the entry")
     digests = in_threads(lambda each: _settled_sha256(entry.files_dir / each.path, found[each.path]), unknown)
     for record, digest in zip(unknown, digests, strict=True):
         if digest != record.sha256:
@@ -103,15 +103,15 @@ def check_files(entry: Entry, known: dict[str, Stamp]) -> dict[str, Stamp]:
 
 
 def seal_files(files_dir: Path, known: Mapping[str, str]) -> tuple[tuple[FileRecord, ...], dict[str, Stamp]]:
-    """Make what a step wrote read-only and durable; return the records and the stamps of its files.
+    """Make a step's output read-only and durable; return the records and stamps of its files.
 
-    What is `known` of them, SHA-256 by path, was found while they were written.
+    `known` maps paths to SHA-256 digests that were computed while the files were written.
     """
     for path in scan(files_dir):
         (files_dir / path).chmod(0o444)
         sync(files_dir / path)
     sync_directories(files_dir)
-    stamps = scan(files_dir)  # again: chmod has moved the times
+    stamps = scan(files_dir)  # scan again: chmod changed the times
     paths = sorted(stamps)
     unknown = [path for path in paths if path not in known]
     digests = in_threads(lambda path: _settled_sha256(files_dir / path, stamps[path]), unknown)
@@ -120,7 +120,7 @@ def seal_files(files_dir: Path, known: Mapping[str, str]) -> tuple[tuple[FileRec
 
 
 def scan(root: Path) -> dict[str, Stamp]:
-    """Return the stamps of all files below `root` by relative path; UnsoundError at a symlink or a special file."""
+    """Return the stamps of all files below `root` by relative path; UnsoundError for a symlink or special file."""
     found: dict[str, Stamp] = {}
     pending = [""]
     if root.is_symlink():

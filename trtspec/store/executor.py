@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a plan: takes from the store what is there, builds what is not, and tells an observer.
+"""Run a plan: take outputs from the store, build the missing ones and notify an observer.
 
-Steps run one after another, in the order of the plan. Those that ask for devices run beside the others, each on devices
-of its own, as far as there are enough.
+Steps run sequentially in plan order. Steps that require devices run concurrently with the others, each on its own
+devices, as far as there are enough.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from trtspec.store.store import Store
 log = logging.getLogger(__name__)
 
 Status = Literal["hit", "built"]
-WAKE_S = 0.5  # a signal that came to another thread is seen when this one wakes
+WAKE_S = 0.5  # a signal delivered to another thread is handled when this thread wakes
 
 
 class Observer(Protocol):
-    """Who wants to know how the work goes, one call at a time; drawn as bars by the command line."""
+    """Receives progress, one call at a time; the command line draws progress bars from it."""
 
     def step_started(self, step: Step, total_bytes: int) -> None:
-        """A step that is not in the store begins; `total_bytes` is 0 where its size is unknown."""
+        """A step that is not in the store starts; `total_bytes` is 0 if its size is unknown."""
 
     def step_advanced(self, step: Step, n: int) -> None:
-        """A begun step has moved `n` more bytes."""
+        """A running step has processed `n` more bytes."""
 
     def step_said(self, step: Step, text: str) -> None:
-        """A begun step says in words what it does now."""
+        """A running step reports its current activity."""
 
     def step_finished(self, step: Step, status: Status, seconds: float) -> None:
-        """A step's output is in the store; steps that were there to begin with come without a start."""
+        """A step's output is in the store; `step_started` is not called for steps that were already there."""
 
 
 class Unobserved:
@@ -63,7 +63,7 @@ class Unobserved:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What became of a step, how long that took in this run, and the verified output."""
+    """Result of a step: built or found, seconds spent in this run, and the verified output."""
 
     name: str
     key: str
@@ -75,24 +75,24 @@ class StepResult:
 def execute(
     plan: Plan, store: Store, observer: Observer, devices: Sequence[str] = (), sources: Sources | None = None
 ) -> list[StepResult]:
-    """Bring every step of a plan into the store; whatever a step raises ends the run and is passed on.
+    """Bring every step of a plan into the store; any exception of a step ends the run and is re-raised.
 
-    What finished before stays in the store, so the next run resumes there. `devices` are lent to the steps that ask
-    for some; without any, such steps run like the others. A plan with files that nobody has read needs `sources`, which
-    has their digests afterwards: the steps' keys are then those of `sources.of`.
+    Finished steps stay in the store, so the next run resumes there. `devices` are allocated to steps that require
+    some; without any, such steps run like the others. A plan with unread files requires `sources`, which contains
+    their digests afterwards; `sources.of` then gives the steps' final keys.
     """
     run = _Run(store, observer, sources)
     with sigterm_as_interrupt():
         if devices and any(step.num_devices for step in plan.steps):
-            _run_beside(plan.steps, run, list(devices))
+            _run_concurrently(plan.steps, run, list(devices))
         else:
             for step in plan.steps:
                 run.bring(step)
-    return [run.results[run.known(step).key] for step in plan.steps]
+    return [run.results[run.with_digests(step).key] for step in plan.steps]
 
 
 class _Run:
-    """One run: what is done already, and what ended it, if anything did; several threads may bring steps."""
+    """One run: its results and its first failure, if any; several threads may process steps."""
 
     def __init__(self, store: Store, observer: Observer, sources: Sources | None) -> None:
         self._sources = sources
@@ -104,22 +104,22 @@ class _Run:
         self._idle = Condition(self._lock)
         self._working = 0
 
-    def known(self, step: Step) -> Step:
-        """Return a step with what is known of its sources by now."""
+    def with_digests(self, step: Step) -> Step:
+        """Return a step with the source digests found so far."""
         return self._sources.of(step) if self._sources else step
 
     def is_ready(self, step: Step) -> bool:
-        """Return whether all that the step needs is there."""
-        return all(each.key in self.results for each in self.known(step).dependencies)
+        """Return whether all dependencies of the step are done."""
+        return all(each.key in self.results for each in self.with_digests(step).dependencies)
 
     def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
         """Take a step's output from the store, or build it."""
-        started, step = time.perf_counter(), self._looked_at(self.known(step))
-        self._store.uses.hold_too(step.key)  # which follows from sources that were read since the build began
+        started, step = time.perf_counter(), self._looked_at(self.with_digests(step))
+        self._store.uses.hold_too(step.key)  # the key depends on sources that were read after the build began
         lookup = self._store.get(step.key)
         entry, built = lookup.entry, False
         if entry is None:
-            log.info("%s: %s, so it is built as %s", step.name, lookup.why, step.key)
+            log.info("%s: %s; building it as %s", step.name, lookup.why, step.key)
             with self.observing() as observer:
                 observer.step_started(step, step.total_bytes)
             inputs = {each.key: self.results[each.key].entry.files_dir for each in step.dependencies}
@@ -134,7 +134,7 @@ class _Run:
             self._store.note_alike(step)
 
     def _looked_at(self, step: Step) -> Step:
-        """Return a step with its sources read, where the store may have its output under a key that follows."""
+        """Return a step with its sources read if the store may contain its output under the final key."""
         if self._sources and not all(files.is_read for files in files_of(step)) and self._store.has_alike(step):
             return self._sources.read(step)
         return step
@@ -151,14 +151,14 @@ class _Run:
         return entry, built
 
     def fail(self, error: BaseException) -> BaseException:
-        """Return what ended the run: this error, or the one that came before it."""
+        """Return the first error of the run: an earlier one, else this one."""
         with self._lock:
             self.failure = self.failure or error
         return self.failure
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count a thread as working; raises Stopped where the run has ended already."""
+        """Count a thread as working; raises Stopped if the run has already failed."""
         with self._idle:
             if self.failure:
                 raise Stopped
@@ -171,13 +171,13 @@ class _Run:
                 self._idle.notify_all()
 
     def wait_until_idle(self) -> None:
-        """Return when no thread works any more."""
+        """Return when no thread is working."""
         with self._idle:
             self._idle.wait_for(lambda: not self._working)
 
     @contextmanager
     def observing(self) -> Iterator[Observer]:
-        """Lend the observer to one thread at a time."""
+        """Give one thread at a time access to the observer."""
         with self._lock:
             yield self._observer
 
@@ -202,8 +202,8 @@ class _Meter:
             observer.step_said(self._step, text)
 
 
-def _run_beside(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
-    """Run steps on devices in threads of their own, the others here; the first that fails stops those that run."""
+def _run_concurrently(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
+    """Run steps that require devices in threads and the others here; the first failure stops all running steps."""
     waiting, most = list(steps), len(free)
     lent: dict[Future[None], tuple[str, ...]] = {}
     with ThreadPoolExecutor(most) as pool:
@@ -218,14 +218,14 @@ def _run_beside(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
                 if here:
                     waiting.remove(here)
                     run.bring(here)
-                # as long as there is something to do here, whoever has ended is looked for without waiting
+                # Poll for finished steps without waiting as long as this thread has work.
                 for future in wait(lent, timeout=0 if here else WAKE_S, return_when=FIRST_COMPLETED).done:
                     future.result()
                     free += lent.pop(future)
         except BaseException as error:
             failure = run.fail(error)
-            # Steps end when they next tell how far they are. The pool alone does not wait for all of them: of a thread
-            # that was being started when an interrupt came it knows nothing.
+            # Steps stop at their next progress report. The pool alone does not wait for all of them: it does not track
+            # a thread that was being started when an interrupt arrived.
             run.wait_until_idle()
             raise failure from None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files outside the store as a step's input: their content is the identity, where they lie is not."""
+"""Files outside the store as input of a step; they are identified by content, not by location."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trtspec.store.digest import DigestCache
 class Files:
     """Files directly below `root`: (name, SHA-256) each, sorted by name.
 
-    A plan may leave a large file that nobody has read yet `unread`, with what identifies it meanwhile; `is_read` tells.
-    Such a plan shows what would be done; its keys are not those the build will use. `unproven` are the names of those
-    files, and of those whose digest is what the hub calls them: whoever reads them hashes them. `identities` tell the
-    files whose digests these are from any that take their places later.
+    A plan may leave large files unread and use a placeholder that identifies the file instead of its digest; then
+    `is_read` is False and the plan's keys are not the final keys. `unproven` names the files that still have to be
+    hashed: unread files and files whose digest comes from the hub. `identities` detect replacement of the files after
+    their digests were taken.
     """
 
     root: Path = field(metadata={"key": False})
@@ -34,17 +34,17 @@ class Files:
 
     @property
     def is_read(self) -> bool:
-        """Return whether the content of every file is known."""
+        """Return whether all digests are known."""
         return not any(digest.startswith(UNREAD) for _, digest in self.digests)
 
     @property
     def paths(self) -> list[Path]:
-        """Return where the files lie."""
+        """Return the paths of the files."""
         return [self.root / name for name, _ in self.digests]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Raise SourceChanged when the block ends, however it does, where a file is not the one of the known digest."""
+        """Raise SourceChanged at the end of the block, also after an exception, if a file was changed or replaced."""
         try:
             yield
         finally:
@@ -54,11 +54,11 @@ class Files:
 
 
 class FileReader:
-    """Reads the identity of source files; what is remembered of them is not read again.
+    """Determines the digests of source files; files with a cached digest are not read.
 
-    Where files that nobody has read are more than `unread_above` bytes together, they stay `unread`. `on_bytes` is told
-    the size of each piece that is read, from several threads. What `absent` files were stands for them: a plan needs no
-    more, and a step that would read them fails.
+    If the files without a cached digest exceed `unread_above` bytes together, they stay unread. `on_bytes` receives
+    the size of each piece read, from several threads. `absent` gives records for files that do not exist here: these
+    suffice for a plan, and a step that reads such a file fails.
     """
 
     def __init__(
@@ -74,10 +74,12 @@ class FileReader:
         self._on_bytes = on_bytes
 
     def read(self, root: Path, paths: Iterable[Path]) -> Files:
-        """Return files below `root`; raises StepError for one that cannot be read."""
+        """Return the files below `root`; StepError if one cannot be read."""
         paths = sorted(paths)
         try:
-            identities = tuple(self._identity(path) for path in paths)  # before any digest: none is of an older file
+            identities = tuple(
+                self._identity(path) for path in paths
+            )  # before hashing, so that later changes are detected
             stats = tuple(self._stat(path) for path in paths)
             known = [self._lookup(path) for path in paths]
             new = sum(size for (size, _), digest in zip(stats, known, strict=True) if digest is None)
@@ -106,10 +108,10 @@ class FileReader:
 
 
 def hub_digest(path: Path) -> str | None:
-    """Return the SHA-256 that the hub says a file of its cache has: the name of the blob that a snapshot links to.
+    """Return the SHA-256 that the hub reports for a file of its cache: the name of the blob that a snapshot links to.
 
-    Only files that the hub keeps in LFS or Xet are named so (huggingface_hub, file_download.py: the blob's name is the
-    ETag); others are named by git's own digest, which is shorter.
+    Only files stored in LFS or Xet have such a name (huggingface_hub, file_download.py: the blob's name is the ETag);
+    other files are named by git's digest, which is shorter.
     """
     blob = Path(os.path.realpath(path))
     is_kept = blob.parent.name == "blobs" and blob.is_relative_to(os.path.realpath(hub_cache_dir()))

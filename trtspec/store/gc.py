@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves the store: entries that are thrown away, and what processes left that ended in the middle.
+"""Remove entries from the store and clean up after terminated processes.
 
-Which entries go is decided elsewhere (store.py, prune.py).
+store.py and prune.py decide which entries are removed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from trtspec.store.layout import Layout
 
 
 def evict(layout: Layout, key: str) -> bool:
-    """Throw away an entry, whose lock the caller holds; return whether there was one."""
+    """Remove an entry, whose lock the caller holds; return whether it existed."""
     layout.stamps(key).unlink(missing_ok=True)
     aside = layout.temporary(key)
     try:
-        os.rename(layout.entry(key), aside)  # first out of sight: a kill leaves garbage, not half an entry
+        os.rename(layout.entry(key), aside)  # rename first: a kill leaves garbage, not half an entry
     except FileNotFoundError:
         return False
     failpoint("store.before-delete")
@@ -28,7 +28,7 @@ def evict(layout: Layout, key: str) -> bool:
 
 
 def collect(layout: Layout, *folders: str) -> None:
-    """Delete what ended processes left: a name in these folders is in use while its key's lock is held."""
+    """Delete leftovers of terminated processes in these folders; a name is in use while its key's lock is held."""
     from filelock import Timeout
 
     for path in [path for folder in folders for path in layout.listed(folder)]:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where things lie below the root of a store, the lock of each key, and what is said where the machine refuses.
+"""Paths below the root of a store, the lock of each key, and error messages for OS errors.
 
-    root/entries/ab/<key>/            an entry (entry.py); it is there whole or not at all
-    root/tmp/<key>.<pid>.<random>     what is being written or thrown away; garbage once nobody holds the key's lock
-    root/partial/<key>/               what a resumable step has written so far; the next build of the key goes on there
+    root/entries/ab/<key>/            an entry (entry.py), complete or absent
+    root/tmp/<key>.<pid>.<random>     being written or removed; garbage once the key's lock is free
+    root/partial/<key>/               unfinished output of a resumable step; the next build of the key continues it
     root/locks/<key>.lock             held while an entry is built, moved aside or removed
-    root/uses/, root/holds/           who uses which entries (uses.py)
-    root/stamps/<key>.json            which files were hashed, by inode, size and times; a memory, may be lost
-    root/alike/<key>                  an empty file for what was built, whatever bytes its sources had; may be lost
-    root/rates.json                   how fast steps were (rates.py); may be lost
+    root/uses/, root/holds/           which recipes and builds use which entries (leases.py)
+    root/stamps/<key>.json            hashed files by inode, size and times; a cache
+    root/alike/<key>                  an empty file per step built, whatever the bytes of its sources; a cache
+    root/rates.json                   speeds of earlier steps (throughput.py); a cache
 
-Knows nothing of what is in them.
+Deleting a cache loses no output. This module does not depend on the contents of the files.
 """
 
 from __future__ import annotations
@@ -33,59 +33,59 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """The places below one root."""
+    """Paths below one root."""
 
     root: Path
 
     def make(self) -> None:
-        """Make the root; TrtspecError where that cannot be."""
+        """Create the root directory; TrtspecError if that fails."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            hint = "set TRTSPEC_CACHE to a directory that can be written"
-            raise TrtspecError(f"no store can be made: {error.strerror}", where=str(self.root), hint=hint) from error
+            hint = "set TRTSPEC_CACHE to a writable directory"
+            raise TrtspecError(f"cannot create the store: {error.strerror}", where=str(self.root), hint=hint) from error
 
     def entry(self, key: str) -> Path:
-        """Return the directory of a key's entry; TrtspecError where that is no key."""
+        """Return the directory of a key's entry; TrtspecError if the key is malformed."""
         if not re.fullmatch("[0-9a-f]{64}", key):
-            raise TrtspecError(f"{key!r} is not the key of a step: those are 64 hex digits")
+            raise TrtspecError(f"{key!r} is not a step key: expected 64 hex digits")
         return self.root / "entries" / key[:2] / key
 
     def entry_keys(self) -> list[str]:
-        """Return the keys that have an entry, sound or not."""
+        """Return the keys of all entries, including damaged ones."""
         return [path.name for shelf in self.listed("entries") for path in listdir(shelf)]
 
     def partial(self, key: str) -> Path:
-        """Return where a resumable step writes."""
+        """Return the workspace of a resumable step."""
         return self.root / "partial" / key
 
     def stamps(self, key: str) -> Path:
         """Return the file with the stamps of a key's files."""
         return self.root / "stamps" / f"{key}.json"
 
-    def alike(self, key: str) -> Path:
-        """Return the note that a step was built that is alike but for the bytes of its sources."""
+    def shape_marker(self, key: str) -> Path:
+        """Return the marker of a built step that differs at most in the bytes of its sources."""
         return self.root / "alike" / key
 
     def temporary(self, key: str) -> Path:
-        """Return a path that nobody else has; its parent is there."""
+        """Return a unique path whose parent exists."""
         path = self.root / "tmp" / f"{key}.{os.getpid()}.{secrets.token_hex(4)}"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def listed(self, folder: str) -> list[Path]:
-        """Return what lies in a folder of the root, in order."""
+        """Return the sorted contents of a folder below the root."""
         return listdir(self.root / folder)
 
     def lock(self, key: str, timeout_s: float = -1) -> BaseFileLock:
-        """Return the lock of a key, not yet taken; it waits as long as it takes unless told otherwise."""
+        """Return the lock of a key, not yet acquired; by default acquiring it waits without a timeout."""
         path = self.root / "locks" / f"{key}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         return file_lock(path, timeout_s)
 
     @contextmanager
     def in_words(self, doing: str) -> Iterator[None]:
-        """Raise what the machine refuses within the block as a StepError."""
+        """Convert OSErrors that the machine causes within the block to StepErrors."""
         try:
             yield
         except OSError as error:
@@ -94,10 +94,10 @@ class Layout:
                 raise
             if path and Path(path).is_relative_to(self.root):
                 refused = f"{refusal(error)} {self.root}"
-            hint = "give it room or access there; TRTSPEC_CACHE puts the store on another disk"
+            hint = "free disk space or fix permissions there, or set TRTSPEC_CACHE to a directory on another disk"
             raise StepError(f"{refused} while {doing}", hint=remedy_of(error) or hint) from error
 
 
 def listdir(path: Path) -> list[Path]:
-    """Return what lies in a directory, in order; nothing where there is none."""
+    """Return the sorted contents of a directory; an empty list if it does not exist."""
     return sorted(path.iterdir()) if path.is_dir() else []

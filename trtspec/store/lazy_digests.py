@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that nobody has read yet: they are hashed while a step reads them, and its key is final after that."""
+"""Hash unread source files while a step reads them; the step's key is final afterwards."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from trtspec.store.digest import DigestCache, ensure_unchanged
 from trtspec.store.files import Files
 from trtspec.store.step import Progress, Step
 
-TICK_S = 0.02  # times of files move in ticks of at most 10 ms
-LEAD_BYTES = 256 << 20  # what one reads the other finds in the page cache
-SHARE_OF_MEMORY = 4  # a quarter of what is free may wait there to be hashed
+TICK_S = 0.02  # file times advance in ticks of at most 10 ms
+LEAD_BYTES = 256 << 20  # hashing and the step stay close enough to share the page cache
+SHARE_OF_MEMORY = 4  # up to a quarter of the free memory may hold data that waits to be hashed
 
 
 def files_of(step: Step) -> Iterator[Files]:
-    """Yield the files that a step reads itself, not those of the steps that it depends on."""
+    """Yield the files that a step reads itself; files of its dependencies are excluded."""
     yield from _files_in(tuple(getattr(step, field.name) for field in fields(step)))  # type: ignore[arg-type]
 
 
 def unproven(step: Step) -> dict[Path, str]:
-    """Return the files of a step that have to be hashed, with their supposed digests."""
+    """Return the files of a step that still have to be hashed, with their supposed digests."""
     return {
         files.root / name: digest
         for files in files_of(step)
@@ -43,7 +43,7 @@ def unproven(step: Step) -> dict[Path, str]:
 
 
 def proven(step: Step, found: Mapping[Path, str]) -> Step:
-    """Return a step with the digests that were found of its files; itself where none is its."""
+    """Return a step with its digests replaced by those in `found`; the step itself if nothing changes."""
 
     def change(files: Files) -> Files:
         here = {name: found[files.root / name] for name in files.unproven if files.root / name in found}
@@ -55,7 +55,7 @@ def proven(step: Step, found: Mapping[Path, str]) -> Step:
 
 
 def alike_key(step: Step) -> str:
-    """Return what steps have in common that are equal but for the bytes of files of one name and size."""
+    """Return a key that is equal for steps that differ only in the bytes of files of equal name and size."""
 
     def change(files: Files) -> Files:
         sizes = zip(files.digests, files.stats, strict=True)
@@ -65,7 +65,7 @@ def alike_key(step: Step) -> str:
 
 
 def _with_files(value: Any, change: Callable[[Files], Files]) -> Any:
-    """Return a step, or anything in one, with its files changed; itself where none is."""
+    """Return a step, or a value within one, with `change` applied to its files; the value itself if none changes."""
     if isinstance(value, Files):
         return change(value)
     if type(value) is tuple:
@@ -79,11 +79,11 @@ def _with_files(value: Any, change: Callable[[Files], Files]) -> Any:
 
 
 class Alongside:
-    """Hashes a step's unproven files in threads of its own while the step runs, and is the step's progress meanwhile.
+    """Hashes a step's unproven files in threads while the step runs, and acts as the step's progress.
 
-    Hashing stays within `LEAD_BYTES` of the step, and the step, which may count much at once, within a share of the
-    free memory of the hashing, so that a disk is read once. Each is told to wait by what the other has read, never
-    both: neither can wait for ever. What an earlier run of the step has done is hashed meanwhile.
+    Hashing stays within `LEAD_BYTES` of the step. The step, which may report much in one call, stays within a share of
+    the free memory of the hashing, so that each file is read from disk once. Only the one that is ahead waits, so they
+    cannot deadlock. Data that an earlier run has processed is hashed as well.
     """
 
     def __init__(self, step: Step, digests: DigestCache, progress: Progress) -> None:
@@ -95,7 +95,7 @@ class Alongside:
         self._moved, self._is_over = Condition(), False
         self._pool = ThreadPoolExecutor(1, "source")
         self._paths = sorted(self._supposed)
-        self._files = FilesBeside(self._paths, self._on_hashed, self._has_room, self._on_found)
+        self._files = FilesBeside(self._paths, self._on_hashed, self._may_hash_more, self._on_found)
 
     def __enter__(self) -> Alongside:
         self._identities = {path: _settled(path) for path in self._supposed}
@@ -108,41 +108,41 @@ class Alongside:
         self._pool.shutdown(cancel_futures=True)
 
     def advance(self, n_bytes: int) -> None:
-        """Count what the step has read; waits where it is far ahead, raises what is wrong with what was hashed."""
+        """Count bytes that the step read; wait while it is far ahead of hashing, and raise errors found by hashing."""
         with self._moved:
             self._read += n_bytes
         self._files.wake()
-        with self._moved:  # unbounded: files are being hashed
+        with self._moved:  # no timeout: hashing makes progress
             self._moved.wait_for(lambda: self._read - self._hashed <= self._most_ahead or self._work.done())
         if self._work.done():
             self._result()
         self._progress.advance(n_bytes)
 
     def resume(self, n_bytes: int) -> None:
-        """Count what an earlier run has read: it has to be hashed, and nothing waits for that."""
+        """Count bytes that an earlier run read; they are hashed, and the step does not wait for that."""
         with self._moved:
             self._resumed += n_bytes
         self._files.wake()
         self._progress.resume(n_bytes)
 
     def say(self, text: str) -> None:
-        """Tell people in words what is being done."""
+        """Report the current activity."""
         self._progress.say(text)
 
     def digests(self) -> dict[Path, str]:
-        """Return the files' digests once the step is over; SourceChanged where one is not what it was or is called."""
+        """Return the digests after the step; SourceChanged if a file changed or differs from its hub digest."""
         self._is_over = True
         self._files.wake()
-        self._files.join_in()  # this thread has nothing else to do
+        self._files.join_in()  # this thread is otherwise idle
         found = dict(zip(self._paths, self._result(), strict=True))
         with _as_change():
             ensure_unchanged(self._identities)
         return found
 
     def remember(self) -> None:
-        """Remember the digests, once the output is published: earlier a kill would leave it under a key of no use."""
+        """Cache the digests. Call this after publishing, or a kill in between would make the output unreachable."""
         found = zip(self._paths, self._work.result(), strict=True)
-        with suppress(TrtspecError, OSError):  # a file that has changed since is unknown again
+        with suppress(TrtspecError, OSError):  # files that changed since are not cached
             self._digests.learn({path: (self._identities[path], digest) for path, digest in found})
 
     def _result(self) -> list[str]:
@@ -153,15 +153,15 @@ class Alongside:
         path = self._paths[number]
         supposed = self._supposed[path]
         if not supposed.startswith(UNREAD) and supposed != digest:
-            message = f"its SHA-256 is {digest}, and the hub calls it {supposed}: it is damaged"
-            raise SourceChanged(message, where=str(path), hint="remove it and build again, which downloads it")
+            message = f"the file is damaged: its SHA-256 is {digest}, the hub lists {supposed}"
+            raise SourceChanged(message, where=str(path), hint="remove it and build again to download it anew")
 
     def _on_hashed(self, count: int) -> None:
         with self._moved:
             self._hashed += count
             self._moved.notify_all()
 
-    def _has_room(self) -> bool:
+    def _may_hash_more(self) -> bool:
         return self._hashed - self._read - self._resumed <= LEAD_BYTES or self._is_over
 
     def _wake(self) -> None:
@@ -170,24 +170,24 @@ class Alongside:
 
 
 class Sources:
-    """What becomes known of a plan's sources while its steps run."""
+    """The source digests found while a plan's steps run."""
 
     def __init__(self, digests: DigestCache) -> None:
         self.digests = digests
         self.found: dict[Path, str] = {}
 
     def of(self, step: Step) -> Step:
-        """Return a step as far as its sources are known by now."""
+        """Return a step with the digests found so far."""
         return proven(step, self.found)
 
     def read(self, step: Step) -> Step:
-        """Return a step with all its sources read now."""
+        """Return a step with all its sources read."""
         paths = list(unproven(step))
         self.found |= dict(zip(paths, in_threads(self.digests.digest, paths), strict=True))
         return self.of(step)
 
     def looked_up(self, step: Step) -> Step:
-        """Return a step with what is known of its sources since another process has read them."""
+        """Return a step with the digests that other processes have cached since."""
         self.digests.reload()
         known = {path: self.digests.lookup(path) for path in unproven(step)}
         self.found |= {path: digest for path, digest in known.items() if digest}
@@ -206,7 +206,7 @@ def _files_in(value: object) -> Iterator[Files]:
 
 @contextmanager
 def _as_change() -> Iterator[None]:
-    """Raise what is wrong with a source as what makes a step's work of no use."""
+    """Convert errors about a source to SourceChanged, which invalidates the step's output."""
     try:
         yield
     except TrtspecError as error:
@@ -214,7 +214,7 @@ def _as_change() -> Iterator[None]:
 
 
 def _settled(path: Path) -> str:
-    """Return a file's identity at a time when every later writing changes it."""
+    """Return a file's identity once any later write is certain to change it."""
     if abs(time.time() - path.stat().st_ctime) < TICK_S:
         time.sleep(TICK_S)
     return identity_of(path)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses the entries of a store: who used one and when, and which of them a running build needs.
+"""Records of entry use: which recipes used an entry and when, and which entries running builds need.
 
-    root/uses/<key>.json        when each recipe's build last used the entry; may be lost
-    root/holds/<token>.json     the keys that a build needs, for as long as it has <token>.lock
+    root/uses/<key>.json        when each recipe's build last used the entry; a cache
+    root/holds/<token>.json     the keys that a build needs, valid while it holds <token>.lock
 
-Knows nothing of entries. A store that cannot be written to takes no notes, and nobody throws anything away there.
+This module does not depend on entries. In a read-only store nothing is recorded, and nothing can be removed.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ HOLD_SCHEMA = "trtspec.hold/1"
 
 
 class Uses:
-    """Notes and holds below the root of a store."""
+    """Use records and holds below the root of a store."""
 
     def __init__(self, root: Path, clock: Callable[[], float]) -> None:
         self._root = root
         self._clock = clock
-        self._open: dict[Path, set[str]] = {}  # what builds of this process hold
+        self._open: dict[Path, set[str]] = {}  # keys held by builds of this process
 
     def of(self, key: str) -> dict[str, float]:
-        """Return when each user last used an entry, in seconds of the epoch."""
+        """Return when each user last used an entry, in seconds since the epoch."""
         document = load_sealed(USES_SCHEMA, self._notes(key)) or {"users": {}}
         return dict(document["users"])
 
     def note(self, keys: Collection[str], user: str) -> None:
-        """Note that `user` uses entries now."""
+        """Record that `user` uses these entries now."""
         with suppress(OSError), self._lock("uses"):
             for key in keys:
                 _write(self._notes(key), seal(USES_SCHEMA, {"users": {**self.of(key), user: self._clock()}}))
 
     def forget(self, key: str) -> None:
-        """Throw away the notes of an entry."""
+        """Delete the use records of an entry."""
         self._notes(key).unlink(missing_ok=True)
 
     @contextmanager
     def holding(self, keys: Collection[str]) -> Iterator[None]:
-        """Keep entries, those that are not there yet too, from being thrown away while the block runs."""
+        """Protect entries, including those not yet built, from removal while the block runs."""
         path = self._root / "holds" / f"{os.getpid()}.{secrets.token_hex(4)}.json"
         lock = None
         with suppress(OSError), self._lock("holds"):
@@ -67,7 +67,7 @@ class Uses:
                 _release(path, lock)
 
     def hold_too(self, key: str) -> None:
-        """Keep a further entry from being thrown away for as long as this process holds others."""
+        """Protect another entry from removal as long as this process holds others."""
         if all(key in keys for keys in self._open.values()):
             return
         with suppress(OSError), self._lock("holds"):
@@ -77,12 +77,12 @@ class Uses:
 
     @contextmanager
     def unheld(self, key: str) -> Iterator[bool]:
-        """Tell whether no build holds a key; none begins to while the block runs."""
+        """Yield whether no build holds a key; new holds wait until the block ends."""
         with self._lock("holds"):
             yield key not in self.held()
 
     def held(self) -> set[str]:
-        """Return the keys that running builds hold; what killed ones left is cleared away."""
+        """Return the keys that running builds hold; holds of killed builds are removed."""
         from filelock import Timeout
 
         found: set[str] = set()
@@ -114,6 +114,6 @@ def _file_lock(path: Path, timeout_s: float = -1) -> BaseFileLock:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace a file; a loss of power may lose it, which costs no more than a note."""
+    """Replace a file; a power failure may lose it, which costs only this record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, data, durable=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the store has for a key: its files hashed at the first reading, known by their stamps afterwards."""
+"""Find and verify the entry of a key: files are hashed once and later compared by their stamps."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ STAMPS_SCHEMA = "trtspec.stamps/1"
 
 @dataclass(frozen=True)
 class Lookup:
-    """What the store has for a key: the entry, or why there is none."""
+    """The entry of a key, or the reason why it is missing."""
 
     entry: Entry | None
     why: str = ""
 
     @property
     def status(self) -> Literal["hit", "miss"]:
-        """`hit` where there is an entry."""
+        """Return `hit` if there is an entry, else `miss`."""
         return "hit" if self.entry else "miss"
 
 
 def look_up(layout: Layout, key: str, *, remember: bool) -> Lookup:
-    """Return the entry of a key, its files as recorded; with `remember` the next reading need not hash them."""
+    """Return the verified entry of a key; with `remember` its stamps are saved so that it is not hashed again."""
     directory = layout.entry(key)
     if not directory.exists():
         return Lookup(None, "never built")
@@ -45,7 +45,7 @@ def look_up(layout: Layout, key: str, *, remember: bool) -> Lookup:
 
 
 def restamp(layout: Layout, key: str) -> bool:
-    """Take over the change times of an entry's files; False where more than those changed."""
+    """Update the stored change times of an entry's files; False if anything else changed."""
     with suppress(UnsoundError):
         known, found = _stamps(layout, key), scan(layout.entry(key) / "files")
         if {path: stamp[:3] for path, stamp in known.items()} == {path: stamp[:3] for path, stamp in found.items()}:
@@ -55,9 +55,9 @@ def restamp(layout: Layout, key: str) -> bool:
 
 
 def remember_stamps(layout: Layout, key: str, stamps: dict[str, Stamp]) -> None:
-    """Note that files were found as recorded."""
+    """Save the stamps of verified files."""
     path = layout.stamps(key)
-    with suppress(OSError):  # a full disk costs the next reader a second hashing, nothing else
+    with suppress(OSError):  # on a full disk the next reader hashes the files again
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, seal(STAMPS_SCHEMA, {"stamps": stamps}))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact's manifest, `manifest.json`: the one document by which deploy and measure know what was built.
+"""The artifact's manifest, `manifest.json`, the only document that deployment and measurement read about a build.
 
-Owns its form, how it is read (as a stranger's file: size, schema and paths are checked) and the verification of the
-files it names. Knows nothing of the store that the files came from.
+Defines its format, reads it as untrusted input (size, schema and paths are checked) and verifies the files it lists.
+This module does not depend on the store that the files came from.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_BYTES = 16 << 20
 
 def _not_itself(record: FileRecord) -> FileRecord:
     if record.path == MANIFEST:
-        raise ValueError("the manifest cannot name itself")
+        raise ValueError("the manifest cannot list itself")
     return record
 
 
@@ -43,14 +43,14 @@ class _Record(BaseModel):
 
 
 class StepRecord(_Record):
-    """A step that went into the artifact."""
+    """A step whose output is part of the artifact."""
 
     name: str
     key: Sha256
 
 
 class DeviceMemory(_Record):
-    """What serving takes of one device ("cpu", or a GPU's number) as the plan says, in bytes."""
+    """Planned memory of serving on one device ("cpu" or a GPU number), in bytes."""
 
     id: str
     weights_bytes: int
@@ -60,23 +60,23 @@ class DeviceMemory(_Record):
 
     @property
     def total_bytes(self) -> int:
-        """Return all of it."""
+        """Return the sum of all parts."""
         return self.weights_bytes + self.kv_cache_bytes + self.draft_bytes + self.activation_bytes
 
 
 class BackendRecord(_Record):
-    """The engine that was chosen, and why."""
+    """The chosen engine and the reason for the choice."""
 
     name: str
     why: str
 
 
 class Manifest(_Record):
-    """What was built, from what, with what, for what; equal manifests describe equal artifacts.
+    """Outputs, inputs, tools and GPU of a build; equal manifests describe equal artifacts.
 
-    It says neither when nor where: paths of the recipe are names alone. `memory` is empty where an earlier version
-    built it. `target_key` is equal for artifacts whose converted target is the same but for a draft head in it; empty
-    where nothing is converted.
+    It contains no time and no location: recipe paths are reduced to names. `memory` is empty in manifests of earlier
+    versions. `target_key` is equal for artifacts whose converted targets differ at most in an embedded draft head, and
+    empty if nothing is converted.
     """
 
     recipe: ResolvedRecipe
@@ -89,15 +89,14 @@ class Manifest(_Record):
     target_key: Sha256 | Literal[""] = ""
 
     def render(self) -> bytes:
-        """Return the document as it is written: its schema first, and last the digest of all that precedes it."""
+        """Return the file content: the schema first and a digest of everything before it last."""
         return seal_text({"schema": SCHEMA, **self.model_dump(mode="json"), "recipe": self.recipe.as_dict()})
 
 
 def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
-    """Return an artifact's manifest; TrtspecError where there is none, or none that this trtspec reads.
+    """Return an artifact's manifest; TrtspecError if it is missing or unreadable for this version.
 
-    Raises DigestMismatch where a bit of it has changed, or where it is another manifest than the one whose SHA-256 is
-    `expected`.
+    DigestMismatch if it was modified, or if `expected` is given and its SHA-256 differs.
     """
     path = artifact_dir / MANIFEST
     data = _read(path)
@@ -112,25 +111,25 @@ def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
             hint=_schema_hint(schema),
         )
     if not is_sealed_text(data):
-        raise DigestMismatch("the manifest is not as it was written: its digest differs", where=str(path))
+        raise DigestMismatch("the manifest was modified: its digest differs", where=str(path))
     del document["digest"]
     try:
         recipe = ResolvedRecipe.from_dict(document.pop("recipe", None))
         return Manifest.model_validate({**document, "recipe": recipe})
     except ValidationError as error:
-        raise TrtspecError(_first_of(error), where=str(path), hint="build the artifact again") from error
+        raise TrtspecError(_first_error(error), where=str(path), hint="build the artifact again") from error
 
 
 def manifest_sha256(artifact_dir: Path) -> str:
-    """Return the SHA-256 of an artifact's manifest, which distinguishes it from every other; raises TrtspecError."""
+    """Return the SHA-256 of an artifact's manifest, which identifies the artifact; TrtspecError if unreadable."""
     return hashlib.sha256(_read(artifact_dir / MANIFEST)).hexdigest()
 
 
 def parse_expected(text: str, option: str = "--manifest") -> str:
-    """Return the hex digits of "sha256:HEX"; TrtspecError for anything else."""
+    """Return the hex digits of "sha256:HEX"; TrtspecError for any other format."""
     match = re.fullmatch(r"sha256:([0-9a-f]{64})", text)
     if not match:
-        hint = "`trtspec build` prints it, and so does sha256sum build/NAME/manifest.json"
+        hint = "`trtspec build` prints it; sha256sum build/NAME/manifest.json computes it"
         raise TrtspecError(f"{option} {text[:100]!r}: expected sha256: and 64 hex digits", hint=hint)
     return match[1]
 
@@ -138,25 +137,25 @@ def parse_expected(text: str, option: str = "--manifest") -> str:
 def _check_expected(path: Path, data: bytes, expected: str) -> None:
     if (found := hashlib.sha256(data).hexdigest()) != expected:
         raise DigestMismatch(
-            f"this is not the artifact that was asked for: its manifest is sha256:{found}, expected sha256:{expected}",
+            f"this is not the requested artifact: its manifest is sha256:{found}, expected sha256:{expected}",
             where=str(path),
             hint="get the artifact again from where it was built, or check the digest",
         )
 
 
-def _shown(schema: object) -> str:
+def _repr_short(schema: object) -> str:
     return repr(schema)[:100]
 
 
 def _schema_hint(schema: object) -> str | None:
     if schema == "trtspec.manifest/1":
-        return "an earlier trtspec built it, without a digest of the manifest; build it again: the store has its parts"
+        return "an earlier version built it without a manifest digest; build it again: the store has its parts"
     ours = isinstance(schema, str) and schema.startswith("trtspec.manifest/")
     return "read it with the trtspec that wrote it, or build it again" if ours else None
 
 
 def is_ours(artifact_dir: Path) -> bool:
-    """Return whether a directory holds a manifest that a trtspec began to write, readable or not."""
+    """Return whether a directory contains a trtspec manifest, readable or not."""
     try:
         with open_regular(artifact_dir / MANIFEST, follow=False) as file:
             return b'"trtspec.manifest/' in file.read(100)
@@ -165,15 +164,15 @@ def is_ours(artifact_dir: Path) -> bool:
 
 
 def verify_files(artifact_dir: Path, manifest: Manifest, sha256: Callable[[Path], str] = file_sha256) -> list[str]:
-    """Hash every file that the manifest names, look for others; return what is wrong, one line a file.
+    """Hash every file in the manifest and look for unlisted ones; return the problems, one line per file.
 
-    `sha256` returns a file's digest; one that knows some already need not read them (read_before.py).
+    `sha256` returns a file's digest; it may use a cache (verified_cache.py).
     """
     root = artifact_dir.resolve()
     problems = in_threads(lambda record: problem_of(root, record, sha256), manifest.files)
     differing = [f"{record.path}: {found}" for record, found in zip(manifest.files, problems, strict=True) if found]
     others = unlisted(root, [record.path for record in manifest.files])
-    return [*differing, *(f"{path}: the manifest does not name it" for path in others)]
+    return [*differing, *(f"{path}: not listed in the manifest" for path in others)]
 
 
 def problem_of(root: Path, record: FileRecord, sha256: Callable[[Path], str] = file_sha256) -> str | None:
@@ -184,7 +183,7 @@ def problem_of(root: Path, record: FileRecord, sha256: Callable[[Path], str] = f
     except (FileNotFoundError, NotADirectoryError):
         return "missing"
     except OSError as error:
-        return f"cannot be looked at: {error.strerror}"
+        return f"cannot be read: {error.strerror}"
     if not stat.S_ISREG(status.st_mode) or path.resolve() != path:
         return "not a regular file of the artifact"
     if status.st_size != record.size:
@@ -193,12 +192,12 @@ def problem_of(root: Path, record: FileRecord, sha256: Callable[[Path], str] = f
 
 
 def _read(path: Path) -> bytes:
-    where, hint = str(path.parent), "trtspec build RECIPE makes one"
+    where, hint = str(path.parent), "build one with trtspec build RECIPE"
     try:
         if not path.parent.is_dir():
-            raise TrtspecError("there is no artifact: no such directory", where=where, hint=hint)
+            raise TrtspecError("no artifact: the directory does not exist", where=where, hint=hint)
         if not os.path.lexists(path):
-            raise TrtspecError(f"not an artifact: it has no {MANIFEST}", where=where, hint=hint)
+            raise TrtspecError(f"not an artifact: {MANIFEST} is missing", where=where, hint=hint)
         return read_bounded(path, MAX_BYTES, follow=False)
     except OSError as error:
         raise TrtspecError(
@@ -209,17 +208,17 @@ def _read(path: Path) -> bytes:
 def _parse(path: Path, data: bytes) -> Any:
     try:
         document = json.loads(data)
-        if b"\\ud" in data.lower():  # half a surrogate pair can neither be printed nor name a file
+        if b"\\ud" in data.lower():  # an unpaired surrogate can neither be printed nor be part of a file name
             json.dumps(document, ensure_ascii=False).encode()
         return document
     except UnicodeEncodeError:
         raise TrtspecError(
-            "it holds half a surrogate pair, which is no text", where=str(path), hint="build the artifact again"
+            "it contains an unpaired surrogate", where=str(path), hint="build the artifact again"
         ) from None
     except (ValueError, RecursionError) as error:
         raise TrtspecError(f"not valid JSON: {error}", where=str(path), hint="build the artifact again") from error
 
 
-def _first_of(error: ValidationError) -> str:
+def _first_error(error: ValidationError) -> str:
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {plain_words(first['msg'])}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps a set of targets needs, in the order in which they run, and which of them there is work for."""
+"""Order the steps that a set of targets needs, and determine which of them have to run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trtspec.store.store import Store
 
 
 class Plan:
-    """The targets and everything they depend on: each key once, dependencies first.
+    """The targets and all their dependencies: each key once, dependencies first.
 
-    The order is that of the targets and of the fields of the steps, so equal targets give equal plans.
+    The order follows the targets and the fields of the steps, so equal targets give equal plans.
     """
 
     def __init__(self, targets: Iterable[Step]) -> None:
@@ -26,7 +26,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class StepStatus:
-    """Whether a step's output is in the store, and why not."""
+    """Whether a step's output is in the store, and if not, why."""
 
     step: Step
     name: str

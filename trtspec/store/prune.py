@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be thrown away of a store: what nobody used for long, and what is too much, least recently used first."""
+"""Select and remove store entries that are old or exceed a size limit, least recently used first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtspec.store.store import Store
 
 @dataclass(frozen=True)
 class Used:
-    """An entry with the recipes whose builds used it, when the last did, and whether one that runs now holds it."""
+    """An entry, the recipes whose builds used it, the last use, and whether a running build holds it."""
 
     entry: Entry
     recipes: tuple[str, ...]
@@ -23,7 +23,7 @@ class Used:
 
 @dataclass(frozen=True)
 class Limits:
-    """What is kept: entries used within these seconds, and no more than so many bytes; None is no limit."""
+    """Retention limits: maximum time since last use in seconds, maximum total bytes; unlimited if None."""
 
     older_than_s: float | None = None
     max_bytes: int | None = None
@@ -31,7 +31,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Removed:
-    """Keys that are gone, the bytes that are free now, and those that stay where artifacts link to the files."""
+    """Removed keys, freed bytes, and bytes not freed because artifacts link to the files."""
 
     keys: tuple[str, ...] = ()
     freed_bytes: int = 0
@@ -39,19 +39,19 @@ class Removed:
 
 
 def uses_of(store: Store) -> list[Used]:
-    """Return all entries by key; one that no build noted a use of counts as used when it was made."""
+    """Return the usage of all entries, by key; an entry without a recorded use counts as used when it was built."""
     held = store.uses.held()
-    return [_use_of(store, entry, entry.key in held) for entry in store.entries()]
+    return [_entry_usage(store, entry, entry.key in held) for entry in store.entries()]
 
 
-def _use_of(store: Store, entry: Entry, is_held: bool) -> Used:
+def _entry_usage(store: Store, entry: Entry, is_held: bool) -> Used:
     noted = store.uses.of(entry.key)
     times = [datetime.fromtimestamp(each, timezone.utc) for each in noted.values()]
     return Used(entry, tuple(sorted(noted)), max([*times, datetime.fromisoformat(entry.created)]), is_held)
 
 
 def beyond(uses: Sequence[Used], limits: Limits, now: datetime) -> list[Used]:
-    """Return what the limits do not keep, least recently used first; what a build holds stays, and counts."""
+    """Return the entries beyond the limits, least recently used first; held entries stay and count toward the size."""
     size, found = sum(each.entry.total_bytes for each in uses), []
     for each in sorted(uses, key=lambda each: each.last_used):
         is_old = limits.older_than_s is not None and (now - each.last_used).total_seconds() > limits.older_than_s
@@ -63,10 +63,10 @@ def beyond(uses: Sequence[Used], limits: Limits, now: datetime) -> list[Used]:
 
 
 def remove(store: Store, chosen: Sequence[Used], *, dry_run: bool) -> Removed:
-    """Throw entries away, or only tell what that would do; what a build has begun to hold meanwhile stays."""
+    """Remove entries, or report what would be removed; entries that a build now holds stay."""
     gone, freed, total = [], 0, 0
     for entry in (each.entry for each in chosen):
-        own = _own_bytes(entry)
+        own = _unshared_bytes(entry)
         if dry_run or store.remove(entry.key):
             gone.append(entry.key)
             freed, total = freed + own, total + entry.total_bytes
@@ -74,7 +74,7 @@ def remove(store: Store, chosen: Sequence[Used], *, dry_run: bool) -> Removed:
 
 
 def clear_rest(store: Store, removed: Removed, *, dry_run: bool) -> Removed:
-    """Throw away what lies behind the sound entries: unsound ones, and what interrupted builds left."""
+    """Remove everything other than sound entries: damaged entries and leftovers of interrupted builds."""
     left = store.all_resumable_bytes()
     more = () if dry_run else tuple(store.gc(keep=set()))
     freed = left if dry_run else left - store.all_resumable_bytes()
@@ -82,13 +82,13 @@ def clear_rest(store: Store, removed: Removed, *, dry_run: bool) -> Removed:
 
 
 def by_recipe(uses: Sequence[Used]) -> list[tuple[str, int, int]]:
-    """Return each recipe with its number of entries and their bytes; a shared entry counts for all of its recipes."""
+    """Return (recipe, number of entries, bytes); a shared entry counts for each of its recipes."""
     names = sorted({name for each in uses for name in each.recipes})
     own = {name: [each.entry.total_bytes for each in uses if name in each.recipes] for name in names}
     return [(name, len(sizes), sum(sizes)) for name, sizes in own.items()]
 
 
-def _own_bytes(entry: Entry) -> int:
-    """Return the bytes of files that have no link elsewhere."""
+def _unshared_bytes(entry: Entry) -> int:
+    """Return the bytes of files without other hard links."""
     stats = (path.lstat() for record in entry.files if (path := entry.files_dir / record.path).exists())
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a step's output becomes an entry: written beside the entries, sealed, and moved into place in one rename.
+"""Turn a step's output into an entry: write it to a workspace, seal it and move it into place with one rename.
 
-Whoever calls holds the lock of the key.
+The caller must hold the lock of the key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trtspec.store.step import Inputs, Progress, Step, notes_of
 
 @dataclass(frozen=True)
 class Output:
-    """What a step wrote into its workspace, sealed, and how long that took; it has no place in the store yet."""
+    """A step's sealed output in its workspace, not yet in the store, and the seconds it took."""
 
     workspace: Path
     records: tuple[FileRecord, ...]
@@ -37,15 +37,15 @@ class Output:
 
 @contextmanager
 def workspace_of(layout: Layout, step: Step) -> Iterator[Path]:
-    """Lend a step the directory for its files and notes; what a resumable one wrote stays where it fails.
+    """Provide the directory for a step's files and notes; after a failure a resumable step's workspace is kept.
 
-    It does not go on with what it made of a source that is another one: that may be of other bytes.
+    After SourceChanged the notes are deleted, because the files may come from a different source.
     """
     workspace = layout.partial(step.key) if step.RESUMABLE else layout.temporary(step.key)
     try:
         _make_workspace(workspace, step)
         yield workspace
-    except BaseException as error:  # an interrupt too leaves nothing behind but what can be resumed
+    except BaseException as error:  # after an interrupt, too, only resumable output may remain
         if not step.RESUMABLE:
             shutil.rmtree(workspace, ignore_errors=True)
         elif isinstance(error, SourceChanged):
@@ -54,7 +54,7 @@ def workspace_of(layout: Layout, step: Step) -> Iterator[Path]:
 
 
 def write_output(workspace: Path, step: Step, inputs: Inputs, progress: Progress) -> Output:
-    """Run a step and seal what it wrote."""
+    """Run a step and seal its output."""
     started, files = time.perf_counter(), workspace / "files"
     known = step.run(files, inputs, progress) or {}
     records, stamps = _seal_output(step, files, known)
@@ -62,7 +62,7 @@ def write_output(workspace: Path, step: Step, inputs: Inputs, progress: Progress
 
 
 def publish_output(layout: Layout, step: Step, output: Output, clock: Callable[[], float]) -> Entry:
-    """Make an output the entry of a step's key; `clock` says when that was, in seconds of the epoch."""
+    """Make an output the entry of a step's key; `clock` returns the time in seconds since the epoch."""
     failpoint("store.before-entry")
     entry = Entry(
         directory=output.workspace,
@@ -76,13 +76,13 @@ def publish_output(layout: Layout, step: Step, output: Output, clock: Callable[[
     write_entry(entry)
     shutil.rmtree(notes_of(output.workspace / "files"), ignore_errors=True)
     failpoint("store.before-rename")
-    entry = _put_in_place(entry, layout.entry(step.key))
+    entry = _install(entry, layout.entry(step.key))
     remember_stamps(layout, step.key, output.stamps)
     return entry
 
 
 def _make_workspace(workspace: Path, step: Step) -> None:
-    """Make the directories for a step's output and notes; files that an earlier run left become writable again."""
+    """Create the directories for a step's output and notes; make files of an earlier run writable again."""
     files = workspace / "files"
     if step.RESUMABLE and files.is_dir():
         for path in scan(files):
@@ -98,10 +98,10 @@ def _seal_output(
     try:
         return seal_files(files_dir, known)
     except UnsoundError as problem:
-        raise StepError(f"{step.name} wrote what cannot be kept: {problem}; nothing was published") from problem
+        raise StepError(f"invalid output of {step.name}: {problem}; nothing was published") from problem
 
 
-def _put_in_place(entry: Entry, directory: Path) -> Entry:
+def _install(entry: Entry, directory: Path) -> Entry:
     directory.parent.mkdir(parents=True, exist_ok=True)
     os.rename(entry.directory, directory)
     failpoint("store.after-rename")

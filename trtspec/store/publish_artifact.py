@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts an artifact at its place whole.
+"""Publish an artifact atomically.
 
-Only what a manifest names is ever deleted, with `reports/` and the byte code that Python writes beside models.
+Only files listed in a manifest, `reports/` and Python's byte code are ever deleted.
 """
 
 from __future__ import annotations
@@ -29,44 +29,42 @@ _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
 def check_place(out: Path) -> None:
-    """Raise TrtspecError where no artifact can be published at `out`, as far as that shows beforehand."""
+    """Raise TrtspecError if it is already known that no artifact can be published at `out`."""
     out = _resolved(out)
     nearest = next(path for path in out.parents if os.path.lexists(path))
     if not nearest.is_dir():
         raise TrtspecError(
-            f"{nearest} is a file, and no directory can be below it", where=str(out), hint="choose another --out"
+            f"{nearest} is a file, not a directory", where=str(out), hint="choose another directory with --out"
         )
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise TrtspecError(
-            f"nothing may be written to {nearest}", where=str(out), hint="choose another place with --out"
-        )
+        raise TrtspecError(f"{nearest} is not writable", where=str(out), hint="choose another directory with --out")
     if old := _manifest_at(out):
-        _check_nothing_foreign(out, old)
+        _check_only_listed(out, old)
 
 
 def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -> Literal["published", "unchanged"]:
-    """Make `out` the artifact of `manifest`, each of its files linked to, or copied from, its path in `files`.
+    """Make `out` the artifact of `manifest`; each file is hard-linked or copied from its path in `files`.
 
-    The reports of an artifact from the same steps are kept. TrtspecError where `out` is something else than an
-    artifact or holds files of somebody else; StepError where the machine refuses. Then `out` stays what it was.
+    Reports of an existing artifact from the same steps are kept. TrtspecError if `out` is not an artifact or contains
+    unlisted files; StepError for OS errors. After an error `out` is unchanged.
     """
     if set(files) != {record.path for record in manifest.files}:
-        raise ValueError("the manifest names other files than those to publish")
+        raise ValueError("the manifest and the files to publish differ")
     out = _resolved(out)
-    with _in_words(out), locked(out):
+    with _explain_os_errors(out), locked(out):
         old = _manifest_at(out)
         if old == manifest and _holds(out, files, manifest):
             return "unchanged"
-        _check_nothing_foreign(out, old or manifest)
+        _check_only_listed(out, old or manifest)
         _publish(out, files, manifest, keep_reports=old is not None and old.steps == manifest.steps)
         return "published"
 
 
 def _resolved(out: Path) -> Path:
-    """Return where the artifact goes: where `out` is a link, where it points."""
+    """Return `out` with links resolved; TrtspecError for the root directory."""
     out = Path(os.path.realpath(out))
     if not out.name:
-        raise TrtspecError("an artifact needs a directory of its own", where=str(out), hint="name one below it")
+        raise TrtspecError("an artifact needs its own directory", where=str(out), hint="choose a directory below it")
     return out
 
 
@@ -76,7 +74,7 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
         temporary.mkdir()
         digests = {record.path: record.sha256 for record in manifest.files}
         for path, source in files.items():
-            _place(source, temporary / path, sha256=digests[path])
+            _link_or_copy(source, temporary / path, sha256=digests[path])
         if keep_reports:
             _carry_reports(out, temporary)
         failpoint("publish.before-manifest")
@@ -89,15 +87,15 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
 
 
 def _manifest_at(out: Path) -> Manifest | None:
-    """Return the manifest of the artifact at `out`; None where there is none, or none that can be read."""
+    """Return the manifest of the artifact at `out`, or None if it is missing or unreadable."""
     if is_free(out):
         return None
     if not is_ours(out):
-        hint = "move it away, or choose another place with --out"
-        raise TrtspecError("what lies here is not an artifact, so it is not replaced", where=str(out), hint=hint)
+        hint = "move it away, or choose another directory with --out"
+        raise TrtspecError("not an artifact; refusing to overwrite", where=str(out), hint=hint)
     try:
         return load_manifest(out)
-    except TrtspecError:  # damaged, or of another version: an artifact still, but not the one to make
+    except TrtspecError:  # damaged or from another version: an artifact, but not the requested one
         return None
 
 
@@ -115,28 +113,28 @@ def _is_same_file(path: Path, source: Path) -> bool:
         return False
 
 
-def _check_nothing_foreign(out: Path, manifest: Manifest) -> None:
+def _check_only_listed(out: Path, manifest: Manifest) -> None:
     if foreign := unlisted(out, [record.path for record in manifest.files]):
         raise TrtspecError(
-            f"the artifact to replace holds files it did not come with: {', '.join(foreign[:3])}",
+            f"the artifact to replace contains files that are not its own: {', '.join(foreign[:3])}",
             where=str(out),
-            hint="move them away; they would be lost",
+            hint="move them away; publishing would delete them",
         )
 
 
 def _carry_reports(out: Path, temporary: Path) -> None:
-    """Keep the regular files among the reports; links, pipes, and what is beyond MOST_REPORTS stay behind."""
+    """Keep up to MOST_REPORTS regular files of the reports; links and special files are not kept."""
     if (out / REPORTS).is_symlink():
         return
     found = (Path(directory) / name for directory, _, names in os.walk(out / REPORTS) for name in sorted(names))
     for report in islice(found, MOST_REPORTS):
         target = temporary / report.relative_to(out)
         if stat.S_ISREG(report.lstat().st_mode) and not target.exists():
-            _place(report, target)
+            _link_or_copy(report, target)
 
 
-def _place(source: Path, target: Path, *, sha256: str = "") -> None:
-    """Link to a file, or copy it where that cannot be; with `sha256` a copy is one of those bytes, or StepError."""
+def _link_or_copy(source: Path, target: Path, *, sha256: str = "") -> None:
+    """Hard-link a file, or copy it if linking fails; StepError if a copy does not match `sha256`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -151,12 +149,13 @@ def _place(source: Path, target: Path, *, sha256: str = "") -> None:
 
 
 @contextmanager
-def _in_words(out: Path) -> Iterator[None]:
+def _explain_os_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise StepError(
             f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}",
             where=str(out),
-            hint=remedy_of(error) or "what was here before is untouched; give it room or access, then build again",
+            hint=remedy_of(error)
+            or "the old contents are unchanged; free disk space or fix permissions, then build again",
         ) from error

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the sources of an artifact lie on this machine.
+"""Record where the sources of an artifact are on this machine.
 
-A manifest says what was built, and equal inputs give equal manifests everywhere; so the directory that a source was
-read from is remembered here, beside the store, by the keys of the artifact's steps. Nothing is lost when one moves.
+Equal inputs give equal manifests everywhere, so a manifest contains no locations. The directory of each source is
+recorded next to the store, under the keys of the artifact's steps. Moving a source loses only this record.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from trtspec.store.digest import digest_of
 from trtspec.store.manifest import Manifest
 
 SCHEMA = "trtspec.origins/1"
-MAX_DIRECTORIES = 16  # equal sources may lie in several places, and some of them be gone
+MAX_DIRECTORIES = 16  # equal sources may be in several directories, some of them deleted
 
 
 def remember_origins(manifest: Manifest, sources: Mapping[str, str]) -> None:
-    """Note that an artifact was built, just now, from these directories, {role: directory}."""
+    """Record that an artifact was just built from these directories, {role: directory}."""
     if not sources:
         return
-    path = _record_of(manifest)
+    path = _record_path(manifest)
     before = _directories(path)
     record = {
         role: list(dict.fromkeys([directory, *before.get(role, [])]))[:MAX_DIRECTORIES]
         for role, directory in sources.items()
     }
-    with suppress(OSError):  # a full disk costs `verify --source`, nothing else
+    with suppress(OSError):  # on a full disk only `verify --source` is affected
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, seal(SCHEMA, record))
 
 
 def recall_origin(manifest: Manifest, role: str) -> str | None:
-    """Return a role's newest directory that is still there, else the newest; None where none is known."""
-    directories = _directories(_record_of(manifest)).get(role, [])
+    """Return a role's newest existing directory, else its newest one, or None if none is recorded."""
+    directories = _directories(_record_path(manifest)).get(role, [])
     return next(filter(os.path.isdir, directories), next(iter(directories), None))
 
 
-def _record_of(manifest: Manifest) -> Path:
+def _record_path(manifest: Manifest) -> Path:
     digest = digest_of(SCHEMA, tuple(step.key for step in manifest.steps))
     return cache_dir() / "origins" / f"{digest}.json"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store: what every step wrote, by the step's key, kept so that a kill or a full disk leaves nothing half done.
+"""Store of step outputs by step key; a kill or a full disk never leaves a partial entry.
 
-Owns who may do what when: what needs a key's lock, and a second look after taking it. An entry is used only after its
-files were found as recorded (lookup.py). Where things lie is in layout.py.
+Handles locking: which operations need a key's lock, and the repeated lookup after acquiring it. Entries are used only
+after their files were verified (lookup.py). layout.py defines the paths.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trtspec.store.throughput import Rates
 
 
 class Store:
-    """Entries by step key, below one directory; any number of processes may share it."""
+    """Entries by step key below one directory; any number of processes may share it."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
         self.root = root
@@ -35,12 +35,12 @@ class Store:
         self._clock = clock
 
     def peek(self, key: str) -> Lookup:
-        """Return what `get` would, and change nothing on the disk."""
+        """Return the result of `get` without changing anything on disk."""
         with self._layout.in_words("reading the store"):
             return look_up(self._layout, key, remember=False)
 
     def get(self, key: str) -> Lookup:
-        """Return the entry of a key, its files verified; an entry found damaged is thrown away first."""
+        """Return the verified entry of a key; a damaged entry is removed first."""
         with self._layout.in_words("reading the store"):
             lookup = look_up(self._layout, key, remember=True)
             if lookup.entry or not self._layout.entry(key).exists():
@@ -49,7 +49,7 @@ class Store:
                 return self._get_locked(key)
 
     def build(self, step: Step, inputs: Inputs, progress: Progress) -> tuple[Entry, bool]:
-        """Return the step's entry and whether the step ran here: another process may have built it meanwhile."""
+        """Return the step's entry and whether the step ran here; another process may have built it in the meantime."""
         self._layout.make()
         with self._layout.in_words(f"building {step.name}; nothing was published"):
             collect(self._layout, "tmp")
@@ -61,18 +61,18 @@ class Store:
                     return publish_output(self._layout, step, output, self._clock), True
 
     def build_unread(self, step: Step, inputs: Inputs, progress: Progress, sources: Sources) -> tuple[Entry, bool]:
-        """As `build`, of a step with files that nobody has read: they are hashed meanwhile, and then it has its key.
+        """Build a step with unread files: they are hashed while it runs, which determines its final key.
 
-        What is written lies under the key of the unread step, which names files by identity and times, until it is
-        published under the one that follows from their bytes. `sources` learns the digests.
+        The output stays under the key of the unread step, which names files by identity and times, until it is
+        published under the final key. The digests are added to `sources`. Returns the same as `build`.
         """
         self._layout.make()
         with self._layout.in_words(f"building {step.name}; nothing was published"):
             collect(self._layout, "tmp")
             with self._layout.lock(step.key):
-                if entry := self._get_locked(step.key).entry:  # it was the hub that said what its files are
+                if entry := self._get_locked(step.key).entry:  # the digests came from the hub and were right
                     return entry, False
-                if not unproven(known := sources.looked_up(step)):  # whoever had the lock has read them
+                if not unproven(known := sources.looked_up(step)):  # the previous holder of the lock has read them
                     return self.build(known, inputs, progress)
                 with workspace_of(self._layout, step) as workspace:
                     with Alongside(step, sources.digests, progress) as alongside:
@@ -83,26 +83,26 @@ class Store:
                 return published
 
     def has_alike(self, step: Step) -> bool:
-        """Return whether a step was built that differs in its sources' bytes at most: then those are read first."""
-        return self._layout.alike(alike_key(step)).exists()
+        """Return whether a step that differs at most in its sources' bytes was built; then read the sources first."""
+        return self._layout.shape_marker(alike_key(step)).exists()
 
     def note_alike(self, step: Step) -> None:
-        """Note that a step's output is here."""
-        with suppress(OSError):  # a full disk may cost a conversion that was not needed, nothing else
-            note = self._layout.alike(alike_key(step))
+        """Record that a step's output is in the store, for `has_alike`."""
+        with suppress(OSError):  # on a full disk a later run may repeat a conversion
+            note = self._layout.shape_marker(alike_key(step))
             note.parent.mkdir(parents=True, exist_ok=True)
             note.touch()
 
     def restamp(self, key: str) -> bool:
-        """Accept the change times of an entry's files after hard-linking them; False where more than that changed.
+        """Accept the change times of an entry's files after hard-linking them; False if anything else changed.
 
-        Only for an entry that this process got or built before it made the links.
+        Use it only for an entry that this process fetched or built before it created the links.
         """
         with self._layout.in_words("reading the store"):
             return restamp(self._layout, key)
 
     def entries(self) -> list[Entry]:
-        """Return all entries with a sound document, by key; their files are not looked at."""
+        """Return all entries with a valid document, by key, without checking their files."""
         found = []
         with self._layout.in_words("reading the store"):
             for key in self._layout.entry_keys():
@@ -111,12 +111,12 @@ class Store:
         return found
 
     def size(self) -> int:
-        """Return the bytes of all entries' files."""
+        """Return the total bytes of all entries' files."""
         return sum(entry.total_bytes for entry in self.entries())
 
     @contextmanager
     def holding(self, keys: Collection[str], user: str) -> Iterator[None]:
-        """Keep a build's entries from being thrown away while it runs; note in the end that `user` used them."""
+        """Protect a build's entries from removal while the block runs; afterwards record that `user` used them."""
         with self.uses.holding(keys):
             try:
                 yield
@@ -124,16 +124,16 @@ class Store:
                 self.uses.note([key for key in keys if self._layout.entry(key).exists()], user)
 
     def all_resumable_bytes(self) -> int:
-        """Return the bytes on the disk that interrupted builds left."""
+        """Return the bytes on disk left by interrupted builds."""
         return sum(self.resumable_bytes(path.name) for path in self._layout.listed("partial"))
 
     def resumable_bytes(self, key: str) -> int:
-        """Return the bytes on the disk that an interrupted build of a key left for the next."""
+        """Return the bytes on disk that an interrupted build of a key left for the next one."""
         files = self._layout.partial(key) / "files"
         return sum(path.stat().st_blocks * 512 for path in listdir(files) if path.is_file())
 
     def verify(self) -> list[str]:
-        """Hash every file of every entry; return what is wrong, one line an entry."""
+        """Hash every file of every entry; return the problems, one line per entry."""
         problems = []
         with self._layout.in_words("verifying the store"):
             for key in self._layout.entry_keys():
@@ -144,7 +144,7 @@ class Store:
         return problems
 
     def remove(self, key: str) -> bool:
-        """Throw away the entry of a key; return whether there was one that no running build holds."""
+        """Remove the entry of a key; return whether there was one that no running build holds."""
         with self._layout.in_words("removing an entry"), self._layout.lock(key), self.uses.unheld(key) as may_go:
             if may_go and evict(self._layout, key):
                 self.uses.forget(key)
@@ -152,13 +152,13 @@ class Store:
             return False
 
     def gc(self, keep: set[str]) -> list[str]:
-        """Throw away what is not in `keep` nor held, and what killed builds left; return the removed keys."""
+        """Remove entries neither in `keep` nor held, and leftovers of killed builds; return the removed keys."""
         with self._layout.in_words("cleaning the store"):
             collect(self._layout, "tmp", "partial", "alike")
             return [key for key in self._layout.entry_keys() if key not in keep and self.remove(key)]
 
     def _publish_as(self, step: Step, unread: Step, output: Output) -> tuple[Entry, bool]:
-        """Publish what an unread step wrote, now that its key is known: unless it was there all along."""
+        """Publish the output of an unread step under its final key, unless that entry already exists."""
         self.uses.hold_too(step.key)
         with nullcontext() if step.key == unread.key else self._layout.lock(step.key):
             if not (entry := self._get_locked(step.key).entry):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast steps were on this machine: what a plan expects of the next one. Lost, it is measured again."""
+"""Throughput of earlier steps on this machine, to estimate the next ones; measured again if the file is lost."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from trtspec.store.checksummed_json import load_sealed, seal
 from trtspec.store.step import Step
 
 SCHEMA = "trtspec.rates/1"
-KEPT = 5  # the newest: disks fill, machines change
-LEAST_BYTES = 16 << 20  # with less, starting is what takes the time
+KEPT = 5  # only the newest runs: disks fill up and machines change
+LEAST_BYTES = 16 << 20  # below this, start-up dominates the time
 
 
 class Rates:
-    """Bytes per second of the newest runs, by what a step does (`Step.kind`)."""
+    """Bytes per second of the newest runs by `Step.kind`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def note(self, step: Step, seconds: float) -> None:
-        """Note how long a step took that was run from its beginning to its end."""
+        """Record the duration of a step that ran from start to end."""
         if step.total_bytes >= LEAST_BYTES and seconds > 0:
             known = self._load()
             known[step.kind] = [*known.get(step.kind, []), step.total_bytes / seconds][-KEPT:]
-            with suppress(OSError):  # a full disk costs a plan its guess, nothing else
+            with suppress(OSError):  # on a full disk only the estimate is lost
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(self._path, seal(SCHEMA, {"rates": known}))
 
     def seconds_of(self, step: Step) -> float | None:
-        """Return how long a step will take as the median of its kind did; None where none was large enough yet."""
+        """Return the estimated seconds by the median throughput of the step's kind, or None if unknown."""
         rates = self._load().get(step.kind)
         return step.total_bytes / median(rates) if rates else None
 

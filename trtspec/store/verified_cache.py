@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of artifacts were read before on this machine and have not changed since: they are not read again.
+"""Cache of artifact files that were verified on this machine and have not changed since; they are not read again.
 
-A file is known by device, inode, size and times, in this user's cache alone; an artifact brings nothing that is
-trusted. Times of change cannot be set, so whoever writes to a file, or puts another in its place, makes it unknown. A
-file system that others may bring along, with inodes and times as they like, is another device than the cache's:
-nothing is remembered of it.
+A file is identified by device, inode, size and times, and only this user's cache is trusted, never the artifact.
+Change times cannot be set, so writing or replacing a file invalidates it. A mounted file system with forged inodes and
+times is a different device from the cache's; its files are never cached.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from trtspec.store.manifest import Manifest, verify_files
 
 
 class ReadBefore:
-    """The digest of a file: the remembered one, or that of its bytes; threads may ask at once."""
+    """Returns file digests from the cache or from the bytes. Thread-safe."""
 
     def __init__(self) -> None:
         self._digests = DigestCache(cache_dir() / "artifacts.json")
@@ -39,13 +38,13 @@ class ReadBefore:
         return digest
 
     def remember(self) -> None:
-        """Remember what was read."""
-        with suppress(TrtspecError, OSError):  # what changes meanwhile is read again, and found then
+        """Save the digests of the files that were read."""
+        with suppress(TrtspecError, OSError):  # a file that changed is read again next time
             self._digests.learn(self._read)
 
 
 def verify_changed(root: Path, manifest: Manifest) -> tuple[list[str], int]:
-    """As `verify_files`, reading only files that were not read before; return how many those were as well."""
+    """Verify files as `verify_files` but skip cached ones; return the problems and the number of cached files."""
     before = ReadBefore()
     problems = verify_files(root, manifest, before.sha256)
     before.remember()
@@ -53,9 +52,9 @@ def verify_changed(root: Path, manifest: Manifest) -> tuple[list[str], int]:
 
 
 def remember_published(root: Path, manifest: Manifest) -> None:
-    """Remember the files of an artifact that was put in place just now: all are as the manifest says."""
+    """Cache the digests of a just published artifact from its manifest."""
     digests = {root.resolve() / record.path: record.sha256 for record in manifest.files}
-    with suppress(OSError):  # gone already, which whoever opens it finds
+    with suppress(OSError):  # a file that vanished is reported when the artifact is opened
         DigestCache(cache_dir() / "artifacts.json").learn_own(
             {path: digest for path, digest in digests.items() if _is_ours(path)}
         )

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapts a draft to somebody's own prompts, and proves on held-out ones that it has become better."""
+"""Train a draft on a user's prompts, and test on held-out prompts whether it has improved."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that has the target answer the prompts, greedily and for training also sampled."""
+"""The step that generates the target's responses to the prompts: greedy, and for training also sampled ones."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from trtspec.training.texts import TEXTS, TRAIN, Text, read_texts, write_texts
 if TYPE_CHECKING:
     from trtspec.engine.engine import Engine
 
-DIAGNOSED = 16  # foreign answers that are held against the target's own
-HINT = "leave the answers out: the target gives its own"
+DIAGNOSED = 16  # off-policy responses to compare with the target's
+HINT = "remove the answers; the target generates them"
 
 
 @dataclass(frozen=True)
 class AnswerPrompts(Step):
-    """Write `texts.jsonl` with an answer of at most `max_tokens` tokens to each prompt, of a token at least.
+    """Write `texts.jsonl` with a response of 1 to `max_tokens` tokens for each prompt.
 
-    Answers that came with the prompts are used where the target would give them, and refused where not. `sampled` is
-    how many further answers each training prompt gets, of temperature 1. `settings` are the engine's, as JSON. `model`
-    is the `bare_key` of `target`: what drafts from inside it changes no answer.
+    Responses in the prompt file are used if they are on-policy, and rejected otherwise. `sampled` is the number of
+    additional responses per training prompt, at temperature 1. `settings` are the engine's, as JSON. `model` is the
+    `bare_key` of `target`, because embedded draft heads do not change the responses.
     """
 
     VERSION: ClassVar[int] = 1
@@ -49,22 +49,22 @@ class AnswerPrompts(Step):
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return the step's name."""
         return "answer-prompts"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Answer; raises TrtspecError for answers that are not the target's, and where it answers nothing."""
+        """Generate responses; TrtspecError for off-policy responses in the file, and if the target generates none."""
         texts = read_texts(inputs[self.prompts] / TEXTS)
         given = [replace(text, answer=text.answer[: self.max_tokens]) for text in texts if text.given]
         with self.tokenizer.unchanged():
             self._check(given, inputs[self.target])
-            wanted = list(self._wanted(texts))
+            wanted = list(self._response_requests(texts))
             answered = self._answer(wanted, inputs[self.target], notes_of(out) / TEXTS, progress)
         found = [text for text in (*given, *answered) if text.answer]
-        _check_said({token for text in found for token in text.answer})
+        _check_responses({token for text in found for token in text.answer})
         write_texts(out / TEXTS, found)
 
-    def _wanted(self, texts: Sequence[Text]) -> Iterator[tuple[Text, SamplingOptions]]:
+    def _response_requests(self, texts: Sequence[Text]) -> Iterator[tuple[Text, SamplingOptions]]:
         for number, text in enumerate(texts):
             if not text.given:
                 yield text, SamplingOptions()
@@ -90,7 +90,7 @@ class AnswerPrompts(Step):
     def _answer(
         self, wanted: Sequence[tuple[Text, SamplingOptions]], target: Path, notes: Path, progress: Progress
     ) -> list[Text]:
-        """Answer batch by batch; those of an interrupted run that are whole are taken from the notes."""
+        """Generate responses in batches; complete batches of an interrupted run are reused."""
         rows = EngineSettings.from_json(self.settings).max_batch_size
         done = read_texts(notes)
         done = done[: len(done) // rows * rows]
@@ -113,18 +113,18 @@ class AnswerPrompts(Step):
         return [replace(text, answer=result.ids) for (text, _), result in zip(asked, results, strict=True)]
 
 
-def _check_said(tokens: set[int]) -> None:
-    """Raise TrtspecError where answers of these tokens teach nothing, and prove nothing."""
+def _check_responses(tokens: set[int]) -> None:
+    """Raise TrtspecError if responses with only these tokens are useless for training and evaluation."""
     if not tokens:
-        raise TrtspecError("the target answers no prompt", hint="name other --prompts")
+        raise TrtspecError("the target answers none of the prompts", hint="use different --prompts")
     if len(tokens) == 1:
-        message = f"the target answers every prompt with token {min(tokens)} alone"
-        raise TrtspecError(message, hint="ask it something with `trtspec generate`: is its checkpoint whole?")
+        message = f"the target answers every prompt only with token {min(tokens)}"
+        raise TrtspecError(message, hint="check its checkpoint: test a prompt with `trtspec generate`")
 
 
 @contextmanager
 def _open(target: Path, settings: str, tokenizer: Path) -> Iterator[Engine]:
-    """Load the target alone into the torch engine, for as long as the block runs."""
+    """Load the target alone into the torch engine while the block runs."""
     from trtspec.engine.engine import Engine
 
     engine = Engine.load(target, None, EngineSettings.from_json(settings), tokenizer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts as padded batches, in an order that a seed decides."""
+"""Padded batches of texts, in an order determined by a seed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 from trtspec.training.texts import Text, pool
 
 BATCH_TOKENS, MOST_ROWS = 2048, 32
-STEP_ROWS = 8  # of a step of the optimizer: more steps bring more than larger ones
+STEP_ROWS = 8  # rows per optimizer step: more steps help more than larger ones
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts [rows, width], padded on the right, and where the target's predictions of drafted tokens stand.
+    """Texts [rows, width], padded on the right, and the positions of the target's predictions for drafted tokens.
 
-    `rows` and `places` [n] are those of every token that a draft may have to foresee: the token behind it is the next
-    of an answer, and no answer's first, which comes from the prefill. `depths` count them from 0 in each answer.
+    `rows` and `places` [n] locate every token after which a draft is evaluated: the next token belongs to a response
+    and is not its first, which comes from the prefill. `depths` number them from 0 in each response.
     """
 
     texts: tuple[Text, ...]
@@ -30,14 +30,14 @@ class Batch:
 
     @classmethod
     def of(cls, texts: Sequence[Text], device: torch.device) -> Batch:
-        """Return the batch of some texts, whose answers have two tokens or more."""
+        """Return the batch of some texts, whose responses have at least two tokens."""
         width = max(len(text.tokens) for text in texts)
         padded = [[*text.tokens, *[0] * (width - len(text.tokens))] for text in texts]
         return cls(tuple(texts), torch.tensor(padded, device=device))
 
     @cached_property
     def counts(self) -> list[int]:
-        """Return how many places each row has."""
+        """Return the number of places in each row."""
         return [len(span) for span in self._spans]
 
     @cached_property
@@ -51,38 +51,38 @@ class Batch:
 
     @cached_property
     def places(self) -> Tensor:
-        """Return each place in its row."""
+        """Return the position of each place in its row."""
         return self._tensor([place for span in self._spans for place in span])
 
     @cached_property
     def depths(self) -> Tensor:
-        """Return each place's number in its answer."""
+        """Return the index of each place in its response."""
         return self._tensor([depth for span in self._spans for depth in range(len(span))])
 
     @cached_property
     def following(self) -> Tensor:
-        """Return the token that stands behind each place."""
+        """Return the token after each place."""
         return self.tokens[self.rows, self.places + 1]
 
     @cached_property
     def grid(self) -> Tensor:
-        """Return the places as [rows, most of a row], clamped to the width where a row has fewer: see `is_place`."""
+        """Return the places as [rows, maximum per row]; shorter rows are padded, see `is_place`."""
         first = self._tensor([span.start for span in self._spans])
         numbers = torch.arange(max(self.counts), device=self.tokens.device)
         return (first.unsqueeze(1) + numbers).clamp(max=self.tokens.shape[1] - 1)
 
     @cached_property
     def is_place(self) -> Tensor:
-        """Return which of `grid` are places; those that are have the order of `places`."""
+        """Return a mask of `grid` that selects the places, in the order of `places`."""
         numbers = torch.arange(max(self.counts), device=self.tokens.device)
         return numbers < self._tensor(self.counts).unsqueeze(1)
 
     def tokens_after(self, step: int) -> Tensor:
-        """Return the tokens [n] that stand `step` behind the places; meaningless beyond the text."""
+        """Return the tokens [n] that are `step` after the places; undefined beyond the text."""
         return self.tokens[self.rows, (self.places + step).clamp(max=self.tokens.shape[1] - 1)]
 
     def flat(self, back: int = 0) -> Tensor:
-        """Return indices into rows * width of the places, or of those `back` before them."""
+        """Return indices into rows * width of the places, shifted left by `back`."""
         return self.rows * self.tokens.shape[1] + self.places - back
 
     def _tensor(self, values: list[int]) -> Tensor:
@@ -90,15 +90,15 @@ class Batch:
 
 
 def rows_of(texts: Sequence[Text]) -> int:
-    """Return how many of these texts make a batch."""
+    """Return the number of these texts per batch."""
     longest = max(len(text.tokens) for text in texts)
     return max(1, min(MOST_ROWS, BATCH_TOKENS // longest, len(texts)))
 
 
 def training_batches(texts: Sequence[Text], rows: int, seed: int, first: int) -> Iterator[list[Text]]:
-    """Yield `rows` texts of step `first`, the next, and so on for ever; an epoch takes each text once, in a new order.
+    """Yield `rows` texts per step, endlessly from step `first`; each epoch uses each text once in a new order.
 
-    Those that are kept come as often as `pool` has them.
+    Texts to keep are repeated as in `pool`.
     """
     taken = pool(texts)
     rows = min(rows, len(taken))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of places that a net fills in one pass, one behind the text up to each place of a batch."""
+"""Attention of blocks that a net fills in one pass, with one block at each place of a batch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Heads = tuple[Tensor, Tensor, Tensor]
 
 
 class Blocks:
-    """Blocks of `width` places, the first at a place of the batch itself; `count` is the most places of a row.
+    """Blocks of `width` positions, each starting at a place of the batch; `count` is the maximum of places per row.
 
-    A block sees the text before its place, and itself: all of it, or with `is_causal` what is not behind.
+    A block attends to the text before its place and to itself, with `is_causal` only up to the current position.
     """
 
     def __init__(self, batch: Batch, width: int, *, is_causal: bool) -> None:
         self._batch, self._width = batch, width
         numbers = torch.arange(width, device=batch.tokens.device)
         self.at = (batch.grid.unsqueeze(2) + numbers).flatten(1)  # [rows, count * width]
-        self.anchors = batch.grid.repeat_interleave(width, 1)  # where each one's block begins
+        self.anchors = batch.grid.repeat_interleave(width, 1)  # the start of each position's block
         self._hidden = numbers > numbers.unsqueeze(1) if is_causal else None
 
     def attend(self, layer: Layer, known: Heads, read: Tensor) -> Tensor:
-        """Return what a layer's heads say to the blocks, which read [rows, count * width, n]; as wide as the heads are.
+        """Return a layer's attention output for the blocks, whose input is [rows, count * width, n]; the heads' width.
 
         `known` are queries, keys and values of the text.
         """
@@ -45,7 +45,7 @@ class Blocks:
         return joined
 
     def step(self, hidden: Tensor, number: int) -> Tensor:
-        """Return what stands at one place of each block [places, hidden], out of [rows, count * width, hidden]."""
+        """Return the states [places, hidden] at one position of each block, from [rows, count * width, hidden]."""
         rows, entries, _ = hidden.shape
         return hidden.view(rows, entries // self._width, self._width, -1)[self._batch.is_place, number]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on their way to a Hugging Face directory; a trained draft's: every file as it came, with other bytes."""
+"""Write tensors to a Hugging Face directory; a trained draft keeps the files and layout of its source."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _WHOLE = {torch.int64: "I64", torch.bool: "BOOL"}
 
 
 def write_checkpoint(source: Source, trained: Mapping[str, Tensor], out: Path) -> None:
-    """Write the source below `out` with trained tensors, rounded to the dtype that each is stored in.
+    """Write the source to `out` with trained tensors, rounded to their stored dtypes.
 
-    Names, shards, config.json and tokenizer are the source's, so whoever reads it reads this.
+    Names, shards, config.json and tokenizer are unchanged, so readers of the source can read the result.
     """
     for path in [*source.documents, *source.tokenizer_files, source.root / INDEX]:
         if path.is_file():
@@ -49,7 +49,7 @@ def _bytes(tensor: TensorInfo, trained: Mapping[str, Tensor]) -> memoryview:
 
 
 def part_of(name: str, values: Tensor, dtype: str) -> Part:
-    """Return a tensor to be written; floating-point numbers are rounded to a dtype, as safetensors names it."""
+    """Return a tensor for writing; floating-point numbers are rounded to a dtype given by its safetensors name."""
     stored = dtype if values.is_floating_point() else _WHOLE[values.dtype]
     return Part(name, stored, tuple(values.shape), bytes(_rounded(values, stored)))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft before its first step of training: what it takes over of its target, and what is random of it."""
+"""Initial weights of a new draft: copied from the target, or random."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from trtspec.training.texts import Text
 from trtspec.training.vocab_pruning.vocabulary import most_frequent
 
 PACKAGE, ATTRIBUTE, PART = "trtspec.methods", "MAKER", "initial"
-LARGE_VOCAB, USUAL_VOCAB = 64_000, 32_000  # a head of a larger vocabulary drafts what published ones do
-MOST_LAYERS, LEAST_READ = 5, 3  # as DFlash's and DSpark's published nets; EAGLE-3 reads three
-DEEP = 8  # layers of a target from which on the published choices of layers are all different ones
+LARGE_VOCAB, USUAL_VOCAB = 64_000, 32_000  # for larger vocabularies, the draft vocabulary of published heads
+MOST_LAYERS, LEAST_READ = 5, 3  # as in the published nets of DFlash and DSpark; EAGLE-3 reads three
+DEEP = 8  # targets with fewer layers cannot use the published choices of layers, which would coincide
 
 
 @dataclass(frozen=True)
 class Blank:
-    """A draft as it is written: config.json and tensors, in a file of that name."""
+    """A new draft: config.json, tensors, and the name of their file."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -42,7 +42,7 @@ class Blank:
 
 
 class Origin:
-    """What a draft is made of: its target, the texts that it will be trained on, and how much it drafts in a row."""
+    """The inputs of a new draft: target, training texts, and number of consecutive drafted tokens."""
 
     def __init__(self, model: SourceModel, texts: Sequence[Text], draft_len: int, sizes: Sizes, seed: int) -> None:
         self.config, self.texts, self.draft_len, self.sizes = model.config, texts, draft_len, sizes
@@ -58,7 +58,7 @@ class Origin:
 
     @property
     def embedding_size(self) -> float:
-        """Return the size of an entry of the target's embedding, by which what reads it is larger: they are small."""
+        """Return the root mean square of the target's embedding; its entries are small, so their readers scale up."""
         return float(self.embedding.pow(2).mean().sqrt())
 
     @property
@@ -68,17 +68,17 @@ class Origin:
 
     @property
     def last_norm(self) -> Tensor:
-        """Return the weight [hidden] of the target's last norm, which its LM head reads through."""
+        """Return the weight [hidden] of the target's final norm, before its LM head."""
         return self._view[FINAL_NORM]
 
     @property
     def num_layers(self) -> int:
-        """Return how many layers a net gets unless somebody says."""
+        """Return the number of layers of a net: the requested one, or the default."""
         return self.sizes.layers or min(MOST_LAYERS, max(1, self.config.num_layers // 3))
 
     @cached_property
     def drafted(self) -> Tensor:
-        """Return the target's ids of the tokens that are drafted, ascending: the most frequent of the answers."""
+        """Return the target's ids of the drafted tokens, ascending: the most frequent ones in the responses."""
         vocab = self.config.vocab_size
         count = self.sizes.draft_vocab or (USUAL_VOCAB if vocab > LARGE_VOCAB else vocab)
         if count > vocab:
@@ -87,14 +87,14 @@ class Origin:
 
     @property
     def unused_token(self) -> int:
-        """Return the last id that no text has, which stands for tokens to be drafted in parallel."""
+        """Return the last id that no text contains, to be used as mask token for parallel drafting."""
         used = {token for text in self.texts for token in text.tokens}
         return next((each for each in reversed(range(self.config.vocab_size)) if each not in used), 0)
 
     def outputs_read(self, count: int) -> tuple[int, ...]:
-        """Return up to `count` layers whose outputs are read, from 0, spread as z-lab spreads them.
+        """Return up to `count` layers whose outputs are read, numbered from 0, spaced as in z-lab's DFlash.
 
-        z-lab/dflash:dflash/model.py@44947fb, build_target_layer_ids; in targets of few layers to the last but one.
+        z-lab/dflash:dflash/model.py@44947fb, build_target_layer_ids; in targets with few layers up to the last but one.
         """
         layers = self.config.num_layers
         first = min(1, layers - 1)
@@ -102,19 +102,19 @@ class Origin:
         return tuple(sorted({round(first + n * (last - first) / max(1, count - 1)) for n in range(count)}))
 
     def eagle_layers(self) -> tuple[int, ...]:
-        """Return the layers whose outputs an EAGLE-3 head reads, from 0: its own choice where that is three."""
+        """Return the layers whose outputs an EAGLE-3 head reads, numbered from 0: its default if the target is deep."""
         if self.config.num_layers < DEEP:
             return self.outputs_read(LEAST_READ)
         return tuple(number - 1 for number in default_aux_layers(self.config.num_layers))
 
     def random(self, *shape: int) -> Tensor:
-        """Return a random tensor; as a matrix it keeps the size of what it reads on average."""
+        """Return a random tensor; as a matrix it preserves the average norm of its input."""
         return torch.randn(shape, generator=self._draw) / sqrt(shape[-1])
 
     def fill(self, rules: Iterable[Rule], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sources' tensors of rules: the `given` ones, biases of zeros, norms of ones, and random matrices.
+        """Return the source tensors of rules: `given` tensors, zero biases, norms of ones, and random matrices.
 
-        What layers add to what they read is a small part of it at first.
+        Initially the layers' contributions to the residual are small.
         """
         found = {}
         for tensor in (each for rule in rules for each in rule.sources):
@@ -129,15 +129,15 @@ class Origin:
         return found
 
     def layer_config(self, config: ModelConfig, architecture: str, layers: int) -> dict[str, Any]:
-        """Return config.json of a draft of so many layers, each as `config` describes one."""
+        """Return config.json of a draft with this many layers of the shape in `config`."""
         sections = {key: self.document[key] for key in (PARAMETERS, SCALING) if self.document.get(key)}
-        # a layer of Llama's rotates whole heads
+        # Llama layers rotate whole heads.
         rope: dict[str, Any] = {
             key: {name: value for name, value in section.items() if name != SHARE} for key, section in sections.items()
         }
         if self.document.get(ORIGINAL):
             rope[ORIGINAL] = self.document[ORIGINAL]
-        if self.config.local_rotary_base:  # they have two of each kind
+        if self.config.local_rotary_base:  # such models have two of each
             rope = {}
         return {
             "architectures": [architecture],
@@ -163,7 +163,7 @@ class Origin:
 
 
 def plain_layer(config: ModelConfig) -> ModelConfig:
-    """Return a layer of the sizes of a target's, as Llama's are: dense, without biases, windows or inner norms."""
+    """Return a Llama layer with the target's sizes: dense, without biases, windows or inner norms."""
     return ModelConfig(
         architecture="LlamaForCausalLM",
         dtype=config.dtype,
@@ -187,9 +187,9 @@ def plain_layer(config: ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Maker:
-    """A method whose draft can be made from nothing; `methods/NAME/initial.py` defines it as `MAKER`.
+    """A method whose draft can be created from scratch; `methods/NAME/initial.py` defines it as `MAKER`.
 
-    `takes` are the sizes that it may be told, others than 0.
+    `takes` are the sizes that can be set.
     """
 
     make: Callable[[Origin], Blank]
@@ -197,11 +197,11 @@ class Maker:
 
 
 def find_maker(method: str, sizes: Sizes) -> Maker:
-    """Return how a method's draft is made; raises TrtspecError for a method without, and sizes that it has none of."""
+    """Return the maker of a method's draft; TrtspecError for a method without one, and for unsupported sizes."""
     found: Maker = find(PACKAGE, ATTRIBUTE, method, "draft to make, of method", PART)
     for name, value in vars(sizes).items():
         if value and name not in found.takes:
             able = ", ".join(f"--{each.replace('_', '-')}" for each in found.takes) or "none"
-            message = f"a draft of {method} has no --{name.replace('_', '-')} of its own; sizes that it has: {able}"
-            raise TrtspecError(message, hint="leave it out")
+            message = f"drafts of {method} do not support --{name.replace('_', '-')}; supported sizes: {able}"
+            raise TrtspecError(message, hint="remove it")
     return found

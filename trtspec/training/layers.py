@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder layer as a function of its tensors, through which gradients flow.
+"""A decoder layer as a differentiable function of its tensors.
 
-Tensors have TensorRT-LLM's names, so one function does for every dense family and for draft heads. It computes what
-the torch engine's fused and rearranged layers compute.
+Tensors have TensorRT-LLM's names, so one function supports every dense family and draft heads. The results equal those
+of the torch engine's fused and rearranged layers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ View: TypeAlias = Mapping[str, Tensor]  # tensors by their names in a converted 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's tensors, whose names begin with `prefix`, and its number in the model."""
+    """A layer's tensors, whose names start with `prefix`, and its number in the model."""
 
     view: View
     prefix: str
@@ -33,12 +33,12 @@ class Layer:
     number: int = 0
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Return what follows on hidden states [rows, positions, hidden]; padding stands on the right."""
+        """Return the layer's output for hidden states [rows, positions, hidden]; padding is on the right."""
         mixed = self._attend(self.norm(hidden, "input_layernorm"))
         return self.finish(hidden, mixed)
 
     def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        """Return the layer's output, given its residual and what its heads say, [rows, positions, hidden] each."""
+        """Return the layer's output from its residual and its attention output, both [rows, positions, hidden]."""
         mixed = self.linear(mixed, "attention.dense")
         if not self.config.inner_norms:
             hidden = hidden + mixed
@@ -50,7 +50,7 @@ class Layer:
     def heads(self, read: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values [rows, heads, positions, head_size], rotated by their positions.
 
-        These are `at` [rows, positions], or 0 and on.
+        The positions are `at` [rows, positions], by default 0 and up.
         """
         config = self.config
         counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
@@ -67,12 +67,12 @@ class Layer:
         return query, key, value.transpose(1, 2)
 
     def norm(self, rows: Tensor, module: str) -> Tensor:
-        """Norm rows [..., n] by a module's weight."""
+        """Normalize rows [..., n] with a module's weight."""
         weight = self.view[f"{self.prefix}.{module}.weight"]
         return F.rms_norm(rows, weight.shape, weight, self.config.norm_epsilon)
 
     def linear(self, rows: Tensor, module: str) -> Tensor:
-        """Map rows by a module's matrix, and its bias where it has one."""
+        """Multiply rows with a module's matrix, and add its bias if there is one."""
         name = f"{self.prefix}.{module}"
         return F.linear(rows, self.view[f"{name}.weight"], self.view.get(f"{name}.bias"))
 
@@ -99,5 +99,5 @@ class Layer:
 
 
 def cap(logits: Tensor, most: float) -> Tensor:
-    """Return logits as a model with a cap has them."""
+    """Return logits with the model's cap applied."""
     return torch.tanh(logits / most) * most if most else logits

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a draft's distribution is from the target's; means over places, in nats but for the last.
+"""Distances between a draft's distribution and the target's: means over places, in nats except for the last.
 
 The total variation is the probability that a drafted token is rejected (arXiv:2211.17192, section 3.3).
 """
@@ -16,16 +16,16 @@ from trtspec.training.settings import Loss
 
 
 def kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return KL(target || draft) of logits [places, vocab]: mass wherever the target has some."""
+    """Return KL(target || draft) of logits [places, vocab]; the draft must cover all of the target's mass."""
     draft, target = F.log_softmax(draft_logits, -1), F.log_softmax(target_logits, -1)
     return F.kl_div(draft, target, log_target=True, reduction="batchmean")
 
 
 def greedy(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return `kl` plus how much less probable the target's choice is to the draft, log(target / draft).
+    """Return `kl` plus the log-probability that the draft lacks on the target's choice, log(target / draft).
 
-    Where the target is not sure, a draft with the wrong choice is hardly any distance away, and all that greedy
-    requests accept is the choice.
+    If the target is uncertain, a draft with the wrong choice has a small distance, but greedy requests accept only the
+    target's choice.
     """
     choice = target_logits.argmax(-1, keepdim=True)
     draft, target = (F.log_softmax(logits, -1).gather(-1, choice) for logits in (draft_logits, target_logits))
@@ -33,20 +33,19 @@ def greedy(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
 
 
 def reverse_kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return KL(draft || target): no mass where the target has none."""
+    """Return KL(draft || target); the draft must not exceed the support of the target."""
     return kl(target_logits, draft_logits)
 
 
 def total_variation(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return half the absolute difference."""
+    """Return half the sum of absolute differences."""
     return (torch.softmax(draft_logits, -1) - torch.softmax(target_logits, -1)).abs().sum(-1).mean() / 2
 
 
 def surprise(sureness: Tensor | None, draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Return the cross entropy of how sure a draft is, as logits [places], and of what will be accepted; 0 for None.
+    """Return the cross entropy of a draft's confidence, as logits [places], and the acceptance probability; 0 for None.
 
-    A token that is sampled from the draft is accepted with probability 1 - `total_variation`, which is no gradient's
-    way here.
+    A token sampled from the draft is accepted with probability 1 - `total_variation`, which is detached here.
     """
     if sureness is None:
         return draft_logits.new_zeros(())

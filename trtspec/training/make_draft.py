@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that makes a draft where there is none to train: random layers around what it takes over of its target."""
+"""The step that creates a draft from scratch: random layers and weights of the target."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ STORED = {"bfloat16": "BF16", "float16": "F16"}
 
 @dataclass(frozen=True)
 class MakeDraft(Step):
-    """Write a draft of a method for the model in `target`, a Hugging Face directory in some dialect.
+    """Write a draft of a method for the model in `target`, as a Hugging Face directory in a supported dialect.
 
-    It drafts `draft_len` tokens in a row; those of the texts that are trained on say which tokens it drafts.
+    It drafts `draft_len` consecutive tokens; the training texts determine its draft vocabulary.
     """
 
     VERSION: ClassVar[int] = 2
@@ -37,13 +37,13 @@ class MakeDraft(Step):
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return the step's name."""
         return "make-draft"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Make it; raises TrtspecError for sizes that do not go with the target."""
+        """Create the draft; TrtspecError for sizes that do not fit the target."""
         from trtspec.training.export import part_of
-        from trtspec.training.initialization import Origin, find_maker  # torch, which planning does without
+        from trtspec.training.initialization import Origin, find_maker  # imports torch, which planning does not need
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side == TRAIN]
         with self.target.unchanged():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that counts how far a draft is accepted on the held-out prompts, by the recipe's own method."""
+"""The step that measures a draft's acceptance on the held-out prompts with the recipe's method."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTS = "counts.json"
 class MeasureDraft(Step):
     """Write `counts.json`: the steps of each held-out text.
 
-    `settings` are the engine's, as JSON; `when` is for people.
+    `settings` are the engine's, as JSON; `when` is only part of the name.
     """
 
     VERSION: ClassVar[int] = 1
@@ -43,38 +43,38 @@ class MeasureDraft(Step):
         return f"measure-{self.when}"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Measure; raises TrtspecError where the target's answers judge nothing."""
+        """Measure; TrtspecError if the target's responses are too short."""
         from trtspec.engine.speculator import Speculator
 
         texts = held_out_of(inputs[self.texts])
         if not texts:
-            raise TrtspecError("the target answers no held-out prompt with two tokens", hint="give other prompts")
+            raise TrtspecError("the target answers no held-out prompt with two tokens", hint="use different prompts")
         draft = inputs[self.draft[0]] if self.draft else None
         speculator = Speculator.load(inputs[self.target], draft, EngineSettings.from_json(self.settings))
-        said = Texts(
+        held_out = Texts(
             tuple(text.prompt for text in texts),
             tuple(text.answer for text in texts),
             tuple(text.label for text in texts),
         )
         depth = speculator.draft_shape.max_depth
         found = replayed(
-            "held-out", speculator, said, [depth], lambda what, done, total: progress.say(f"{done}/{total}")
+            "held-out", speculator, held_out, [depth], lambda what, done, total: progress.say(f"{done}/{total}")
         )
         (out / COUNTS).write_text(json.dumps([asdict(counts) for counts in found[depth].texts]))
 
 
 def judges(texts: Sequence[Text]) -> list[Text]:
-    """Return the texts that a draft is judged by: answers have a token that can be drafted."""
+    """Return the evaluation texts: held-out ones whose response has a token that can be drafted."""
     return [text for text in texts if text.side == HELD_OUT and len(text.answer) > 1]
 
 
 def held_out_of(answers: Path) -> list[Text]:
-    """Return the texts that a draft is judged by, out of what `AnswerPrompts` wrote."""
+    """Return the evaluation texts in the output of `AnswerPrompts`."""
     return judges(read_texts(answers / TEXTS))
 
 
 def read_counts(path: Path) -> list[Counts]:
-    """Return what the step wrote, in the order of `judges`."""
+    """Return the step's output, in the order of `judges`."""
     return [
         Counts(each["steps"], each["drafted"], each["accepted"], tuple(each["reached"]), tuple(each["drafted_at"]))
         for each in json.loads((path / COUNTS).read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a draft is trained for and what stops it: its distance from the target, and how long its chains hold."""
+"""Training loss and validation metric of a draft: its distance from the target, and the accepted length of chains."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 def batch_loss(student: Student, view: View, batch: Batch, lessons: Lessons, distance: Distance) -> Tensor:
-    """Return the distance from the target's distributions, the mean of each pass and of all passes weighted.
+    """Return the distance from the target's distributions: the mean of each pass, weighted over the passes.
 
-    A place whose most probable token cannot be drafted teaches nothing, and is left out: what is left of the target's
-    distribution there is not what it would say.
+    Places whose most probable token cannot be drafted are excluded, because the target's distribution over the draft
+    vocabulary differs from its real one there.
     """
     wanted, features = lessons.of(batch)
     able, wanted = _within(student, wanted)
@@ -32,7 +32,7 @@ def batch_loss(student: Student, view: View, batch: Batch, lessons: Lessons, dis
     for number, (at, hidden) in enumerate(_hidden(student, view, batch, features, able)):
         if len(at):
             logits = student.logits(view, hidden, number)
-            common = min(logits.shape[-1], wanted.shape[-1])  # of a padded vocabulary nobody says the rest
+            common = min(logits.shape[-1], wanted.shape[-1])  # ignore padding of the vocabulary
             pair = logits[:, :common], wanted[at, :common]
             losses.append(distance(*pair) + surprise(student.sureness(view, hidden, number), *pair))
             weights.append(STEP_WEIGHT**number)
@@ -43,7 +43,7 @@ def batch_loss(student: Student, view: View, batch: Batch, lessons: Lessons, dis
 
 
 def _within(student: Student, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return at which places the target's choice can be drafted, and logits of the draft's vocabulary."""
+    """Return a mask of places whose target choice can be drafted, and logits of the draft's vocabulary."""
     if student.vocab is None:
         return torch.ones(len(logits), dtype=torch.bool, device=logits.device), logits
     return torch.isin(logits.argmax(-1), student.vocab), logits[:, student.vocab]
@@ -52,7 +52,7 @@ def _within(student: Student, logits: Tensor) -> tuple[Tensor, Tensor]:
 def _hidden(
     student: Student, view: View, batch: Batch, features: Tensor | None, able: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for each pass the numbers of the places [n] that it drafts for, and its hidden states [n, hidden]."""
+    """Yield for each pass the indices of the places [n] that it drafts for, and its hidden states [n, hidden]."""
     for number, hidden in enumerate(student.hidden(view, batch, features)):
         reached = batch.depths >= number
         at = (reached if able is None else reached & able).nonzero().flatten()
@@ -61,21 +61,21 @@ def _hidden(
 
 @torch.no_grad()
 def acceptance(student: Student, lessons: Lessons, texts: Sequence[Text], draft_len: int) -> Acceptance:
-    """Return how far chains of `draft_len` tokens are accepted on greedy texts, as the engine would accept them."""
+    """Return the acceptance of chains of `draft_len` tokens on greedy texts, with the engine's rule."""
     view, counts = student.tensors.view(), []
     for some in in_order(texts, lessons.teacher.rows):
         batch = Batch.of(some, lessons.teacher.model.device)
         features = lessons.of(batch)[1] if student.aux_layers else None
-        counts += [count_steps(places, draft_len) for places in _places(student, view, batch, features, draft_len)]
+        counts += [count_steps(places, draft_len) for places in _proposals(student, view, batch, features, draft_len)]
     return Acceptance(tuple(counts), tuple(text.label for text in texts))
 
 
-def _places(
+def _proposals(
     student: Student, view: View, batch: Batch, features: Tensor | None, draft_len: int
 ) -> list[list[Proposed]]:
-    """Return for each row how far the chain that begins at each place of its answer goes on with the text.
+    """Return for each row how many drafted tokens match the text in the chain that starts at each place.
 
-    A chain that has been right so far has read the text itself, so a pass over the text shows all chains at once.
+    A chain that was right so far has read the text itself, so one pass over the text evaluates all chains.
     """
     hits = []
     for number, (at, hidden) in enumerate(_hidden(student, view, batch, features)):
@@ -94,7 +94,7 @@ def _places(
 
 
 def _run(hits: Sequence[Sequence[bool]], place: int, depth: int) -> int:
-    """Return how many tokens in a row of the chain that begins at `place` are right."""
+    """Return the number of consecutive right tokens in the chain that starts at `place`."""
     for step in range(depth):
         if place + step >= len(hits[0]) or not hits[min(step, len(hits) - 1)][place + step]:
             return step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a training was asked for to its steps: the recipe, its prompts and answers, and what measures a draft."""
+"""Turn a training request into steps: recipe, prompts, responses and measurements."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
 from trtspec.training.split_prompts import SplitPrompts
 from trtspec.training.train_draft import TrainDraft
 
-NO_PLACE = ("revision", "allow_pickle", "sha256")  # of a recipe's draft: what says where it came from
+NO_PLACE = ("revision", "allow_pickle", "sha256")  # keys of a recipe's draft that describe its origin
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command was asked for; `out` is where a draft that has become better goes.
+    """The options of the command; `out` is where an improved draft is written.
 
-    `sizes` are those of a draft that is made where the recipe names none.
+    `sizes` apply to a draft created from scratch, if the recipe names none.
     """
 
     recipe: Path
@@ -54,39 +54,39 @@ class Asked:
 
 
 def load_asked(asked: Asked, *overrides: str) -> LoadedRecipe:
-    """Return the recipe, for the engine in this process whatever its own is."""
+    """Return the recipe, with the engine of this process as backend."""
     return load_recipe(asked.recipe, [*asked.overrides, f"engine.backend={in_process()[0]}", *overrides])
 
 
 def load_for_training(asked: Asked, able: Collection[str]) -> LoadedRecipe:
-    """Return the recipe as `load_asked` does; raises TrtspecError where its method is none of those that are `able`."""
+    """Return the recipe as `load_asked` does; TrtspecError if its method is not one of `able`."""
     loaded = load_asked(asked)
     speculation = loaded.recipe.speculation
     if speculation.method not in able:
-        message = f"method {speculation.method} has no draft that can be trained; those of {', '.join(able)} can"
-        raise TrtspecError(message, where=str(asked.recipe), hint="name a recipe with one, or --set speculation.method")
+        message = f"method {speculation.method} has no trainable draft; supported methods: {', '.join(able)}"
+        raise TrtspecError(message, where=str(asked.recipe), hint="choose another recipe, or --set speculation.method")
     return loaded
 
 
 def load_with_draft(asked: Asked, able: Collection[str]) -> LoadedRecipe:
-    """Return the recipe as `load_for_training` does; raises TrtspecError also where it names no draft."""
+    """Return the recipe as `load_for_training` does; TrtspecError also if it names no draft."""
     loaded = load_for_training(asked, able)
     if loaded.recipe.speculation.draft is None:
-        message = "names no draft, and another project's trainer begins with one"
-        raise TrtspecError(message, where=str(asked.recipe), hint="trtspec train makes one; --write puts it here")
+        message = "names no draft, but external trainers start from one"
+        raise TrtspecError(message, where=str(asked.recipe), hint="create one with trtspec train --write")
     check_no_sizes(asked)
     return loaded
 
 
 def check_no_sizes(asked: Asked) -> None:
-    """Raise TrtspecError where sizes are said of a draft that is there."""
+    """Raise TrtspecError if sizes are given for an existing draft."""
     if any(vars(asked.sizes).values()):
-        message, hint = "the recipe names a draft, whose sizes are what they are", "leave the sizes out, or the draft"
+        message, hint = "the sizes of the recipe's draft cannot be changed", "remove the size options, or the draft"
         raise TrtspecError(message, where=str(asked.recipe), hint=hint)
 
 
 def section_with(asked: Asked, draft: Path) -> dict[str, Any]:
-    """Return the recipe's `speculation` with a draft in a directory, as a recipe beside it writes the path."""
+    """Return the recipe's `speculation` with the draft at `draft`, as a path relative to the recipe."""
     speculation = load_recipe(asked.recipe, asked.overrides).recipe.speculation
     section = speculation.model_dump(exclude_defaults=True, mode="json")
     model = relative_model(str(draft.absolute()), asked.recipe.absolute().parent)
@@ -98,7 +98,7 @@ def _drafting(section: dict[str, Any], model: str) -> dict[str, Any]:
 
 
 def build_with(asked: Asked, draft: Path) -> Build:
-    """Return the recipe's build with the draft in a directory, read and checked as any draft of a recipe is."""
+    """Return the recipe's build with the draft at `draft`, which is read and checked like any draft of a recipe."""
     section = load_recipe(asked.recipe, asked.overrides).recipe.speculation.draft
     own = section.model_dump(exclude_defaults=True, mode="json") if section else {}
     written = f"speculation.draft={json.dumps(_drafting(own, str(draft)))}"
@@ -106,7 +106,7 @@ def build_with(asked: Asked, draft: Path) -> Build:
 
 
 def answers_of(asked: Asked, build: Build) -> AnswerPrompts:
-    """Return the step that has a build's target answer the prompts, with what splits them."""
+    """Return the step that generates the target's responses to the prompts, with the step that splits them."""
     reader, home = file_reader(), build.context.sources["target"]
     tokenizer = reader.read(home.root, home.tokenizer_files)
     target, engine = _converted(build)[0], build.recipe.engine
@@ -123,8 +123,8 @@ def answers_of(asked: Asked, build: Build) -> AnswerPrompts:
 
 
 def _alone(engine: ResolvedEngine) -> EngineSettings:
-    """Return the settings that change what a target says alone: nothing of what drafts, or of who waits."""
-    most_tokens = min(engine.max_num_tokens, EngineSettings.max_num_tokens)  # more are of steps that draft
+    """Return the settings that affect the target's output, without drafting and scheduling."""
+    most_tokens = min(engine.max_num_tokens, EngineSettings.max_num_tokens)  # larger values are for steps that draft
     return EngineSettings(
         max_batch_size=engine.max_batch_size, max_seq_len=engine.max_seq_len, max_num_tokens=most_tokens
     )
@@ -134,19 +134,19 @@ def _longest_prompt(asked: Asked, engine: ResolvedEngine) -> int:
     most = min(engine.max_input_len, engine.max_seq_len - asked.max_tokens)
     if most < 1:
         message = f"--max-tokens {asked.max_tokens} leaves no room for a prompt in {engine.max_seq_len} tokens"
-        raise TrtspecError(message, hint="engine.max_seq_len bounds prompt and answer together")
+        raise TrtspecError(message, hint="engine.max_seq_len limits the sum of prompt and response")
     return most
 
 
 def measure_draft(when: str, build: Build, answers: AnswerPrompts) -> MeasureDraft:
-    """Return the measurement of a build's draft on the held-out ones of the answers."""
+    """Return the step that measures a build's draft on the held-out texts."""
     target, *draft = _converted(build)
     settings = replace(EngineSettings.from_recipe(build.recipe), schedule=())
     return MeasureDraft(when, target, tuple(draft), answers, settings.as_json())
 
 
 def train_here(asked: Asked, build: Build, answers: AnswerPrompts) -> TrainDraft:
-    """Return the step that trains a build's draft on this machine; whose answers they are teaches it."""
+    """Return the step that trains a build's draft on this machine, on the target's responses."""
     files, method = files_of(build.context.sources["draft"]), build.recipe.speculation.method
     return TrainDraft(answers.target, files, answers, method, build.context.draft_shape.max_depth, asked.settings)
 
@@ -157,7 +157,7 @@ def _converted(build: Build) -> list[ConvertCheckpoint]:
 
 
 def file_reader() -> FileReader:
-    """Return a reader that remembers the digests of files."""
+    """Return a reader that caches file digests."""
     return FileReader(DigestCache(cache_dir() / "digests.json"))
 
 
@@ -167,12 +167,12 @@ def files_of(source: Source) -> Files:
 
 
 def _file(reader: FileReader, path: Path) -> Files:
-    found = read_prompts(path).path  # which also finds the sets that come with trtspec
+    found = read_prompts(path).path  # also finds shipped prompt sets
     return reader.read(found.absolute().parent, [found.absolute()])
 
 
 def target_of(context: PlanContext) -> SourceModel:
     """Return the target that a draft is trained for."""
     if context.target is None:
-        raise ValueError("the engine of this process runs targets of known families only")
+        raise ValueError("the engine of this process supports only targets of known families")
     return context.target

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planning and running the steps of a training, with bars that show how they go on."""
+"""Plan and run the steps of a training, with progress bars."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from trtspec.store.step import Step
 
 
 class Bars(Observer, Protocol):
-    """Shows how the steps go on, from the downloads and digests of their sources on."""
+    """Shows the progress of the steps, including downloads and hashing of their sources."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """So many bytes of a source are here."""
+        """Show the downloaded bytes of a source."""
 
     def reading(self, done: int, total: int) -> None:
-        """So many bytes of sources are hashed."""
+        """Show the hashed bytes of sources."""
 
 
 Watching = Callable[[], AbstractContextManager[Bars]]
 
 
 def plan_of(loaded: LoadedRecipe, watching: Watching) -> Build:
-    """Return the build of a recipe whose sources are all here and read."""
+    """Return the build of a recipe after downloading and reading all its sources."""
     with watching() as bars:
         prepare_sources(loaded, bars.preparing)
         return plan_build(loaded, read_all=True, on_read=bars.reading)
 
 
 def outputs_of(steps: list[Step], build: Build, watching: Watching) -> list[Path]:
-    """Bring steps, and those before them, into the store for a build; return where the files of each are."""
+    """Run steps and their dependencies for a build; return the directory with the files of each step."""
     plan, store = Plan(steps), open_store()
     with watching() as bars, store.holding([step.key for step in plan.steps], build.recipe.name):
         found = {result.key: result for result in execute(plan, store, bars)}

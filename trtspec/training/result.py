@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training came to: the document of `train --json`, and the draft at its place."""
+"""Result of a training: the document of `train --json`, and publication of the draft."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FORMAT_VERSION, KIND = 1, "train"
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict on a trained draft, which lies at `trained`, and at `out` once published, and its training's record.
+    """The verdict on a trained draft at `trained`, which is published to `out`, and the training's record.
 
-    One `from_scratch` is compared with the target alone, whose steps give a token each. `left_out` counts the prompts
-    that were too long. `prompt_digests` are of the prompts that it was trained on or stopped by, `target` is the model
-    and its digest.
+    A draft `from_scratch` is compared with the target alone, whose steps yield one token each. `left_out` counts
+    prompts that were too long. `prompt_digests` covers the prompts used for training or validation. `target` is
+    the model and its digest.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Result:
 
     @property
     def published(self) -> bool:
-        """Return whether the draft is better, and worse at nothing."""
+        """Return whether the draft is better overall and not worse on any kind."""
         return not self.verdict.refusals
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,16 +68,16 @@ class Result:
 
 
 def check_place(out: Path) -> None:
-    """Raise TrtspecError where something lies that is no trained draft, and where nothing can be written."""
+    """Raise TrtspecError if `out` exists and is not a trained draft, or is not writable."""
     if out.exists() and not (out / RECORD).is_file():
-        raise TrtspecError("something else lies here", where=str(out), hint="name another --out")
+        raise TrtspecError("not a trained draft; refusing to overwrite", where=str(out), hint="choose another --out")
     above = next(each for each in Path(os.path.abspath(out)).parents if each.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise TrtspecError(f"nothing can be written to {above}", where=str(out), hint="name another --out")
+        raise TrtspecError(f"{above} is not a writable directory", where=str(out), hint="choose another --out")
 
 
 def publish(found: Result) -> None:
-    """Put the draft at its place whole, instead of an earlier one."""
+    """Publish the draft atomically, replacing an earlier one."""
     out = Path(os.path.abspath(found.out))
     with locked(out):
         new = sibling(out, "tmp")

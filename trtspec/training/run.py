@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe and prompts to a judged draft: the only module here that knows the order of steps.
+"""Train and evaluate a recipe's draft on prompts; the only module here that defines the order of steps.
 
-split -> answer -> measure before, train (here, or take what was trained elsewhere) -> convert what was trained
+split -> generate responses -> measure before, train (here, or import an external result) -> convert the result
 -> measure after -> judge -> publish
 
-Where the recipe names no draft, one is made after the answers, and the target alone is what there was before.
+If the recipe names no draft, one is created after the responses, and the baseline is the target alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Training = Callable[[Asked, Build, AnswerPrompts], TrainDraft | TakeDraft]
 
 
 def run(asked: Asked, watching: Watching) -> Result:
-    """Train the recipe's draft, and publish it where it is better; raises TrtspecError for what cannot be done."""
+    """Train the recipe's draft, and publish it if it is better; TrtspecError if that is not possible."""
     loaded = load_for_training(asked, names("trtspec.methods", "training"))
     if loaded.recipe.speculation.draft is None:
         return _from_scratch(asked, loaded, watching)
@@ -58,11 +58,11 @@ def run(asked: Asked, watching: Watching) -> Result:
 
 
 def judge(asked: Asked, loaded: LoadedRecipe, watching: Watching, training: Training) -> Result:
-    """Judge what the step of `training` makes of the recipe's draft, and publish it where it is better."""
-    out = _place(asked, loaded)
+    """Evaluate the result of the `training` step on the recipe's draft, and publish it if it is better."""
+    out = _output_dir(asked, loaded)
     build = plan_of(loaded, watching)
     if build.context.translates:
-        message = "the draft's vocabulary is not the target's, whose tokens it is trained with"
+        message = "the draft's vocabulary differs from the target's, whose tokens it is trained on"
         raise TrtspecError(message, where=str(asked.recipe), hint="train a draft with the target's tokenizer")
     answers = answers_of(asked, build)
     before, made = measure_draft("before", build, answers), training(asked, build, answers)
@@ -78,7 +78,7 @@ def judge(asked: Asked, loaded: LoadedRecipe, watching: Watching, training: Trai
     )  # fmt: skip
 
 
-def _place(asked: Asked, loaded: LoadedRecipe) -> Path:
+def _output_dir(asked: Asked, loaded: LoadedRecipe) -> Path:
     out = asked.out or Path("drafts") / loaded.recipe.name
     check_place(out)
     return out
@@ -91,12 +91,12 @@ def _published(found: Result) -> Result:
 
 
 def _from_scratch(asked: Asked, loaded: LoadedRecipe, watching: Watching) -> Result:
-    """Make a draft of the recipe's method, train and judge it."""
+    """Create a draft of the recipe's method, train it and evaluate it."""
     _check_makes(asked, loaded)
-    out = _place(asked, loaded)
+    out = _output_dir(asked, loaded)
     bare = plan_of(replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()})), watching)
     answers = answers_of(asked, bare)
-    making = _making(asked, loaded.recipe.speculation, bare, answers)
+    making = _make_step(asked, loaded.recipe.speculation, bare, answers)
     answered, split, made = outputs_of([answers, answers.prompts, making], bare, watching)
     build = build_with(asked, made)
     train = train_here(replace(asked, settings=replace(asked.settings, from_scratch=True)), build, answers)
@@ -113,16 +113,16 @@ def _from_scratch(asked: Asked, loaded: LoadedRecipe, watching: Watching) -> Res
 
 
 def _check_makes(asked: Asked, loaded: LoadedRecipe) -> None:
-    """Raise TrtspecError for sizes and ways of training that a method's draft has not."""
+    """Raise TrtspecError for sizes and training options that the method's draft does not support."""
     if asked.settings.lora:
-        message = "--lora leaves a draft's weights as they are, and those of one from scratch are random"
-        raise TrtspecError(message, where=str(asked.recipe), hint="leave it out, or name a draft")
-    from trtspec.training.initialization import find_maker  # torch, which a recipe's check does without
+        message = "--lora does not change a draft's weights, which are random in a draft from scratch"
+        raise TrtspecError(message, where=str(asked.recipe), hint="remove it, or name a draft")
+    from trtspec.training.initialization import find_maker  # imports torch, which checks do not need
 
     find_maker(loaded.recipe.speculation.method, asked.sizes)
 
 
-def _making(asked: Asked, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
+def _make_step(asked: Asked, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
     method = find_method(speculation.method)
     draft_len = method.default_draft_len if speculation.draft_len is None else speculation.draft_len
     depth = method.draft_shape(method.parse(speculation.options), draft_len).max_depth
@@ -131,18 +131,18 @@ def _making(asked: Asked, speculation: Speculation, bare: Build, answers: Answer
 
 
 def steps_alone(text: Text) -> Counts:
-    """Return the steps that the target takes alone: one for each token but the first."""
+    """Return the steps of the target alone: one for each token but the first."""
     return Counts(len(text.answer) - 1, 0, 0)
 
 
 def _prompts(answered: Path) -> list[str]:
-    """Return the digests of the prompts that a training learns from or is stopped by, each once."""
+    """Return the unique digests of the prompts used for training or validation."""
     texts = read_texts(answered / TEXTS)
     return sorted({digest_of(text.prompt) for text in texts if text.side != HELD_OUT})
 
 
 def _target(build: Build) -> dict[str, str]:
-    """Return the target as documents name it."""
+    """Return the target's entry in documents."""
     recipe = build.recipe.without_places()
     steps = ((step.name, step.key) for step in build.plan.steps)
     return {"model": recipe.target.model, "sha256": planned_sha256(recipe, build.target_key, steps)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a draft is trained: plain values, which are part of the step's key."""
+"""Training settings: plain values that are part of the step's key."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Loss = Literal["kl", "greedy", "reverse_kl", "tv"]
 class TrainSettings:
     """The settings of a training.
 
-    It ends after `steps` (0 for no limit) or `seconds`, whichever comes first; both decide the learning rate's way.
-    `lora` is the rank of what is trained beside each matrix, 0 to train the weights themselves. `learning_rate` is the
-    highest, 0 for one that fits the draft's width, and whether it is `from_scratch`.
+    It ends after `steps` (0 for no limit) or `seconds`, whichever comes first; both determine the learning rate
+    schedule. `lora` is the rank of the adapters, 0 to train the weights themselves. `learning_rate` is the maximum, 0
+    for one derived from the draft's width and `from_scratch`.
     """
 
     loss: Loss
@@ -29,7 +29,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a draft that is made from nothing; 0 for those that follow from its target."""
+    """The sizes of a draft created from scratch; 0 for defaults derived from its target."""
 
     layers: int = 0
     hidden_size: int = 0

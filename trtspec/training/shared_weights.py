@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What heads borrow of their target: its embedding and its LM head, in float32, which are not trained."""
+"""Frozen weights that heads share with their target: its embedding and LM head, in float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.training.layers import cap
 
 @dataclass(frozen=True)
 class Borrowed:
-    """An embedding [vocab, hidden], and an LM head's rows [vocab, hidden]; logits are capped unless `most` is 0."""
+    """Embedding [vocab, hidden] and LM head rows [vocab, hidden]; logits are capped unless `most` is 0."""
 
     embedding: Tensor
     head: Tensor
@@ -23,16 +23,16 @@ class Borrowed:
 
     @classmethod
     def of(cls, target: Decoder) -> Borrowed:
-        """Return those of a target."""
+        """Return the shared weights of a target."""
         head = target.lm_head
         most = head.cap if isinstance(head, CappedHead) else 0.0
         weight = (head.head if isinstance(head, CappedHead) else head).matrix.weight
         return cls(target.embedding.float(), weight.float(), most)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return embeddings [..., hidden] of tokens."""
+        """Return the embeddings [..., hidden] of tokens."""
         return F.embedding(tokens, self.embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the target's logits [n, vocab] of hidden states [n, hidden]."""
+        """Return the target's logits [n, vocab] for hidden states [n, hidden]."""
         return cap(F.linear(hidden, self.head), self.most)

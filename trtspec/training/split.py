@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which prompts are trained on and which judge: whole documents fall on one side, for each kind by itself.
+"""Split prompts into training and evaluation: whole documents are assigned to one side, separately for each kind.
 
-Two prompts are of one document where the file says so, where they are equal, where one begins with all of the other,
-or where they begin alike for long. Spaces do not count.
+Two prompts belong to one document if the file assigns them to it, if they are equal, if one starts with the whole
+other, or if they share a long prefix. Spaces are ignored.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from trtspec.core.errors import TrtspecError
 from trtspec.engine.prompts.prompt import Prompt
 from trtspec.training.texts import HELD_OUT, TRAIN, VALIDATION
 
-ALIKE = 128  # characters with which two prompts of one document begin
-BEGINNING = 32  # characters of a prompt that others may begin with by chance
+ALIKE = 128  # length in characters of a common prefix that joins two prompts to one document
+BEGINNING = 32  # minimum length in characters of a prompt that others may extend; shorter ones match by chance
 HELD_OUT_SHARE, VALIDATION_SHARE = 0.2, 0.1
-LEAST_DOCUMENTS = 4  # of a kind: two to train on, one to stop by, one to judge by
-HINT = "give more prompts of this kind, or leave it out"
+LEAST_DOCUMENTS = 4  # per kind: two for training, one for validation, one for evaluation
+HINT = "add prompts of this kind, or remove the kind"
 
 
 def documents_of(prompts: Sequence[Prompt]) -> list[int]:
-    """Return for each prompt the number of its document: equal for prompts of one, the first prompt's own."""
-    texts = [" ".join(_asked(prompt).split()) for prompt in prompts]
+    """Return for each prompt the number of its document, which is the index of the document's first prompt."""
+    texts = [" ".join(_user_text(prompt).split()) for prompt in prompts]
     parents = list(range(len(prompts)))
 
     def find(place: int) -> int:
@@ -33,16 +33,16 @@ def documents_of(prompts: Sequence[Prompt]) -> list[int]:
             place = parents[place]
         return place
 
-    for one, other in (*_same_names(prompts), *_alike(texts)):
+    for one, other in (*_same_names(prompts), *_similar_pairs(texts)):
         first, second = sorted((find(one), find(other)))
         parents[second] = first
     return [find(place) for place in range(len(prompts))]
 
 
-def _asked(prompt: Prompt) -> str:
-    """Return what tells a prompt from others: of messages what users say, since a system's are the same for many."""
-    said = [str(message["content"]) for message in prompt.messages if message["role"] == "user"]
-    return "\n".join(said) or prompt.text
+def _user_text(prompt: Prompt) -> str:
+    """Return a prompt's distinctive text: only user messages, since many prompts share a system message."""
+    texts = [str(message["content"]) for message in prompt.messages if message["role"] == "user"]
+    return "\n".join(texts) or prompt.text
 
 
 def _same_names(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int]]:
@@ -52,10 +52,10 @@ def _same_names(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int]]:
         yield from ((places[0], place) for place in places[1:])
 
 
-def _alike(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield pairs that join what is equal, begins with a whole other text, or begins alike."""
+def _similar_pairs(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of texts that are equal, extend one another, or share a long prefix."""
     heads: dict[str, int] = {}
-    beginnings: list[int] = []  # texts that the one before begins with, each with those before it
+    beginnings: list[int] = []  # stack of texts that are prefixes of the current one
     for place in sorted(range(len(texts)), key=lambda place: texts[place]):
         text = texts[place]
         while beginnings and not text.startswith(texts[beginnings[-1]]):
@@ -68,9 +68,9 @@ def _alike(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def sides_of(prompts: Sequence[Prompt], seed: int, *, judges: bool = True) -> list[str]:
-    """Return each prompt's side; with `judges` some are held out. Equal prompts and seeds give equal sides.
+    """Return each prompt's side; with `judges` some are held out. Deterministic in prompts and seed.
 
-    Raises TrtspecError for a kind that has too few documents.
+    TrtspecError for a kind that has too few documents.
     """
     documents = documents_of(prompts)
     kinds = {document: prompts[document].kind for document in documents}
@@ -91,7 +91,7 @@ def sides_of(prompts: Sequence[Prompt], seed: int, *, judges: bool = True) -> li
 
 
 def leaked(prompts: Sequence[Prompt], judges: Sequence[Prompt]) -> tuple[Prompt, Prompt] | None:
-    """Return a prompt and one to judge by that are of one document; None where there are none."""
+    """Return a prompt and an evaluation prompt of the same document, or None."""
     documents = documents_of([*prompts, *judges])
     first = {document: place for place, document in reversed(list(enumerate(documents[: len(prompts)])))}
     for judge, document in zip(judges, documents[len(prompts) :], strict=True):
@@ -101,7 +101,7 @@ def leaked(prompts: Sequence[Prompt], judges: Sequence[Prompt]) -> tuple[Prompt,
 
 
 def _draw(prompt: Prompt, seed: int) -> bytes:
-    """Return a number by which documents are in a random order that does not depend on the other prompts."""
+    """Return a sort key for a random order of documents that does not depend on the other prompts."""
     return hashlib.sha256(f"{seed} {prompt.text}".encode()).digest()
 
 
@@ -112,7 +112,7 @@ def _too_few(prompts: Sequence[Prompt], documents: Iterable[int], kind: str, cou
     if len(own) > count:
         largest = max(own, key=lambda place: documents.count(documents[place]))
         same = [prompts[place].name for place in own if documents[place] == documents[largest]]
-        message += f"; {len(same)} are equal or begin alike, as {same[0]} and {same[1]}"
+        message += f"; {len(same)} are equal or have the same beginning, as {same[0]} and {same[1]}"
     return TrtspecError(message, hint=HINT)
 
 

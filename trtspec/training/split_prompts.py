@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that reads prompts, refuses those that cannot teach or judge, and puts each document on one side."""
+"""The step that reads prompts, rejects unsuitable ones, and assigns each document to one side."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from trtspec.store.step import Inputs, Progress, Step
 from trtspec.training.split import leaked, sides_of
 from trtspec.training.texts import HELD_OUT, TEXTS, TRAIN, Text, write_texts
 
-# Marks of chat templates that are one token each to the models that know them.
+# Marks of chat templates that are single tokens in the models that use them.
 MARKS = ("<|im_start|>", "<|start_header_id|>", "<|eot_id|>", "<start_of_turn>", "<|assistant|>", "<|user|>")
 LEFT_OUT = "left_out.json"
-FOREIGN_SHARE = 0.1  # of prompts: some are about templates
+FOREIGN_SHARE = 0.1  # of prompts; some may be about templates
 
 
 @dataclass(frozen=True)
 class SplitPrompts(Step):
-    """Write `texts.jsonl`: the prompts in tokens, each with its side, and with its answer where the file has one.
+    """Write `texts.jsonl`: the tokenized prompts with their sides, and their responses if the file has any.
 
-    `prompts`, `keep` and `held_out` are a file each, or none. Prompts of more than `max_input_len` tokens are left out;
-    how many they are is in `left_out.json`.
+    `prompts`, `keep` and `held_out` are one file each, or none. Prompts of more than `max_input_len` tokens are
+    skipped and counted in `left_out.json`.
     """
 
     VERSION: ClassVar[int] = 2
@@ -44,22 +44,22 @@ class SplitPrompts(Step):
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return the step's name."""
         return "split-prompts"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Split; raises TrtspecError for prompts that cannot teach or judge."""
+        """Split; TrtspecError for prompts unsuitable for training or evaluation."""
         new, kept, judges = (self._load(files) for files in ((self.prompts,), self.keep, self.held_out))
         for others, option in ((kept, "--keep"), (judges, "--held-out")):
             if pair := leaked(new, others):
                 raise _leak(self.prompts.paths[0], pair, option)
-        with _about(self.prompts):
+        with _with_location(self.prompts):
             texts = self._texts(new, sides_of(new, self.seed, judges=not judges))
         for files in self.held_out:
-            with _about(files):
+            with _with_location(files):
                 texts += self._texts(judges, [HELD_OUT] * len(judges))
         for files in self.keep:
-            with _about(files):
+            with _with_location(files):
                 texts += self._texts(kept, sides_of(kept, self.seed), kept=True)
         write_texts(out / TEXTS, texts)
         (out / LEFT_OUT).write_text(json.dumps(len(new) + len(kept) + len(judges) - len(texts)))
@@ -83,19 +83,19 @@ class SplitPrompts(Step):
             if 0 < len(ids) <= self.max_input_len:
                 found.append(Text(side, prompt.kind, kept, prompt.name, ids, answer, bool(answer)))
         if not found:
-            hint = "engine.max_input_len bounds a prompt, and engine.max_seq_len less --max-tokens"
+            hint = "a prompt is limited by engine.max_input_len, and by engine.max_seq_len minus --max-tokens"
             raise TrtspecError(f"no prompt has between 1 and {self.max_input_len} tokens", hint=hint)
         return found
 
 
 def left_out_of(split: Path) -> int:
-    """Return how many prompts were left out, of what the step wrote."""
+    """Return the number of skipped prompts from the step's output."""
     return int(json.loads((split / LEFT_OUT).read_text()))
 
 
 @contextmanager
-def _about(files: Files) -> Iterator[None]:
-    """Let what is wrong within the block be about a file, unless it says what it is about."""
+def _with_location(files: Files) -> Iterator[None]:
+    """Add the file to errors raised within the block that lack a location."""
     try:
         yield
     except TrtspecError as error:
@@ -109,20 +109,18 @@ def _check_template(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> None:
     found = [(mark, prompt) for prompt in prompts for mark in strange if mark in prompt.text]
     if len({prompt.name for _, prompt in found}) > FOREIGN_SHARE * len(prompts):
         mark, prompt = found[0]
-        message = f"prompts are in the chat template of another model: {mark}, as in prompt {prompt.name}, is no token"
-        raise TrtspecError(f"{message} of the target", hint="give messages, which become text by the target's template")
+        message = f"prompts use the chat template of another model: {mark}, as in prompt {prompt.name}, is not a token"
+        raise TrtspecError(f"{message} of the target", hint="use messages, to which the target's template is applied")
 
 
 def _check_answers(prompts: Sequence[Prompt]) -> None:
     empty = [prompt.name for prompt in prompts if prompt.answer is not None and not prompt.answer.strip()]
     if empty:
         message = f"{len(empty)} answers are empty, as that to prompt {empty[0]}"
-        raise TrtspecError(message, hint="leave the answers out: the target gives its own")
+        raise TrtspecError(message, hint="remove the answers; the target generates them")
 
 
 def _leak(path: Path, pair: tuple[Prompt, Prompt], option: str) -> TrtspecError:
     prompt, judge = pair
-    message = f"prompt {judge.name} of {option} is prompt {prompt.name} too, or begins like it"
-    return TrtspecError(
-        message, where=str(path), hint="what judges must not have been trained on: take one of them out"
-    )
+    message = f"prompt {judge.name} of {option} equals prompt {prompt.name} or has the same beginning"
+    return TrtspecError(message, where=str(path), hint="evaluation prompts must not be trained on: remove one of them")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the target says of texts that are trained on: computed once where all of it fits into memory, else each time.
+"""Cache of the target's outputs on training texts, if they fit into memory; otherwise they are computed each time.
 
-Texts that are kept are read in batches that depend on their list alone, so what is learned does not depend on when the
-training was interrupted: a sum's last bit does depend on the batch.
+Cached texts are computed in batches that depend on their list alone, because the last bit of a sum depends on the
+batch. Therefore the result does not depend on when a training was interrupted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Lessons:
         self._fit = ITEM_BYTES * (logits + features) <= MOST_BYTES
 
     def of(self, batch: Batch) -> Lesson:
-        """Return logits [places, vocab], and features [rows, width, aux_layers * hidden] (None without aux_layers)."""
+        """Return logits [places, vocab] and features [rows, width, aux_layers * hidden] (None without aux_layers)."""
         if not self._fit:
             return self.teacher.read(batch.tokens, batch.flat(), self.aux_layers)
         for text in batch.texts:
@@ -48,7 +48,7 @@ class Lessons:
         return cat(logits), pad_sequence(list(features), batch_first=True)
 
     def _learn(self, first: int) -> None:
-        """Read the texts of the list's batch that begins at `first`."""
+        """Compute the batch of the list that starts at `first`."""
         batch = Batch.of(self._texts[first : first + self.teacher.rows], self.teacher.model.device)
         logits, features = self.teacher.read(batch.tokens, batch.flat(), self.aux_layers)
         for row, (text, own) in enumerate(zip(batch.texts, split_with_sizes(logits, batch.counts), strict=True)):

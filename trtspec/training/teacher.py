@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target as a teacher: its logits and hidden states of a batch, computed when they are wanted."""
+"""The target as a teacher: computes its logits and hidden states for a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtspec.training.texts import Text
 
 
 class Teacher:
-    """A converted checkpoint in the torch engine, with room for one batch of some texts."""
+    """A converted checkpoint in the torch engine, with memory for one batch of the given texts."""
 
     def __init__(self, root: Path, texts: Sequence[Text]) -> None:
         device, checkpoint = choose_device("auto"), load_checkpoint(root)
@@ -30,7 +30,7 @@ class Teacher:
     def read(self, tokens: Tensor, at: Tensor, aux_layers: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Return logits [len(at), vocab] at flat indices, and features [rows, width, aux_layers * hidden], in float32.
 
-        None instead of features without `aux_layers`.
+        Without `aux_layers` the features are None.
         """
         rows, width = tokens.shape
         window = self.model.windows.chain([0] * rows, width)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a draft's source as parameters, and the converted checkpoint as a differentiable view of them.
+"""A draft's source tensors as parameters, with the converted checkpoint as a differentiable view of them.
 
-Rules say how a source becomes what engines run. Here they are applied to parameters, so gradients reach the tensors as
-the source has them, whatever the family, and what was trained is written back under its own name.
+Rules define how a source is converted for engines. Here they are applied to parameters, so gradients reach the source
+tensors of any family, and trained tensors are written back under their own names.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ DOWN, UP = "lora_down", "lora_up"
 
 
 class SourceTensors:
-    """Reads the tensors that rules name, in float32; those for which `trained` holds become parameters.
+    """Source tensors of rules, in float32; those for which `trained` returns True become parameters.
 
-    With a `lora` rank the matrices among them stay, and two thin matrices beside each are trained instead
-    (arXiv:2106.09685). Raises CheckpointError for tensors that are quantized, and for experts.
+    With a `lora` rank their matrices are frozen, and two thin matrices for each are trained instead
+    (arXiv:2106.09685). CheckpointError for quantized tensors and experts.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class SourceTensors:
                 self.parameters[name] = self.fixed.pop(name).requires_grad_()
 
     def view(self) -> ConvertedView:
-        """Return the converted tensors of the parameters as they are now."""
+        """Return a view of the converted tensors with the current parameters."""
         return ConvertedView(self)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a source tensor; gradients flow through it where it is trained."""
+        """Return a source tensor; gradients flow through it if it is trained."""
         if name in self.parameters:
             return self.parameters[name]
         down, up = (self.parameters.get(f"{name}.{part}") for part in (DOWN, UP))
@@ -73,7 +73,7 @@ class SourceTensors:
 
     @torch.no_grad()
     def replace(self, name: str, values: Tensor) -> None:
-        """Let a source tensor have other values of its shape, which are written with those that are trained."""
+        """Replace a source tensor's values; it is then written together with the trained ones."""
         if name in self.parameters:
             self.parameters[name].copy_(values)
         else:
@@ -82,7 +82,7 @@ class SourceTensors:
 
     @torch.no_grad()
     def trained(self) -> dict[str, Tensor]:
-        """Return copies of the source tensors that have changed, merged."""
+        """Return copies of the changed source tensors, with LoRA merged."""
         names = {name.removesuffix(f".{DOWN}").removesuffix(f".{UP}") for name in self.parameters} | self._replaced
         return {name: self.tensor(name).detach().clone() for name in sorted(names)}
 
@@ -93,13 +93,13 @@ class SourceTensors:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Set the parameters to what `state` returned."""
+        """Set the parameters to a result of `state`."""
         for name, parameter in self.parameters.items():
             parameter.copy_(state[name])
 
 
 class ConvertedView(Mapping[str, Tensor]):
-    """Tensors by their names in the converted checkpoint, each made once."""
+    """Tensors by their names in the converted checkpoint, each computed once."""
 
     def __init__(self, tensors: SourceTensors) -> None:
         self._tensors = tensors
@@ -137,7 +137,7 @@ def _load(source: Source, name: str, device: torch.device) -> Tensor:
 
 
 def _thin(name: str, matrix: Tensor, rank: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return the two matrices whose product is added: the upper begins with zeros, so nothing changes at first."""
+    """Return the two matrices whose product is added; the upper starts at zero, so initially nothing changes."""
     height, width = matrix.shape
     down = torch.randn(rank, width, generator=generator) / width**0.5
     up = torch.zeros(height, rank)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt in tokens with the side it is on, and later its answer: the files between the steps, a JSON line each."""
+"""A tokenized prompt with its side and response; the JSON lines files between steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
 TEXTS = "texts.jsonl"
-KEPT_SHARE = 1 / 3  # of what is trained on, where there are prompts to keep
+KEPT_SHARE = 1 / 3  # of the training data, if there are prompts to keep
 
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt's tokens, and the answer's; `kept` where it is of `--keep`, which must not get worse.
+    """Tokens of a prompt and its response; `kept` for regression prompts of `--keep`.
 
-    `given` tells an answer of the prompts' file from one that the target has made.
+    `given` is True for a response from the prompt file, False for a generated one.
     """
 
     side: str
@@ -31,12 +31,12 @@ class Text:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Return prompt and answer."""
+        """Return the tokens of prompt and response."""
         return self.prompt + self.answer
 
     @property
     def label(self) -> str:
-        """Return its kind as reports group by it."""
+        """Return the label by which reports group texts."""
         return f"{self.kind or 'prompts'} (kept)" if self.kept else self.kind or "prompts"
 
 
@@ -46,7 +46,7 @@ def write_texts(path: Path, texts: Iterable[Text]) -> None:
 
 
 def read_texts(path: Path) -> list[Text]:
-    """Return the texts that `write_texts` wrote; a line without an end is one that was being written, and is none."""
+    """Return the texts that `write_texts` wrote; an incomplete last line is ignored."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [_read(json.loads(line)) for line in lines]
 
@@ -56,7 +56,7 @@ def _read(values: dict[str, Any]) -> Text:
 
 
 def pool(texts: Sequence[Text]) -> list[Text]:
-    """Return the texts of an epoch: those that are kept come as often as makes them KEPT_SHARE of it."""
+    """Return the texts of an epoch; texts to keep are repeated so that they are KEPT_SHARE of it."""
     kept, new = ([text for text in texts if text.kept is kept] for kept in (True, False))
     if not kept or not new:
         return list(texts)

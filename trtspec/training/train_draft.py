@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that trains a draft and writes it as it came, with other weights."""
+"""The step that trains a draft and writes it with new weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VALIDATION_TEXTS = 48
 
 @dataclass(frozen=True)
 class TrainDraft(Step):
-    """Train the draft in `source` for its target, and write a Hugging Face directory of the same form."""
+    """Train the draft in `source` for its target, and write a Hugging Face directory of the same layout."""
 
     VERSION: ClassVar[int] = 1
     RESUMABLE: ClassVar[bool] = True
@@ -40,15 +40,18 @@ class TrainDraft(Step):
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return the step's name."""
         return "train-draft"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Train; raises TrtspecError for a draft that cannot be trained, and for answers that teach nothing."""
+        """Train; TrtspecError for a draft that cannot be trained, and for unsuitable responses."""
         from trtspec.training.export import write_checkpoint
         from trtspec.training.target_cache import Lessons
         from trtspec.training.teacher import Teacher
-        from trtspec.training.trainable import DraftSource, find_trainable  # torch, which planning does without
+        from trtspec.training.trainable import (
+            DraftSource,
+            find_trainable,
+        )  # imports torch, which planning does not need
         from trtspec.training.trainer import Training
 
         answered = read_texts(inputs[self.texts] / TEXTS)
@@ -73,17 +76,17 @@ class TrainDraft(Step):
         (out / RECORD).write_text(json.dumps(record) + "\n")
 
     def _sides(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:
-        taught = [text for text in texts if len(text.answer) > 1]  # an answer's first token is never drafted
+        taught = [text for text in texts if len(text.answer) > 1]  # a response's first token is never drafted
         train, validation = ([text for text in taught if text.side == side] for side in (TRAIN, VALIDATION))
         if not train or not validation:
-            message = "the target answers too few prompts with two tokens or more to train on them"
-            raise TrtspecError(message, hint="give other prompts")
+            message = "the target answers too few prompts with at least two tokens to train on them"
+            raise TrtspecError(message, hint="use different prompts")
         return train, Random(self.settings.seed).sample(validation, min(VALIDATION_TEXTS, len(validation)))
 
 
 def check_judges(texts: Sequence[Text]) -> None:
-    """Raise TrtspecError where too few held-out texts would judge, before anything is trained."""
+    """Raise TrtspecError if there are too few held-out texts, before anything is trained."""
     count = sum(not text.kept for text in judges(texts))
     if count < LEAST_JUDGES:
-        message = f"{count} held-out prompts have an answer of two tokens; fewer than {LEAST_JUDGES} prove nothing"
-        raise TrtspecError(message, hint="give more --prompts, of which a fifth is held out, or --held-out")
+        message = f"only {count} held-out prompts have an answer of two tokens; an evaluation needs {LEAST_JUDGES}"
+        raise TrtspecError(message, hint="add --prompts, of which a fifth is held out, or use --held-out")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of drafts that can be trained to the loop that trains them."""
+"""Interface between trainable drafts and the training loop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from trtspec.training.tensors import SourceTensors
 from trtspec.training.texts import Text
 
 PACKAGE, ATTRIBUTE, PART = "trtspec.methods", "TRAINABLE", "training"
-STEP_WEIGHT = 0.8  # of a pass's loss, relative to the one before: a draft counts only where those before it are right
+STEP_WEIGHT = 0.8  # loss weight of a pass relative to the previous: it counts only if earlier tokens are right
 
 
 @dataclass(frozen=True)
 class DraftSource:
-    """What a draft is read from: its directory, the target that it drafts for, and how much it drafts in a row.
+    """The inputs for loading a draft: its directory, its target, and the number of consecutive drafted tokens.
 
-    `texts` are those that it will be trained on.
+    `texts` are the training texts.
     """
 
     root: Path
@@ -39,10 +39,10 @@ class DraftSource:
 class Student(ABC):
     """A draft with gradients.
 
-    A chain begins at each place of a batch; its `passes` logits are for the tokens behind that place and those after
-    it. One that `reads_on` has a single pass, and drafts a chain by reading what it drafted. `aux_layers` are the
-    target's hidden states that it reads (see `Decoder.forward_with_features`), `vocab` the target's ids [draft vocab]
-    of the tokens that it drafts, None where these are the target's first ones.
+    A chain starts at each place of a batch; the logits of its `passes` are for the next token and those after it. A
+    draft that `reads_on` has a single pass and drafts a chain autoregressively. `aux_layers` are the target's hidden
+    states that it reads (see `Decoder.forward_with_features`). `vocab` are the target's ids [draft vocab] of the tokens
+    that it drafts, or None for the target's first ids.
     """
 
     tensors: SourceTensors
@@ -54,10 +54,10 @@ class Student(ABC):
 
     @abstractmethod
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
-        """Return for each pass hidden states [places, hidden] of the chains that begin at a batch's places.
+        """Return for each pass the hidden states [places, hidden] of the chains that start at a batch's places.
 
-        `features` are the target's, [rows, width, aux_layers * hidden]; the last that a chain sees is that of the token
-        before its place. What drafts beyond the text is meaningless.
+        `features` are the target's, [rows, width, aux_layers * hidden]; the last that a chain sees belongs to the token
+        before its place. States beyond the text are undefined.
         """
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Student(ABC):
         """Return logits [n, draft vocab] of some of the hidden states [n, hidden] of pass `step`."""
 
     def sureness(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
-        """Return logits [n] of how probable the draft holds it that what it drafts there is accepted; None: no idea."""
+        """Return the draft's confidence that its token is accepted, as logits [n], or None if not predicted."""
         return None
 
 
@@ -77,6 +77,6 @@ class Trainable:
 
 
 def find_trainable(method: str) -> Trainable:
-    """Return how a method's draft is trained; raises TrtspecError that lists the methods whose can be."""
+    """Return the trainable of a method; the TrtspecError for an unsupported method lists the supported ones."""
     found: Trainable = find(PACKAGE, ATTRIBUTE, method, "draft to train, of method", PART)
     return found

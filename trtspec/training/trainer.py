@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop: steps of AdamW until the budget is spent or the validation prompts gain no more; it can be interrupted.
+"""Training loop: AdamW until the budget is spent or validation no longer improves; resumable after an interruption.
 
-What it needs to go on is noted in one file. The best weights by acceptance on the validation prompts are what
-it returns, those of the draft as it came among them.
+The state is saved in one file. The result is the weights with the best acceptance on the validation prompts, possibly
+the initial ones.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from trtspec.training.trainable import Student
 from trtspec.training.verdict import MOST_LOSS
 
 VALIDATE_EVERY, PATIENCE = 50, 10
-KEEP_EVERY_S = 180.0  # where fifty steps take longer: what is kept is four times the draft in 32 bits
-WARM_UP, LAST_SHARE = 0.05, 0.05  # of the budget; of the highest learning rate
+KEEP_EVERY_S = 180.0  # interval of saves if fifty steps take longer; the state is four times the draft in 32 bits
+WARM_UP, LAST_SHARE = 0.05, 0.05  # share of the budget; share of the maximum learning rate
 RATE_TIMES_WIDTH, LORA_TIMES, SCRATCH_TIMES = 0.2, 5.0, 4.0
 CLIP = 1.0
 STATE = "training.pt"
@@ -39,10 +39,10 @@ Say = Callable[[str], None]
 
 @dataclass
 class Course:
-    """How far a training is: steps done, seconds spent, and mean accepted lengths on the validation prompts.
+    """State of a training: steps, seconds, and mean accepted lengths on the validation prompts.
 
-    `scores` are those of the new traffic, 0 where the prompts that are to be kept had lost more than the gate allows;
-    `kept` are those of these.
+    `scores` cover the new traffic, and are 0 if the prompts to keep lost more than the gate allows; `kept` cover the
+    prompts to keep.
     """
 
     step: int = 0
@@ -53,17 +53,17 @@ class Course:
 
     @property
     def best(self) -> int:
-        """Return the number of the best validation, the first of equal ones."""
+        """Return the index of the first best validation."""
         return self.scores.index(max(self.scores))
 
     @property
     def is_stale(self) -> bool:
-        """Return whether the last validations brought nothing."""
+        """Return whether the last validations brought no improvement."""
         return len(self.scores) - 1 - self.best >= PATIENCE
 
 
 class Training:
-    """One draft's training; `notes` is where it keeps what the next process goes on with."""
+    """The training of one draft; its state is saved in the directory `notes`."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Training:
         self._resume()
 
     def run(self, say: Say = lambda text: None) -> dict[str, torch.Tensor]:
-        """Train, and return the source's tensors that have changed at their best."""
+        """Train, and return the changed source tensors with the best weights."""
         if not self.course.scores:
             self._validate(say)
         rows = min(STEP_ROWS, self._lessons.teacher.rows)
@@ -96,7 +96,7 @@ class Training:
             if self.course.step % VALIDATE_EVERY == 0:
                 self._validate(say)
             elif time.perf_counter() - self._since > KEEP_EVERY_S:
-                self._keep()
+                self._save()
         if self.course.step % VALIDATE_EVERY:
             self._validate(say)
         self.student.tensors.load_state(self._best)
@@ -104,21 +104,21 @@ class Training:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds spent, in all processes."""
+        """Return the seconds spent in all processes."""
         return self.course.seconds + time.perf_counter() - self._since
 
     @property
     def _progress(self) -> float:
-        """Return the share of the budget that is spent, of time where no number of steps is asked for.
+        """Return the spent share of the budget: of steps if limited, else of time.
 
-        What follows from a number of steps is the same however often it was interrupted.
+        With a number of steps the result does not depend on interruptions.
         """
         steps = self.settings.steps
         return self.course.step / steps if steps else self._time_share
 
     @property
     def _time_share(self) -> float:
-        """Return the share of the time that is spent, with the validation that is still to come."""
+        """Return the spent share of the time, including the pending validation."""
         return (self.seconds + self._validated) / self.settings.seconds
 
     def _train(self, texts: Sequence[Text]) -> None:
@@ -137,11 +137,11 @@ class Training:
     def _check_learns(self, loss: float) -> None:
         if not math.isfinite(loss):
             highest = learning_rate(self.settings, self.student.width, WARM_UP)
-            hint = f"steps are too long: try --learning-rate {highest / 10:.0e}"
-            raise TrtspecError(f"the loss is no number after {self.course.step} steps", hint=hint)
+            hint = f"the learning rate is too high: try --learning-rate {highest / 10:.0e}"
+            raise TrtspecError(f"the loss is not finite after {self.course.step} steps", hint=hint)
 
     def _validate(self, say: Say) -> None:
-        """Measure, keep the weights where they are the best, and write down how far this is."""
+        """Validate, keep the weights if they are the best, and save the state."""
         began = time.perf_counter()
         course = self.course
         found = acceptance(self.student, self._lessons, self._validation, self._draft_len)
@@ -150,21 +150,21 @@ class Training:
         course.scores.append(new if kept >= (1 - MOST_LOSS) * course.kept[0] else 0.0)
         if course.best == len(course.scores) - 1:
             self._best = self.student.tensors.state()
-        self._keep()
+        self._save()
         self._validated = time.perf_counter() - began
-        say(self._words())
+        say(self._status())
 
-    def _words(self) -> str:
+    def _status(self) -> str:
         course, settings = self.course, self.settings
         left = max(0.0, settings.seconds - self.seconds)
         if settings.steps and course.step:
             left = min(left, self.seconds / course.step * (settings.steps - course.step))
-        length = f"{course.scores[-1]:.2f} tokens a step on validation prompts, best {max(course.scores):.2f}"
+        length = f"{course.scores[-1]:.2f} tokens per step on validation prompts, best {max(course.scores):.2f}"
         if not course.scores[-1]:
-            length = f"the prompts to keep are at {course.kept[-1]:.2f} tokens a step, from {course.kept[0]:.2f}"
+            length = f"the prompts to keep are at {course.kept[-1]:.2f} tokens per step, from {course.kept[0]:.2f}"
         return f"step {course.step}, {length}, at most {left:.0f} s left"
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         now = time.perf_counter()
         self.course.seconds, self._since = self.course.seconds + now - self._since, now
         state = {
@@ -186,17 +186,17 @@ class Training:
 
 
 def mean_length(found: Acceptance, texts: Sequence[Text], *, kept: bool) -> float:
-    """Return the mean accepted length of those of the texts that are kept, or are not; 1 without any."""
+    """Return the mean accepted length of the texts with this `kept`, 1 without any."""
     own = [counts for counts, text in zip(found.texts, texts, strict=True) if text.kept is kept]
     steps = sum(counts.steps for counts in own)
     return 1.0 + sum(counts.accepted for counts in own) / steps if steps else 1.0
 
 
 def learning_rate(settings: TrainSettings, width: int, progress: float) -> float:
-    """Return the rate at a share of the budget: a linear way up, then half a cosine down.
+    """Return the learning rate at a share of the budget: linear warm-up, then half a cosine.
 
-    Unless the settings say, the highest falls with the draft's width, as maximal update parametrization has it for
-    matrices under Adam (arXiv:2203.03466), and is some times as high for LoRA's thin ones and for random ones.
+    By default the maximum is inversely proportional to the draft's width, as in maximal update parametrization for
+    matrices under Adam (arXiv:2203.03466), with a factor for LoRA's thin matrices and for random weights.
     """
     times = LORA_TIMES if settings.lora else SCRATCH_TIMES if settings.from_scratch else 1.0
     highest = settings.learning_rate or RATE_TIMES_WIDTH / width * times

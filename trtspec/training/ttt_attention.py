@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chains of drafts that a layer makes by reading its own output, one from each place of a batch.
+"""Attention of autoregressive draft chains that start at each place of a batch.
 
-The first pass reads what is known of the whole text. The chain that begins at a place sees the first pass up to that
-place, and of each later pass its own entry alone, as when it drafts.
+The first pass reads the whole text. A chain attends to the first pass up to its place, and in each later pass only to
+its own entry, as when it drafts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 from trtspec.training.batches import Batch
 from trtspec.training.layers import Layer
 
-MOST_PASSES = 7  # as EAGLE-3's authors train: SafeAILab/EAGLE, traineagle3
+MOST_PASSES = 7  # as in the training of EAGLE-3's authors: SafeAILab/EAGLE, traineagle3
 
 
 class Chains:
-    """What chains have seen so far; `count` below is the most places of a row, as in `Batch.grid`."""
+    """Keys and values that chains have seen so far; `count` is the maximum of places per row, as in `Batch.grid`."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch, self._starts = batch, batch.grid - 1
@@ -26,20 +26,20 @@ class Chains:
 
     @property
     def tokens(self) -> Tensor:
-        """Return the tokens that the next pass reads: behind each of the text at first, then each chain's next one."""
+        """Return the input tokens of the next pass: the text shifted by one at first, then each chain's next token."""
         tokens = self._batch.tokens
         if not self._keys:
-            return torch.roll(tokens, -1, 1)  # the first one, behind the last, is seen by no chain
+            return torch.roll(tokens, -1, 1)  # no chain sees the last entry, which wraps around
         return tokens.gather(1, (self._starts + 1 + len(self._keys)).clamp(max=tokens.shape[1] - 1))
 
     def own(self, rows: Tensor) -> Tensor:
-        """Return what stands where the chains begin [rows, count, n] in what the next pass reads."""
+        """Return the entries [rows, count, n] of the next pass's input at the chains' starts."""
         return rows if self._keys else rows.gather(1, self._starts.unsqueeze(2).expand(-1, -1, rows.shape[2]))
 
     def attend(self, layer: Layer, read: Tensor) -> Tensor:
-        """Return what a layer's heads say to the chains [rows, count, heads * head_size] in the next pass.
+        """Return a layer's attention output for the chains [rows, count, heads * head_size] in the next pass.
 
-        It reads [rows, width, n] at first, then [rows, count, n].
+        The input is [rows, width, n] in the first pass, then [rows, count, n].
         """
         config, step = layer.config, len(self._keys)
         query, key, value = layer.heads(read, self._starts + step if step else None)

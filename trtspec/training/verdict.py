@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a trained draft may take the place of the one before: on every kind of prompt, by intervals."""
+"""Decide with confidence intervals whether a trained draft may replace the previous one, on every kind of prompt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from trtspec.bench.profile.acceptance import Acceptance, Counts, Estimate, change_of
 from trtspec.training.texts import Text
 
-LEAST_JUDGES = 6  # texts: of fewer, all gain by chance more often than once in 2 ** 6
-MOST_LOSS = 0.02  # of the mean accepted length of a kind that is to be kept, however wide its interval
+LEAST_JUDGES = 6  # texts; with fewer, all gain by chance with a probability above 2 ** -6
+MOST_LOSS = 0.02  # of the mean accepted length of a kind to keep, regardless of its interval
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far drafts were accepted on the same texts before and after; `kept` where they must not get worse."""
+    """Acceptance on the same texts before and after; `kept` for regression prompts."""
 
     kind: str
     kept: bool
@@ -32,24 +32,24 @@ class Comparison:
 
     @cached_property
     def change(self) -> Estimate:
-        """Return how much the mean accepted length has grown."""
+        """Return the change of the mean accepted length."""
         return change_of(self.before.texts, self.after.texts)
 
     @property
     def share(self) -> float:
-        """Return by which share it has grown."""
+        """Return the relative change."""
         return self.change.value / self.before.token_weighted.value
 
     @property
     def is_better(self) -> bool:
-        """Return whether all of the interval is above none, and is that of texts enough to be one."""
+        """Return whether the interval is above 0 and based on enough texts."""
         return self.change.low > 0 and self._has_judges
 
     @property
     def is_worse(self) -> bool:
-        """Return whether all of the interval is below none, or a kind that is to be kept has lost too much.
+        """Return whether the interval is below 0, or a kind to keep has lost too much.
 
-        The interval of a few texts may be a point: what it says counts where that is no trifle.
+        With few texts the interval may be a single point, which counts only if the loss is large.
         """
         loses_much = self.share < -MOST_LOSS
         return (self.change.high < 0 and (self._has_judges or loses_much)) or (self.kept and loses_much)
@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def word(self) -> str:
-        """Return what is to be thought of it."""
+        """Return the verdict as a word."""
         return "worse" if self.is_worse else "better" if self.is_better else "as before"
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Comparison:
 
 
 def side_of(found: Acceptance) -> dict[str, Any]:
-    """Return what a document says of the acceptance of one draft."""
+    """Return the document's section on one draft's acceptance."""
     value, low, high = found.token_weighted.as_list()
     return {
         "mean_accepted_len": value,
@@ -89,9 +89,9 @@ def side_of(found: Acceptance) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The comparison on all prompts of the new traffic, and on each kind of these and of those to keep.
+    """The comparison on all prompts of the new traffic, and on each kind of them and of those to keep.
 
-    `step_cost` is what a step that drafts takes at least, in steps of the target alone; 0 where that is not asked.
+    `step_cost` is the minimum cost of a step that drafts, in steps of the target alone; 0 to ignore it.
     """
 
     whole: Comparison
@@ -114,10 +114,10 @@ class Verdict:
 
     @property
     def refusals(self) -> list[str]:
-        """Return why the draft is not to be published; empty where it is."""
-        found = [f"{each.kind}: {each.change} tokens a step" for each in self.kinds if each.is_worse]
+        """Return the reasons against publishing the draft, if any."""
+        found = [f"{each.kind}: {each.change} tokens per step" for each in self.kinds if each.is_worse]
         if not self.whole.is_better:
-            found.append(f"held-out prompts together gain {self.whole.change} tokens a step, which may be nothing")
+            found.append(f"all held-out prompts gain {self.whole.change} tokens per step, which may be chance")
         if (gain := self.whole.after.token_weighted).low < self.step_cost:
-            found.append(f"a step gives {gain} tokens and takes as long as {self.step_cost:.2f} of the target's alone")
+            found.append(f"a step yields {gain} tokens but costs {self.step_cost:.2f} steps of the target alone")
         return found

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published checkpoints without their weights: config.json facts, and true safetensors headers over sparse files.
+"""Published checkpoints without weights: config.json facts, and real safetensors headers over sparse files.
 
-Each *.json of this folder is one checkpoint: where a recipe looks for it, its layout, its tokenizer's family and the
-keys of its config.json that are read. Which tensors there are follows from the config by the layouts as published
-(README.md says where), not by this project's own rules.
+Each *.json of this folder is one checkpoint: where recipes look for it, its layout, its tokenizer's family and the
+relevant keys of its config.json. Its tensors are derived from the config with the published layouts (sources in
+README.md), not with this project's rules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests._support.shapes.layouts import LAYOUTS, Tensor
 from tests._support.shapes.mixed import MIXED
 
 HERE = Path(__file__).parent
-SHARD_BYTES = 5_000_000_000  # how transformers and huggingface_hub divide what they save
+SHARD_BYTES = 5_000_000_000  # shard size of transformers and huggingface_hub
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I64": 8, "BOOL": 1}
 CODES = {"bfloat16": "BF16", "float16": "F16"}
 
@@ -28,7 +28,7 @@ CODES = {"bfloat16": "BF16", "float16": "F16"}
 class Shape:
     """One checkpoint: `model` is a hub id with its commit `revision`, or a directory relative to the recipes.
 
-    `sizes` are what its tensors follow from where its config.json does not say it.
+    `sizes` determine its tensors if its config.json lacks the information.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Shape:
     sizes: dict[str, Any]
 
     def place(self, recipes: Path, hub: Path) -> Path:
-        """Return where the checkpoint lies for recipes in a directory and a hub cache in another."""
+        """Return the checkpoint's path for a recipe directory and a hub cache."""
         if self.revision is None:
             return recipes / self.model
         return hub / f"models--{self.model.replace('/', '--')}" / "snapshots" / self.revision
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors, in file order; those without a type of their own have the config's."""
+        """Return the tensors in file order; tensors without a dtype have the config's."""
         facts = self.config | self.sizes
         own = CODES[facts.get("torch_dtype") or facts["dtype"]]
         return [tensor if tensor.dtype else tensor.of(own) for tensor in (LAYOUTS | MIXED)[self.layout](facts)]
@@ -62,13 +62,13 @@ def shapes() -> list[Shape]:
 
 
 def make_checkpoints(recipes: Path, hub: Path) -> None:
-    """Make every checkpoint where the recipes in a directory will find it, with this hub cache."""
+    """Create every checkpoint where the recipes in a directory will find it, with this hub cache."""
     for shape in shapes():
         make_checkpoint(shape, shape.place(recipes, hub))
 
 
 def make_checkpoint(shape: Shape, root: Path) -> None:
-    """Write config, headers, a stand-in tokenizer and its end id below `root`; the data of tensors takes no space."""
+    """Write config, headers, a fake tokenizer and its end id to `root`; tensor data takes no disk space."""
     root.mkdir(parents=True)
     (root / "config.json").write_text(json.dumps(shape.config))
     if shape.tokenizer:
@@ -87,7 +87,7 @@ def make_checkpoint(shape: Shape, root: Path) -> None:
 
 
 def _stand_in(family: str) -> str:
-    """Return a tokenizer of one word, which is another one for each family."""
+    """Return a one-word tokenizer that differs between families."""
     model = {"type": "WordLevel", "vocab": {family: 0}, "unk_token": family}
     return json.dumps({"version": "1.0", "added_tokens": [], "model": model})
 
@@ -97,7 +97,7 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def _divided(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the tensors of each shard: as many in a row as fit."""
+    """Yield the tensors of each shard, filled in order."""
     shard: list[Tensor] = []
     size = 0
     for tensor in tensors:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of published checkpoints by their layout, as the projects that publish them name and shape them."""
+"""Tensors of published checkpoints by layout, with the names and shapes of the publishing projects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INNER_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor; without a `dtype` it has its checkpoint's. `data` is what its bytes begin with, the rest is zero."""
+    """A tensor; without a `dtype` it has its checkpoint's. `data` are its first bytes, the rest is zero."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,12 +23,12 @@ class Tensor:
     data: bytes = b""
 
     def of(self, dtype: str) -> Tensor:
-        """Return the tensor in a type."""
+        """Return the tensor with a dtype."""
         return replace(self, dtype=dtype)
 
 
 def decoder(config: Config) -> Iterator[Tensor]:
-    """Yield a causal language model as transformers saves it, of any family that there is."""
+    """Yield the tensors of a causal language model of any supported family, as saved by transformers."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     yield Tensor("model.embed_tokens.weight", (vocab, hidden))
     for number in range(config["num_hidden_layers"]):
@@ -47,7 +47,7 @@ def decoder(config: Config) -> Iterator[Tensor]:
 
 
 def attention(config: Config, prefix: str, width: int) -> Iterator[Tensor]:
-    """Yield the projections of a layer whose attention reads vectors of `width`."""
+    """Yield the projections of a layer whose attention input has `width` elements."""
     heads = config["num_attention_heads"]
     size = config.get("head_dim") or config["hidden_size"] // heads
     rows = {"q": heads * size, "k": config.get("num_key_value_heads", heads) * size}
@@ -85,7 +85,7 @@ def experts(config: Config, prefix: str) -> Iterator[Tensor]:
 
 
 def medusa(config: Config) -> Iterator[Tensor]:
-    """Yield Medusa 0.1's heads; published configs count 2 of the 5 that there are."""
+    """Yield Medusa 0.1's heads; published configs specify 2, but there are 5."""
     hidden, vocab, layers = config["hidden_size"], config["vocab_size"], config["medusa_num_layers"]
     for head in range(5):
         for layer in range(layers):
@@ -95,7 +95,7 @@ def medusa(config: Config) -> Iterator[Tensor]:
 
 
 def eagle(config: Config) -> Iterator[Tensor]:
-    """Yield a net of EAGLE-1 and EAGLE-2: its first layer begins without a norm, and `bias` is that of `fc`."""
+    """Yield a net of EAGLE-1 and EAGLE-2: its first layer has no input norm, and `bias` refers to `fc`."""
     hidden = config["hidden_size"]
     yield Tensor("embed_tokens.weight", (config["vocab_size"], hidden))
     yield from attention(config, "layers.0.self_attn.", hidden)
@@ -107,7 +107,7 @@ def eagle(config: Config) -> Iterator[Tensor]:
 
 
 def redrafter(config: Config) -> Iterator[Tensor]:
-    """Yield the drafter of apple/ml-recurrent-drafter, without recurrence and as wide as to need no first layer."""
+    """Yield the drafter of apple/ml-recurrent-drafter, without recurrence and wide enough to need no first layer."""
     exit_dim, layers = config["exit_dim"], config["num_draft_layers"]
     for layer in range(layers):
         yield Tensor(f"lm_head.{layer}.linear.weight", (exit_dim, exit_dim))
@@ -116,13 +116,13 @@ def redrafter(config: Config) -> Iterator[Tensor]:
 
 
 def eagle3(config: Config) -> Iterator[Tensor]:
-    """Yield an EAGLE-3 head as SafeAILab and SpecForge save it: the embedding is the target's."""
+    """Yield an EAGLE-3 head as saved by SafeAILab and SpecForge: the embedding is the target's."""
     yield from _eagle3_head(config, "midlayer.")
     yield from _id_tables(config["draft_vocab_size"], config["vocab_size"])
 
 
 def speculators_eagle3(config: Config) -> Iterator[Tensor]:
-    """Yield an EAGLE-3 head as speculators saves it, with an embedding of its own."""
+    """Yield an EAGLE-3 head as saved by speculators, with its own embedding."""
     layer = config["transformer_layer_config"]
     yield Tensor("embed_tokens.weight", (layer["vocab_size"], layer["hidden_size"]))
     yield from _eagle3_head(layer | {"draft_vocab_size": config["draft_vocab_size"]}, "layers.0.")
@@ -130,7 +130,7 @@ def speculators_eagle3(config: Config) -> Iterator[Tensor]:
 
 
 def _eagle3_head(config: Config, prefix: str) -> Iterator[Tensor]:
-    """Yield what all nets have: attention reads an embedding beside a hidden state, `fc` joins three of the target."""
+    """Yield the common tensors: attention over embedding and hidden state, and `fc` for three target states."""
     hidden = config["hidden_size"]
     yield Tensor("fc.weight", (hidden, 3 * hidden))
     yield from attention(config, f"{prefix}self_attn.", 2 * hidden)
@@ -142,7 +142,7 @@ def _eagle3_head(config: Config, prefix: str) -> Iterator[Tensor]:
 
 
 def _id_tables(drafted: int, vocab: int) -> Iterator[Tensor]:
-    """Yield the tables of a net that drafts the first ids of its target: each one's offset, and which ids they are."""
+    """Yield the tables of a net that drafts the target's first ids: the offset of each, and a mask of the ids."""
     yield Tensor("d2t", (drafted,), "I64")
     yield Tensor("t2d", (vocab,), "BOOL", bytes([1]) * drafted)
 

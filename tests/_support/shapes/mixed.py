@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of models that no family describes, and of nets for them: mixtures of experts, latent attention, hybrids.
+"""Tensors of models of unsupported families, and of nets for them: mixtures of experts, latent attention, hybrids.
 
-Names and shapes are those of the published files; tests/test_catalogue.py counts the parameters.
+Names and shapes match the published files; tests/test_catalogue.py checks the parameter counts.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from math import ceil
 
 from tests._support.shapes.layouts import INNER_NORMS, NORMS, Config, Tensor, attention, mlp
 
-MXFP4_BLOCK = 32  # weights that share a scale; two of them are a byte
+MXFP4_BLOCK = 32  # weights that share a scale; two weights are one byte
 FP8_BLOCK = 128  # rows and columns that share a scale
 
 
 def qwen3_moe(config: Config) -> Iterator[Tensor]:
-    """Yield Qwen3's mixture: every layer has a router and experts of three projections."""
+    """Yield Qwen3's mixture: every layer has a router and experts with three projections."""
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
     yield from _ends(config, "model.")
     for number in range(config["num_hidden_layers"]):
@@ -54,7 +54,7 @@ def gpt_oss(config: Config) -> Iterator[Tensor]:
 
 
 def deepseek_v3(config: Config) -> Iterator[Tensor]:
-    """Yield DeepSeek V3: latent attention, FP8 in blocks, and behind the layers one for a further token."""
+    """Yield DeepSeek V3: latent attention, block FP8, and one MTP layer after the others."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     yield from _ends(config, "model.")
     for number in range(layers + config["num_nextn_predict_layers"]):
@@ -106,7 +106,7 @@ def _fp8(name: str, rows: int, columns: int) -> Iterator[Tensor]:
 
 
 def qwen3_5(config: Config) -> Iterator[Tensor]:
-    """Yield Qwen3.5: three of four layers with linear attention, a layer for a further token, and a vision tower."""
+    """Yield Qwen3.5: three of four layers with linear attention, an MTP layer, and a vision tower."""
     text, inner = config["text_config"], "model.language_model."
     hidden = text["hidden_size"]
     yield from _ends(text, inner)
@@ -128,7 +128,7 @@ def qwen3_5(config: Config) -> Iterator[Tensor]:
 
 
 def _gated_attention(text: Config, prefix: str) -> Iterator[Tensor]:
-    """Yield attention whose queries come with a gate as wide."""
+    """Yield attention with a gate as wide as the queries."""
     hidden, size = text["hidden_size"], text["head_dim"]
     heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
     yield Tensor(f"{prefix}q_proj.weight", (2 * heads * size, hidden))
@@ -169,7 +169,7 @@ def _qwen_vision(vision: Config) -> Iterator[Tensor]:
 
 
 def gemma4(config: Config) -> Iterator[Tensor]:
-    """Yield the text model of a dense Gemma 4; its full layers have wider heads, and values that are the keys."""
+    """Yield the text model of a dense Gemma 4; its full-attention layers have wider heads and share keys and values."""
     text, inner = config["text_config"], "model.language_model."
     hidden = text["hidden_size"]
     yield from _ends({**text, "tie_word_embeddings": True}, inner)
@@ -189,7 +189,7 @@ def gemma4(config: Config) -> Iterator[Tensor]:
 
 
 def gemma3(config: Config) -> Iterator[Tensor]:
-    """Yield Gemma 3 with its vision tower, whose text model says less of itself than transformers' class knows."""
+    """Yield Gemma 3 with its vision tower; its text config relies on defaults of transformers."""
     text, vision, inner = config["text_config"], config["vision_config"], "language_model.model."
     hidden, seen = text["hidden_size"], vision["hidden_size"]
     yield from _ends({**text, "vocab_size": config["vocab_size"], "tie_word_embeddings": True}, inner)
@@ -210,7 +210,7 @@ def gemma3(config: Config) -> Iterator[Tensor]:
 
 
 def llama4(config: Config) -> Iterator[Tensor]:
-    """Yield Llama 4 Scout with its vision tower: a layer's experts in two tensors, beside one for all tokens."""
+    """Yield Llama 4 Scout with its vision tower: a layer's experts in two tensors, and a shared expert."""
     text, vision, inner = config["text_config"], config["vision_config"], "language_model.model."
     hidden, experts, width = text["hidden_size"], text["num_local_experts"], text["intermediate_size"]
     yield from _ends({**text, "tie_word_embeddings": True}, inner)
@@ -241,7 +241,7 @@ def _llama4_vision(vision: Config) -> Iterator[Tensor]:
 
 
 def _vision_layer(vision: Config, prefix: str, output: str, norms: tuple[str, ...]) -> Iterator[Tensor]:
-    """Yield a layer of a vision tower, every linear layer and norm of which has a bias."""
+    """Yield a layer of a vision tower, in which every linear layer and norm has a bias."""
     hidden, inner = vision["hidden_size"], vision["intermediate_size"]
     for name in ("q_proj", "k_proj", "v_proj", output):
         yield from _with_bias(f"{prefix}self_attn.{name}", (hidden, hidden))

@@ -537,7 +537,7 @@ MET_BEFORE = [
         ask("llama-3.3-70b", "llama-3.1-8b", speculation__method="draft_target", target__parallel={"tensor": 4}),
         "speculation.draft.model",
         "the target is 8.8 times the draft (70,553.7 M and 8,030.3 M parameters);"
-        " a draft that pays is usually 10 times smaller",
+        " useful drafts are usually 10 times smaller",
         "warning",
     ),
     Row(
@@ -556,7 +556,7 @@ MET_BEFORE = [
         "#2115 FP8 Medusa heads",
         ask(**MEDUSA, speculation__draft__quantization={"weights": "fp8"}),
         "speculation.draft.quantization",
-        "medusa is stored with the target, in its dtype and divided as it is",
+        "medusa is stored with the target, with the same dtype and parallelism",
     ),
     Row(
         "#1845 Medusa with weights in INT8",
@@ -568,13 +568,13 @@ MET_BEFORE = [
         "basetenlabs/truss#1391 lookahead's draft length has to match its sizes",
         ask(**LOOKAHEAD, speculation__draft_len=7),
         "speculation.draft_len",
-        "lookahead has no draft_len: its options decide",
+        "lookahead does not use draft_len; its options determine the length",
     ),
     Row(
         "#2602 FP8 without scales of activations",
         ask(**fp8("fp8")),
         "target.quantization",
-        "no calibration prompts are named; activations are measured on the ones that trtspec brings",
+        "no calibration prompts are set; activations are measured on prompts that come with trtspec",
         "warning",
     ),
     Row(

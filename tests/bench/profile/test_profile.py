@@ -81,7 +81,7 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(recipe: Path, trtspe
 def test_where_nothing_can_be_written_nothing_is_measured(workplace: Path, trtspec: Run) -> None:
     outcome = trtspec("profile", "quickstart", "--write")
     assert outcome.code == 1
-    assert outcome.err.startswith("error: quickstart: there is no file to write to")
+    assert outcome.err.startswith("error: quickstart: no such file; shipped recipes cannot be edited")
 
 
 def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(

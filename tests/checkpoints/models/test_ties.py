@@ -43,7 +43,7 @@ def test_different_head_is_used_as_transformers_does(family: str, by_default: bo
     (error,) = model.ties.diagnose(converts=False)
     assert error.severity == "error"
     document = inspect_path(source)
-    assert document["lm_head"] == f"{HEAD}, the file's own: config.json ties it to {EMBEDDING}, whose values differ"
+    assert document["lm_head"] == f"{HEAD}, from the file: config.json ties it to {EMBEDDING}, whose values differ"
     assert document["skipped"] == {}
 
 

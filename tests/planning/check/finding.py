@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `check` finds in the fixtures' recipe."""
+"""Run `check` on the fixtures' recipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAFT = (9, 12, "speculation.draft.model")
 
 
 def rewrite(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON file; None removes one."""
+    """Change keys of a JSON file; a value of None removes the key."""
     document = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))
 
@@ -28,7 +28,7 @@ def replace(recipe: Path, old: str, new: str) -> None:
 
 
 def problems_of(trtspec: Run, recipe: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Return what `check` finds; `plan` and `build` have to refuse the same and leave nothing."""
+    """Return the diagnostics of `check`; `plan` and `build` must fail in the same way and leave no files."""
     checked = trtspec("check", recipe, *arguments, "--json")
     assert checked.code == 1
     assert checked.document["ok"] is False
@@ -42,7 +42,7 @@ def problems_of(trtspec: Run, recipe: Path, *arguments: str) -> list[dict[str, A
 
 
 def the_problem(trtspec: Run, recipe: Path, place: tuple[int, int, str], *arguments: str) -> tuple[str, str | None]:
-    """Return (message, hint) of the only error, with this directory left out of the message."""
+    """Return (message, hint) of the only error, with this directory removed from the message."""
     (problem,) = (each for each in problems_of(trtspec, recipe, *arguments) if each["severity"] == "error")
     assert (problem["line"], problem["column"], problem["path"]) == place
     assert problem["file"] == str(recipe)

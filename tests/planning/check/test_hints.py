@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hint depends on the cause: only a damaged file is to be downloaded again."""
+"""Hints depend on the cause: only damaged files should be downloaded again."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_hint_is_of_the_cause(config: dict[str, Any], change: Any, words: str, s
         rewrite(source, change)
     hint = hint_of(source)
     assert words in hint
-    assert "again" not in hint or "layers" in hint  # a checkpoint that lacks layers may be cut off
+    assert "again" not in hint or "layers" in hint  # a checkpoint that lacks layers may be truncated
 
 
 def test_truncated_file_is_to_be_downloaded_again(source: Path) -> None:
@@ -113,7 +113,7 @@ def test_length_of_yarn_is_accepted_or_the_key_to_edit_is_named(trtspec: Run, re
     choice = ("--set", "engine.backend=vllm", "--set", "engine.gpu=h100", "--json")
     found = [each for each in trtspec("check", recipe, *choice).document["problems"] if each["code"] == "out-of-range"]
     assert [each["message"] for each in found] == ["max_seq_len 1024 is more than the target's 256 positions"]
-    assert "write max_position_embeddings: 1024 in the target's config.json" in found[0]["hint"]
+    assert "set max_position_embeddings: 1024 in the target's config.json" in found[0]["hint"]
     edit(recipe.parent / "target", max_position_embeddings=1024)
     found = [each for each in trtspec("check", recipe, *choice).document["problems"] if each["code"] == "out-of-range"]
     assert found == []

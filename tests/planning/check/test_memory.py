@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe that exceeds its GPU's memory is refused on every backend; checkpoints are headers of published shapes."""
+"""Every backend rejects a recipe that exceeds its GPU's memory; checkpoints are headers of published shapes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trtspec.core.diagnostics import Diagnostic
 from trtspec.planning.check.recipe import check_recipe
 from trtspec.recipe.load import load_recipe
 
-# Backends whose devices are GPUs; a recipe for the others is checked against this machine.
+# Backends that run on GPUs; recipes for other backends are checked against this machine.
 ON_GPUS = sorted(name for name, backend in backends().items() if not backend.in_process)
 Memory = Callable[..., list[Diagnostic]]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A directory of a published shape, by name."""
+    """Return a directory with the named published shape."""
     root, known = tmp_path_factory.mktemp("models"), {shape.name: shape for shape in shapes()}
 
     def model(name: str) -> Path:
@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def memory_of(workplace: Path, models: Callable[[str], Path]) -> Memory:
-    """What `check` reports of memory for a model on a backend; keywords are keys of the recipe's engine."""
+    """Return the memory diagnostics for a model on a backend; keywords are keys of the recipe's engine."""
 
     def check(backend: str, model: str, *, tensor: int = 1, fraction: float = 0.9, **engine: Any) -> list[Diagnostic]:
         method = "ngram" if "ngram" in find_backend(backend).methods() else "none"
@@ -67,7 +67,7 @@ def test_weights_beyond_the_gpu_are_an_error(memory_of: Memory, backend: str) ->
 
 @pytest.mark.parametrize("backend", ON_GPUS)
 def test_one_text_beyond_the_gpu_is_an_error(memory_of: Memory, backend: str) -> None:
-    """131,072 tokens take 16 GiB in 16 bits beside 15 GiB of weights."""
+    """131,072 tokens take 16 GiB in 16 bits, in addition to 15 GiB of weights."""
     lengths = {"max_input_len": 130_000, "max_seq_len": 131_072, "max_num_tokens": 2048}
     (found,) = memory_of(backend, "llama-3.1-8b-instruct", gpu="l4", **lengths)
     assert (found.severity, found.path) == ("error", "engine.max_seq_len")
@@ -75,7 +75,7 @@ def test_one_text_beyond_the_gpu_is_an_error(memory_of: Memory, backend: str) ->
 
 @pytest.mark.parametrize("backend", ON_GPUS)
 def test_a_full_batch_beyond_the_gpu_is_a_warning(memory_of: Memory, backend: str) -> None:
-    """A request that finds no room in the KV cache waits; a text takes 1 GiB."""
+    """A request that does not fit the KV cache waits; a text takes 1 GiB."""
     lengths = {"max_input_len": 4096, "max_seq_len": 8192, "max_num_tokens": 2048}
     (found,) = memory_of(backend, "llama-3.1-8b-instruct", gpu="rtx5090", max_batch_size=48, **lengths)
     assert (found.severity, found.path) == ("warning", "engine.max_batch_size")
@@ -90,7 +90,7 @@ def test_weights_that_fit_when_divided_are_accepted(memory_of: Memory, backend: 
 
 
 def test_a_fraction_of_all_memory_limits_the_weights(memory_of: Memory) -> None:
-    """vLLM takes gpu_memory_utilization of the whole GPU, weights included."""
+    """vLLM uses gpu_memory_utilization of the whole GPU, including weights."""
     assert memory_of("vllm", "llama-3.1-8b-instruct", gpu="l4") == []
     (found,) = memory_of("vllm", "llama-3.1-8b-instruct", gpu="l4", fraction=0.6)
     assert found.severity == "error"
@@ -99,7 +99,7 @@ def test_a_fraction_of_all_memory_limits_the_weights(memory_of: Memory) -> None:
 
 
 def test_layers_with_a_window_keep_the_windows_tokens(memory_of: Memory) -> None:
-    """Five of six layers of Gemma 3 keep 1,024 tokens; all of 131,072 in every layer would take 62 GiB."""
+    """Five of six layers of Gemma 3 cache 1,024 tokens; caching all 131,072 in every layer would take 62 GiB."""
     lengths = {"max_input_len": 130_000, "max_seq_len": 131_072, "max_num_tokens": 2048}
     assert memory_of("vllm", "gemma-3-27b-it", gpu="h100", **lengths) == []
 
@@ -109,7 +109,7 @@ def test_an_unknown_gpu_is_not_judged(memory_of: Memory) -> None:
 
 
 def test_the_machine_that_checks_is_a_warning(memory_of: Memory) -> None:
-    """The torch engine runs on the machine that serves, which may be another one."""
+    """The torch engine runs on the serving machine, which may differ from this one."""
     (found,) = memory_of("embedded", "llama-3.1-405b-instruct")
     assert found.severity == "warning"
     assert "this machine" in found.message

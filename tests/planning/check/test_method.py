@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe that does not give its method what it takes."""
+"""Recipes that do not meet the requirements of their method."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.planning.check.finding import replace, the_problem
 def test_a_method_that_lacks_its_draft(trtspec: Run, recipe: Path) -> None:
     replace(recipe, "  draft:\n    model: ./draft\n", "")
     assert the_problem(trtspec, recipe, (6, 3, "speculation")) == (
-        "draft_target drafts with a model",
-        "name one under speculation.draft; trtspec train makes those that docs/train.md lists",
+        "draft_target requires a model as draft",
+        "set speculation.draft; trtspec train creates the drafts listed in docs/train.md",
     )
 
 
 def test_a_draft_that_nothing_uses(trtspec: Run, recipe: Path) -> None:
     message, _ = the_problem(trtspec, recipe, (9, 5, "speculation.draft"), "--set", "speculation.method=none")
-    assert message == "method none drafts with nothing"
+    assert message == "method none does not use a draft"
 
 
 def test_options_of_another_engine_are_warned_of(trtspec: Run, recipe: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two models that do not go together."""
+"""Incompatible pairs of target and draft."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.planning.check.finding import DRAFT, TARGET, rewrite, the_problem
 
 
 def draft_in_parallel(recipe: Path, pard_token: int = 3) -> None:
-    """Have the draft draft all tokens in one pass, which none of another vocabulary does."""
+    """Make the draft parallel; parallel drafts must share the target's vocabulary."""
     path = recipe.parent / "draft" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pard_token": pard_token}))
     recipe.write_text(recipe.read_text().replace("method: draft_target", "method: pard"))
@@ -23,10 +23,10 @@ def draft_in_parallel(recipe: Path, pard_token: int = 3) -> None:
 
 def test_vocabularies_of_different_sizes(trtspec: Run, recipe: Path) -> None:
     make_llama(recipe.parent / "draft", vocab_size=PAIR_VOCAB + 8, **DRAFT_SHAPE)
-    draft_in_parallel(recipe, PAIR_VOCAB + 2)  # a row that cannot be left out
+    draft_in_parallel(recipe, PAIR_VOCAB + 2)  # a row that cannot be removed
     assert the_problem(trtspec, recipe, DRAFT) == (
         f"the draft has {PAIR_VOCAB + 8} vocabulary entries, the target {PAIR_VOCAB}",
-        "a draft has to share the target's vocabulary",
+        "a draft must share the target's vocabulary",
     )
 
 
@@ -56,7 +56,7 @@ def test_tokenizers_with_other_words(trtspec: Run, recipe: Path) -> None:
 def test_equal_tokenizers_in_different_files_are_equal(trtspec: Run, recipe: Path) -> None:
     path = recipe.parent / "draft" / "tokenizer.json"
     document = json.loads(path.read_text())
-    document["model"]["merges"] = [" ".join(pair) for pair in document["model"]["merges"]]  # as older versions wrote it
+    document["model"]["merges"] = [" ".join(pair) for pair in document["model"]["merges"]]  # format of older versions
     path.write_text(json.dumps(document, separators=(",", ":")))
     assert trtspec("check", recipe).code == 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input is met before anything is built: what is wrong, at which line of the recipe, and what to do about it."""
+"""Errors in a recipe are found before a build: message, line in the recipe, and hint."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "  model: ./target\n  quantization: {weights: fp8_rowwise, exclude: [lm_head, q_proj]}",
         (5, 59, "target.quantization.exclude.1"),
         "no module matches 'q_proj'; an example is transformer.layers.0.attention.qkv",
-        "target.quantization.exclude: fnmatch patterns of modules that are not quantized, by TensorRT-LLM's names",
+        "target.quantization.exclude: fnmatch patterns of modules not to quantize, with TensorRT-LLM's names",
     ),
     (
         "    model: ./draft",
         "    model: ./draft\n    quantization: {weights: fp8_rowwise, exclude: []}",
         (10, 51, "speculation.draft.quantization.exclude"),
         "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head",
-        "speculation.draft.quantization.exclude: fnmatch patterns of modules that are not quantized, by TensorRT-LLM's"
+        "speculation.draft.quantization.exclude: fnmatch patterns of modules not to quantize, with TensorRT-LLM's"
         " names",
     ),
     (
@@ -219,6 +219,6 @@ def test_what_is_looser_than_its_default_is_a_warning_at_its_line(trtspec: Run, 
     assert {(each["severity"], each["code"]) for each in found.values()} == {("warning", "loosened")}
     limit = found["serving.rollout.max_failed"]
     assert (limit["file"], limit["line"], limit["column"]) == (str(recipe), line, 33)
-    assert limit["message"] == "serving.rollout.max_failed is 100, by default 0, which is what is safe"
-    assert limit["hint"] == "remove it unless it is meant"
+    assert limit["message"] == "serving.rollout.max_failed is 100, by default 0; the default is safer"
+    assert limit["hint"] == "remove it unless it is intended"
     assert found["gates.lossless"]["file"] == "--set gates.lossless=false"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that are not what they have to be."""
+"""Invalid checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_model_that_is_a_file(trtspec: Run, recipe: Path) -> None:
 def test_a_model_that_cannot_be_read(name: str, trtspec: Run, recipe: Path) -> None:
     path = recipe.parent / "target" / name
     path.unlink()
-    path.mkdir()  # permissions do not stop root; this does
+    path.mkdir()  # permissions do not stop root, but a directory does
     message, _ = the_problem(trtspec, recipe, TARGET)
     assert message == f"target/{name}: not a regular file"
 
@@ -95,7 +95,7 @@ def test_a_shape_that_is_not_what_config_says(trtspec: Run, recipe: Path) -> Non
 def test_a_hub_model_that_was_not_downloaded(trtspec: Run, recipe: Path) -> None:
     commit = "0abcdef123" * 4
     replace(recipe, "model: ./target", f"model: org/name\n  revision: {commit}")
-    for command in ("check", "plan"):  # with the hub: tests/everyday/test_hub_check.py
+    for command in ("check", "plan"):  # tests/everyday/test_hub_check.py covers the hub
         (problem,) = trtspec(command, recipe, "--json").document["problems"]
         message = f"org/name at commit {commit}: not in the hub cache, and HF_HUB_OFFLINE is set"
         assert (problem["line"], problem["message"]) == (TARGET[0], message)

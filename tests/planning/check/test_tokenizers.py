@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `check` finds of tokenizers, end ids and generation_config.json, before anything is built."""
+"""Diagnostics of `check` for tokenizers, end ids and generation_config.json."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_end_that_only_the_tokenizer_names_is_warned_of(trtspec: Run, recipe:
     assert _end_ids(trtspec, recipe) == ([0], "the tokenizer's eos_token '<end>'")
     (problem,) = _problems(trtspec, recipe)
     assert (problem["severity"], problem["code"], problem["path"]) == ("warning", "end-ids", "target.model")
-    assert "transformers' generate reads no end id there and does not stop" in problem["message"]
+    assert "transformers' generate finds no end id and does not stop there" in problem["message"]
 
 
 @pytest.mark.parametrize("has_file", [False, True])
@@ -53,8 +53,8 @@ def test_no_end_id_at_all_is_warned_of(has_file: bool, trtspec: Run, recipe: Pat
         (recipe.parent / "target" / "tokenizer_config.json").unlink()
     (problem,) = _problems(trtspec, recipe)
     assert (problem["severity"], problem["code"]) == ("warning", "end-ids")
-    assert "no id ends a text, so each one runs to its max_tokens" in problem["message"]
-    assert ("(config.json names 7)" in problem["message"]) == has_file
+    assert "the model lacks an end id, so every response runs to its max_tokens" in problem["message"]
+    assert ("(config.json has 7)" in problem["message"]) == has_file
 
 
 @pytest.mark.parametrize("value", [True, "0", -1, [0, PAIR_VOCAB], [0.5]])
@@ -87,8 +87,8 @@ def _add_token(root: Path, at: int, content: str = "<more>") -> None:
 def test_a_token_without_a_row_is_an_error(role: str, trtspec: Run, recipe: Path) -> None:
     _add_token(recipe.parent / role, PAIR_VOCAB)
     message, hint = the_problem(trtspec, recipe, TARGET if role == "target" else DRAFT)
-    said = f"the token '<more>' has the id {PAIR_VOCAB}, and the embedding has {PAIR_VOCAB} rows"
-    assert message == f"{role}/tokenizer.json: {said}: a text with it cannot be served"
+    said = f"the token '<more>' has the id {PAIR_VOCAB}, but the embedding has {PAIR_VOCAB} rows"
+    assert message == f"{role}/tokenizer.json: {said}: texts that contain it cannot be served"
     assert hint is not None
     assert "resize_token_embeddings" in hint
 
@@ -108,7 +108,7 @@ def test_a_token_that_transformers_adds_needs_a_row_too(documents: dict[str, Any
         (target / name).write_text(json.dumps(document))
     message, _ = the_problem(trtspec, recipe, TARGET)
     assert message == (
-        f"target: transformers adds the token '<more>' to the tokenizer as id {PAIR_VOCAB}, and the embedding has"
+        f"target: transformers adds the token '<more>' to the tokenizer as id {PAIR_VOCAB}, but the embedding has"
         f" {PAIR_VOCAB} rows"
     )
     make_llama(target, vocab_size=PAIR_VOCAB + 1, **TARGET_SHAPE)

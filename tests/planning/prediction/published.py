@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published rows (`rows.yaml`) as pairs that the planner computes with, from headers of the published shapes."""
+"""Published rows (`rows.yaml`) as pairs for the planner, with headers of the published shapes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("rows.yaml").read
 
 @cache
 def source(name: str) -> Source:
-    """Return a published checkpoint's headers and config, which stay when the files are gone."""
+    """Return a published checkpoint's headers and config, which remain available without the files."""
     shape = next(shape for shape in shapes() if shape.name == name)
     with TemporaryDirectory() as root:
         make_checkpoint(shape, Path(root) / name)
@@ -33,13 +33,13 @@ def source(name: str) -> Source:
 
 @cache
 def work(name: str, weights: str = "") -> Work:
-    """Return the work of a published model, as it is stored or with weights and KV cache of a format."""
+    """Return the work of a published model, as stored or with weights and KV cache in a format."""
     found = source(name)
     return work_of(found, QuantFormat(weights, weights) if weights else source_format(found))
 
 
 def pair(row: dict[str, Any]) -> Pair:
-    """Return what a row was measured with; a row without a draft drafts nothing."""
+    """Return the pair that a row was measured with, without drafting for a row without a draft."""
     machine = Machine(GPUS[row["gpu"]], row.get("tensor", 1))
     target = _in_bytes(work(row["target"], row.get("format", "")), row.get("weights"))
     drafting = Drafting(None, machine, "none")
@@ -51,7 +51,7 @@ def pair(row: dict[str, Any]) -> Pair:
 
 
 def _in_bytes(work: Work, weights: float | None) -> Work:
-    """Return the work with every weight in so many bytes, as weight-only quantization stores them."""
+    """Return the work with a fixed number of bytes per weight, as in weight-only quantization."""
     if weights is None:
         return work
     dense, experts = (Sizes(each.numbers, int(each.numbers * weights)) for each in (work.dense, work.experts))

@@ -15,9 +15,9 @@ from trtspec.core.gpus import GPUS
 from trtspec.planning.prediction.efficiency import HOPPER_SM, Reached, reached_on
 from trtspec.planning.prediction.speedup import Pair
 
-LENGTHS = {2: 2.36, 3: 2.79}  # EAGLE-3's tokens of a step, of vllm-20780, for rows of the same net and prompts
+LENGTHS = {2: 2.36, 3: 2.79}  # tokens per step of EAGLE-3 from vllm-20780, for rows with the same net and prompts
 STEPS = {"bandwidth": 0.04, "compute": 0.1, "layer_s": 10e-6, "draft_s": 0.2e-3, "step_s": 0.5e-3}
-COPIED = 0.9  # of the peak: no pass reads faster than a copy does (H200: 4.3 of 4.8 TB/s)
+COPIED = 0.9  # of the peak: a pass cannot read faster than a copy (H200: 4.3 of 4.8 TB/s)
 
 
 def is_of(generation: str, row: dict[str, Any]) -> bool:
@@ -58,7 +58,7 @@ def test_no_neighbour_fits_better(generation: str, name: str, sign: int) -> None
 
 
 def test_reading_and_computing_add_up() -> None:
-    """What the longer of the two alone would predict, with all else as fitted, is off by far more."""
+    """A roofline, the maximum of reading and computing, has a far larger error with the other fitted values."""
     fitted = reached_on("hopper")
-    overlapped = replace(fitted, compute=1e9)  # as good as no computing: batches of these rows read for longer
+    overlapped = replace(fitted, compute=1e9)  # practically no computing time: these batches are bound by reading
     assert off("hopper", fitted) < off("hopper", overlapped) / 1.5

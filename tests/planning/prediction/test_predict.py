@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `plan` and `check` say of a recipe before it is built."""
+"""Predictions of `plan` and `check` before a build."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ON_H200 = ("--set", "engine.backend=tensorrt_llm", "--set", "engine.gpu=h200")
 
 @pytest.fixture(autouse=True)
 def _of_any_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predict tiny models, too, but for the test that shows that nothing is said of them."""
+    """Allow predictions for tiny models, except in the test that checks that they are absent."""
     if "small" not in request.node.name:
         monkeypatch.setattr("trtspec.planning.prediction.predict.LEAST_WEIGHTS", 0)
 
@@ -60,7 +60,7 @@ def test_the_document_has_what_the_formulas_give(recipe: Path, trtspec: Run) -> 
     assert by_rate["0.8"]["tokens_per_step"] == 2.95
     assert by_rate["0.8"]["break_even_batch"] == pair.break_even(0.8, 3)
     assert found["fitted_to"]
-    assert {"draft_cost", "speedup_by_acceptance_rate"} < found.keys()  # as ever
+    assert {"draft_cost", "speedup_by_acceptance_rate"} < found.keys()  # keys of earlier versions
 
 
 @pytest.mark.parametrize(("limit", "largest"), [(100, 9), (104, 9), (105, 10), (14, 0), (0, None), (10**6, 4096)])
@@ -105,7 +105,7 @@ def test_a_draft_model_is_placed(recipe: Path, trtspec: Run) -> None:
     ("arguments", "why"),
     [
         ((), "its engine runs on a CPU"),
-        (("--set", "engine.backend=llmapi"), "the GPU is not known: name it under engine.gpu"),
+        (("--set", "engine.backend=llmapi"), "the GPU is unknown: set engine.gpu"),
     ],
 )
 def test_where_nothing_can_be_said_the_reason_is(
@@ -142,7 +142,7 @@ def test_gpus_without_a_link_are_not_predicted_together(recipe: Path) -> None:
     sets = ("engine.backend=tensorrt_llm", "engine.gpu=dgx-spark", "target.parallel.tensor=2")
     context = check_recipe(load_recipe(recipe, sets)).context
     assert context
-    with pytest.raises(Unpredictable, match="dgx-spark is alone in its machine"):
+    with pytest.raises(Unpredictable, match="dgx-spark has an unknown link"):
         predict(context)
 
 
@@ -150,7 +150,7 @@ def test_a_model_whose_shape_is_not_known_is_not_predicted(recipe: Path) -> None
     context = check_recipe(load_recipe(recipe, ("engine.backend=tensorrt_llm", "engine.gpu=h200"))).context
     assert context
     context.sources["target"].config.pop("num_attention_heads")
-    with pytest.raises(Unpredictable, match="the model's shape is not known: lacks 'num_attention_heads'"):
+    with pytest.raises(Unpredictable, match="the model's shape is unknown: lacks 'num_attention_heads'"):
         predict(context)
 
 
@@ -161,7 +161,8 @@ def test_check_warns_of_a_batch_that_drafting_cannot_pay_for(recipe: Path, trtsp
     assert warned["severity"] == "warning"
     assert warned["path"] == "engine.max_batch_size"
     assert (
-        "with 512 requests at a time, drafting 24 tokens in a row is slower than the target alone" in warned["message"]
+        "with 512 concurrent requests, drafting 24 consecutive tokens is slower than the target alone"
+        in warned["message"]
     )
     assert "predicted" in warned["message"]
 
@@ -182,7 +183,7 @@ def test_a_schedule_decides_what_is_drafted(texts: int, depth: int) -> None:
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
 def test_gpus_have_rates_with_a_source(gpu: Any) -> None:
-    """FP8 is twice as fast as 16 bits where there is FP8, and no memory is faster than 10 TB/s."""
+    """FP8 is twice as fast as 16 bits on GPUs that support it, and memory is not faster than 10 TB/s."""
     assert 1e11 < gpu.bandwidth < 1e13
     assert gpu.flops / gpu.bandwidth > 50
     assert gpu.source.startswith("https://")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions against what others measured: `rows.yaml` has every row with its address."""
+"""Predictions compared with published measurements; `rows.yaml` has every row with its URL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.planning.prediction.published import ROWS, pair
 
-ALONE, SPEEDUP = 0.20, 0.25  # how far off the speed of a target alone may be, and a speed-up
+ALONE, SPEEDUP = 0.20, 0.25  # maximum relative errors of the target's speed and of the speed-up
 
 
 def told(row: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed-ups by their formulas, on machines and models of round numbers."""
+"""Speed-up formulas on machines and models with round numbers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_each_token_of_a_chain_reads_the_draft_and_a_block_once() -> None:
 
 
 def test_more_tokens_read_more_experts() -> None:
-    """Two of eight: a text's next six leave one unread with 0.75 ** 6."""
+    """With 2 of 8 experts, the next six tokens of a text leave one unread with probability 0.75 ** 6."""
     experts = replace(work("mixtral-8x7b-instruct-v0.1"), dense=NO_SIZES)
     assert reading_cost(experts, None, "none", 5, 1.0) == pytest.approx((1 - 0.75**6) / 0.25)
 
@@ -147,7 +147,7 @@ def test_a_draft_is_placed_beside_its_target_where_it_fits() -> None:
 def test_without_room_it_goes_where_each_gpu_brings_most() -> None:
     placed = place_draft(pair(Machine(GPUS["h200"], 4)), 0.8, 5, 1, has_room=False)
     assert placed.best.where in ("a GPU of its own", "the CPU")
-    assert placed.why.startswith("the target's GPUs have no room for it; ")
+    assert placed.why.startswith("the target's GPUs lack the memory for it; ")
     assert [place.fits for place in placed.places] == [False, False, True, True]
 
 

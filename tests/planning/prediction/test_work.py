@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass reads and computes, against numbers that the models' publishers state."""
+"""Reads and operations of a pass, compared with numbers published by the models' authors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trtspec.checkpoints.quant.quant_config import QuantFormat
 from trtspec.checkpoints.source_model import read_model
 from trtspec.planning.prediction.flops import count_parameters, further_work, head_work, work_of
 
-# Of each token's keys and values in 16 bits. arXiv:2505.09343, table 1, in thousands: 70.272, 327.680 and 516.096; of
-# the others config.json has the layers, heads and sizes: 2 * layers * heads * size * 2 bytes.
+# Bytes of keys and values per token in 16 bits. arXiv:2505.09343, table 1, in thousands: 70.272, 327.680 and 516.096;
+# for the other models computed from config.json: 2 * layers * heads * size * 2 bytes.
 CACHE_BYTES = {
     "deepseek-v3.1": 70_272,
     "qwen2.5-72b-instruct": 327_680,
@@ -42,7 +42,7 @@ CACHE_BYTES = {
     "gpt-oss-120b": 2 * 36 * 8 * 64 * 2,
     "phi-4": 2 * 40 * 10 * 128 * 2,
 }
-# Billions that a token is multiplied with, with the embedding, which publishers count: the models' cards and papers
+# Billions of active weights per token, including the embedding, as the authors count: the models' cards and papers
 # (arXiv:2401.04088, arXiv:2412.19437, arXiv:2505.09388, arXiv:2508.10925, the card of Llama 4 Scout).
 ACTIVE = {
     "mixtral-8x7b-instruct-v0.1": 12.9,
@@ -52,13 +52,13 @@ ACTIVE = {
     "gpt-oss-20b": 3.6,
     "llama-4-scout-17b-16e-instruct": 17,
 }
-SCALES = 41_540_496  # of DeepSeek's FP8, which the hub counts as parameters
+SCALES = 41_540_496  # of DeepSeek's FP8 format; the hub counts them as parameters
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_models_have_as_many_weights_as_their_publishers_count(name: str) -> None:
-    """tests/test_catalogue.py says where the counts are from."""
+    """tests/test_catalogue.py lists the sources of the counts."""
     assert count_parameters(source(name)) == PARAMETERS[name] - (SCALES if name == "deepseek-v3.1" else 0)
 
 
@@ -78,7 +78,7 @@ def test_a_token_passes_as_many_weights_as_published(name: str) -> None:
 @pytest.mark.parametrize("weights", ["none", "fp8"])
 @pytest.mark.parametrize("name", ["llama-3.1-8b-instruct", "qwen2.5-0.5b-instruct", "mixtral-8x7b-instruct-v0.1"])
 def test_weights_are_those_of_the_memory_plan(name: str, weights: str) -> None:
-    """All but the embedding is read, and a tied one is the head; the plan counts norms in the layers' format."""
+    """Everything except the embedding is read, a tied one as the head; the plan counts norms in the layers' format."""
     config = read_model(source(name), "auto").config
     found = work_of(source(name), QuantFormat(weights))
     looked_up = 0 if config.tied_embeddings else 2 * config.vocab_size * config.hidden_size
@@ -87,7 +87,7 @@ def test_weights_are_those_of_the_memory_plan(name: str, weights: str) -> None:
 
 
 def test_more_tokens_read_more_experts_until_all_are_read() -> None:
-    """Two tokens of Mixtral's, 2 of 8 experts each, miss an expert with (6 / 8)^2."""
+    """Two tokens of Mixtral, with 2 of 8 experts each, miss an expert with probability (6 / 8)^2."""
     found = work("mixtral-8x7b-instruct-v0.1")
     experts = [(found.weight_bytes(tokens) - found.dense.nbytes) / found.experts.nbytes for tokens in (1, 2, 100)]
     assert experts == pytest.approx([2 / 8, 1 - (6 / 8) ** 2, 1.0])
@@ -99,13 +99,13 @@ def test_ranks_divide_heads_but_no_latent() -> None:
 
 
 def test_a_window_ends_what_a_layer_reads() -> None:
-    """Every sixth layer of Gemma 3's 62 sees all of a text, the others 1,024 tokens."""
+    """Every sixth of Gemma 3's 62 layers attends to the whole text, the others to 1,024 tokens."""
     layer = 2 * 16 * 128 * 2
     assert work("gemma-3-27b-it").cache_bytes(1, 5000, 1) == layer * (10 * 5000 + 52 * 1024)
 
 
 def test_an_eagle3_head_reads_its_layer_and_its_own_head() -> None:
-    """SafeAILab's net for Llama 3.1 8B is published with 0.42 billion weights, without the target's embedding."""
+    """SafeAILab's net for Llama 3.1 8B has 0.42 billion weights, without the target's embedding."""
     found = head_work(source("eagle3-llama3.1-instruct-8b"), work("llama-3.1-8b-instruct"))
     assert (found.active_numbers, found.num_layers) == (424_689_664, 1)
 
@@ -119,7 +119,7 @@ def test_a_head_without_an_lm_head_reads_the_targets() -> None:
 
 
 def test_the_heads_behind_a_block_net_are_no_lm_head() -> None:
-    """A Markov head's rows of the token before are looked up; what it and the confidence read is beside the LM head."""
+    """A Markov head looks up rows of the previous token; its weights and the confidence head's add to the LM head."""
     target, net = work("llama-3.1-8b-instruct"), source("eagle-llama3-instruct-8b")
     like = net.tensors["fc.weight"]
     shapes = {
@@ -139,7 +139,7 @@ def test_medusas_heads_are_no_heads_of_the_target() -> None:
 
 
 def test_layers_for_further_tokens_are_apart_from_the_target() -> None:
-    """DeepSeek V3 has 671 billion weights and 14 billion for further tokens (its card)."""
+    """DeepSeek V3 has 671 billion weights and 14 billion in its MTP module (model card)."""
     target = work("deepseek-v3.1")
     further = further_work(source("deepseek-v3.1"), target)
     assert further

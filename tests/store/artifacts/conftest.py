@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to publish, the manifest that names them, and a child process that dies at a named point."""
+"""Files to publish, their manifest, and a child process that dies at a failpoint."""
 
 from __future__ import annotations
 

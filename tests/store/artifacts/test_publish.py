@@ -36,7 +36,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["exchange", "renames"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to put an artifact in place of another."""
+    """Parametrize over both ways to replace one artifact with another."""
     if request.param == "renames":
         monkeypatch.setattr(atomic_dir, "exchange", lambda one, other: False)
     return str(request.param)
@@ -144,9 +144,7 @@ def test_a_damaged_manifest_does_not_make_a_stranger_of_an_artifact(out: Path, m
 def test_what_is_not_an_artifact_is_left_alone(out: Path, make: Make, name: str) -> None:
     out.mkdir(parents=True)
     (out / name).write_text("{}")
-    with pytest.raises(
-        TrtspecError, match=r"/tiny: what lies here is not an artifact, so it is not replaced\nhint: mov"
-    ):
+    with pytest.raises(TrtspecError, match=r"/tiny: not an artifact; refusing to overwrite\nhint: mov"):
         publish_artifact(out, *make(OLD))
     assert (out / name).read_text() == "{}"
     assert hidden(out) == [".tiny.lock"]
@@ -155,7 +153,7 @@ def test_what_is_not_an_artifact_is_left_alone(out: Path, make: Make, name: str)
 def test_a_file_in_the_way_is_left_alone(out: Path, make: Make) -> None:
     out.parent.mkdir()
     out.write_text("mine")
-    with pytest.raises(TrtspecError, match="what lies here is not an artifact"):
+    with pytest.raises(TrtspecError, match="not an artifact; refusing"):
         publish_artifact(out, *make(OLD))
     assert out.read_text() == "mine"
 
@@ -165,7 +163,7 @@ def test_files_of_the_user_in_an_artifact_are_not_lost(out: Path, make: Make, tm
     publish_artifact(out, *make(OLD))
     (out / name).symlink_to(tmp_path) if name == "linked" else (out / name).write_text("mine")
     assert publish_artifact(out, *make(OLD)) == "unchanged"
-    with pytest.raises(TrtspecError, match=f"holds files it did not come with: {name}\nhint: move them away"):
+    with pytest.raises(TrtspecError, match=f"contains files that are not its own: {name}\nhint: move them away"):
         publish_artifact(out, *make(NEW))
     assert load_manifest(out) == make(OLD)[1]
     (out / name).unlink()
@@ -192,11 +190,11 @@ def test_a_report_that_is_part_of_the_artifact_is_the_new_one(out: Path, make: M
 
 
 def test_a_manifest_of_other_files_is_a_bug(out: Path, make: Make) -> None:
-    with pytest.raises(ValueError, match="the manifest names other files than those to publish"):
+    with pytest.raises(ValueError, match="the manifest and the files to publish differ"):
         publish_artifact(out, make(OLD)[0], make(NEW)[1])
 
 
-@pytest.mark.parametrize("refused", ["_place", "sync", "put_in_place"])
+@pytest.mark.parametrize("refused", ["_link_or_copy", "sync", "put_in_place"])
 def test_a_full_disk_leaves_what_was_there(
     out: Path, make: Make, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
@@ -206,7 +204,7 @@ def test_a_full_disk_leaves_what_was_there(
     publish_artifact(out, *make(OLD))
     monkeypatch.setattr(publish, refused, refuse)
     with pytest.raises(
-        StepError, match=r"/tiny: cannot publish the artifact: No space left on device: /.*\nhint: what"
+        StepError, match=r"/tiny: cannot publish the artifact: No space left on device: /.*\nhint: the old"
     ):
         publish_artifact(out, *make(NEW))
     assert contents(out) == OLD
@@ -328,7 +326,7 @@ class Many(Step):
 def test_a_published_store_needs_no_reading_afterwards(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the store to an artifact of 2000 files and, when nothing changed, from stats alone in no time."""
+    """Publish 2,000 files from the store, and check an unchanged artifact quickly from file stats alone."""
     store, plan = Store(tmp_path / "store"), Plan([Many(2000)])
 
     def run(expected: str) -> float:

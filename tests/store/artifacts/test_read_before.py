@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An artifact's files are read once; whatever was done to one since, it is read again."""
+"""An artifact's files are hashed once, and again after any change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trtspec.store.verified_cache import remember_published, verify_changed
 @pytest.fixture
 def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # no test can set a time of change
+    monkeypatch.setattr("trtspec.store.digest.RACY_NS", -1)  # tests cannot set a change time
     (tmp_path / "cache").mkdir()
     root = tmp_path / "artifact"
     (root / "deep").mkdir(parents=True)
@@ -90,7 +90,7 @@ def test_a_change_is_found_whatever_its_times_say(
 def test_files_beside_those_that_are_named_are_found(artifact: Path, manifest: Manifest) -> None:
     verify_changed(artifact, manifest)
     (artifact / "deep" / "three").touch()
-    assert verify_changed(artifact, manifest)[0] == ["deep/three: the manifest does not name it"]
+    assert verify_changed(artifact, manifest)[0] == ["deep/three: not listed in the manifest"]
     (artifact / "deep" / "three").unlink()
     (artifact / "one").rename(artifact.parent / "one")
     (artifact / "one").symlink_to(artifact.parent / "one")
@@ -107,7 +107,7 @@ def test_another_manifest_is_held_against_what_was_read(artifact: Path, manifest
 def test_a_copy_brings_nothing_along(artifact: Path, manifest: Manifest, reads: list[str], tmp_path: Path) -> None:
     verify_changed(artifact, manifest)
     reads.clear()
-    shutil.copytree(artifact, tmp_path / "cache" / "artifact")  # times and all
+    shutil.copytree(artifact, tmp_path / "cache" / "artifact")  # copies times too
     shutil.rmtree(artifact)
     shutil.copytree(tmp_path / "cache" / "artifact", artifact)
     assert verify_changed(artifact, manifest) == ([], 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check has found so far, each finding at its place in the recipe. Knows no rule."""
+"""Collect the diagnostics of a check, each at its location in the recipe."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ T = TypeVar("T")
 
 @dataclass
 class Findings:
-    """The diagnostics of a recipe; with `will_prepare` a source that a build is about to bring is none."""
+    """The diagnostics of a recipe; with `will_prepare` sources that a build will download are not errors."""
 
     loaded: LoadedRecipe
     will_prepare: bool = False
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def add(self, diagnostics: Iterable[Diagnostic]) -> None:
-        """Take diagnostics, told where in the recipe their keys are."""
+        """Add diagnostics, with the locations of their keys in the recipe."""
         self.diagnostics += [replace(self.loaded.located(each), message=named(each.message)) for each in diagnostics]
 
     def error(self, path: str, code: str, message: str, hint: str | None = None) -> None:
-        """Take what keeps the recipe from being built."""
+        """Add a problem that prevents a build."""
         self.add([Diagnostic(path, code, message, hint)])
 
     def warn(self, path: str, code: str, message: str, hint: str | None = None) -> None:
-        """Take what does not."""
+        """Add a problem that does not prevent a build."""
         self.add([Diagnostic(path, code, message, hint, "warning")])
 
     def attempt(self, path: str, code: str, action: Callable[[], T]) -> T | None:
-        """Return what an action does, None where it fails, which is then an error at `path`."""
+        """Return the result of an action; if it fails, add an error at `path` and return None."""
         try:
             return action()
         except TrtspecError as error:
@@ -51,5 +51,5 @@ class Findings:
         return None
 
     def count_errors(self) -> int:
-        """Return how many keep the recipe from being built."""
+        """Return the number of errors."""
         return sum(each.severity == "error" for each in self.diagnostics)

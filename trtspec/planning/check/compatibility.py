@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft model or draft head beside its target."""
+"""Check a draft model or draft head against its target."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trtspec.planning.check.sources import DRAFT, Checkpoint, find_source, read_
 from trtspec.planning.check.tokenizers import check_rows
 from trtspec.recipe.schema import ModelSource
 
-# Smaller drafts are rarely right, larger ones rarely cheap: what published pairs use.
-LEAST_RATIO = 10  # a larger draft takes too much of a step; a smaller one costs nothing, and measuring tells its worth
-TEXT_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")  # that no draft reads by itself
+# Published pairs suggest the limit: smaller drafts are rarely accurate, larger ones rarely cheap.
+LEAST_RATIO = 10  # a larger draft takes too much of a step; small drafts cost little, so benchmarks must decide
+TEXT_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")  # special tokens drafts do not read
 
 
 def check_draft(
     findings: Findings, chosen: Chosen, options: Options | None, target: Checkpoint, *, has_tokenizer: bool
 ) -> Checkpoint:
-    """Check the draft that a recipe names; return it as it is converted, with no source where that cannot be."""
+    """Check the draft of a recipe; return it as it will be converted, without a source if it cannot be."""
     asked, method = chosen.recipe.speculation.draft, chosen.method
     if asked is None or (method and method.drafts_with == "nothing"):
         return Checkpoint()
@@ -59,13 +59,13 @@ def _check_pair(findings: Findings, chosen: Chosen, target: SourceModel, draft: 
     ratio = ours.num_parameters / theirs.num_parameters
     if ratio < LEAST_RATIO:
         sizes = f"{ours.num_parameters / 1e6:,.1f} M and {theirs.num_parameters / 1e6:,.1f} M parameters"
-        usual = f"a draft that pays is usually {LEAST_RATIO} times smaller"
+        usual = f"useful drafts are usually {LEAST_RATIO} times smaller"
         message = f"the target is {ratio:.1f} times the draft ({sizes}); {usual}"
         findings.warn(DRAFT, "size-ratio", message)
 
 
 def _is_other(chosen: Chosen, target: SourceModel, draft: SourceModel) -> bool:
-    """Return whether a draft's ids mean other texts than the target's, or the backend cannot fit its rows to them."""
+    """Return whether draft ids differ in meaning from the target's, or the backend cannot resize the draft's rows."""
     sources, are_equal = (target.source, draft.source), target.config.vocab_size == draft.config.vocab_size
     if not (are_equal or chosen.converts):
         return True
@@ -76,31 +76,31 @@ def _is_other(chosen: Chosen, target: SourceModel, draft: SourceModel) -> bool:
     except TokenizersDiffer:
         return True
     except (TrtspecError, OSError):
-        return False  # reported by those who compare them next
+        return False  # the next comparison reports the error
     return False
 
 
 def _with_vocabulary(
     findings: Findings, chosen: Chosen, target: SourceModel, draft: SourceModel, has_tokenizer: bool
 ) -> SourceModel:
-    """Check that the same ids mean the same texts; return the draft with as many rows as the target.
+    """Check that equal ids mean equal texts; return the draft with as many vocabulary rows as the target.
 
-    Models of one tokenizer are published with different numbers of unused rows: rows that the target lacks are left
-    out, and missing ones are zeros.
+    Models with the same tokenizer are published with different numbers of unused rows: rows that the target lacks are
+    removed, and missing ones are filled with zeros.
     """
     ours, theirs = target.config.vocab_size, draft.config.vocab_size
     can_cut = chosen.converts and has_tokenizer and (draft.source.root / "tokenizer.json").is_file()
     can_cut = can_cut and not _reads_beyond(draft.source, ours)
     if (theirs > ours and not can_cut) or (theirs < ours and not chosen.converts):
         message = f"the draft has {theirs} vocabulary entries, the target {ours}"
-        findings.error(DRAFT, "vocabulary", message, "a draft has to share the target's vocabulary")
+        findings.error(DRAFT, "vocabulary", message, "a draft must share the target's vocabulary")
     elif has_tokenizer:
         findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(target.source, draft.source))
     return padded(draft, ours) if theirs != ours and chosen.converts else draft
 
 
 def _reads_beyond(source: Source, rows: int) -> bool:
-    """Return whether a draft reads a token of its own behind so many rows, as parallel drafts read a mask token."""
+    """Return whether a draft has a special token beyond `rows`, as the mask token of parallel drafts."""
     return any(
         isinstance(value, int) and value >= rows
         for key, value in source.config.items()
@@ -111,15 +111,15 @@ def _reads_beyond(source: Source, rows: int) -> bool:
 def _check_head(
     findings: Findings, chosen: Chosen, options: Options | None, target: Checkpoint, asked: ModelSource
 ) -> Checkpoint:
-    """Check a draft head against its target, which it is stored with."""
+    """Check a draft head against the target that it is stored with."""
     speculation, model = chosen.recipe.speculation, target.model
     for key in sorted(asked.model_fields_set & {"dtype", "quantization", "parallel"}):
-        message = f"{speculation.method} is stored with the target, in its dtype and divided as it is"
+        message = f"{speculation.method} is stored with the target, with the same dtype and parallelism"
         findings.error(f"speculation.draft.{key}", "not-supported", message, f"remove {key}")
     if options is None or (model is None and chosen.converts):
         return Checkpoint()
     source = find_source(findings, DRAFT, asked)
-    if source is None or model is None:  # no model: the backend tells how the head fits
+    if source is None or model is None:  # without a model, the backend checks whether the head fits
         return Checkpoint(source)
     method, given, draft_len = speculation.method, speculation.options, speculation.draft_len
     head = findings.attempt(DRAFT, "checkpoint", lambda: read_head(source, method, given, model, draft_len))
@@ -128,7 +128,7 @@ def _check_head(
     if all((one / "tokenizer.json").is_file() for one in (source.root, model.source.root)):
         findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(model.source, source))
     found = head.diagnose(mapping_of(chosen.recipe.target))
-    if not chosen.converts:  # the engine makes as many layers as config.json has, and fills some of them with nothing
+    if not chosen.converts:  # the engine creates as many layers as config.json lists, and leaves missing ones unset
         found = [replace(each, severity="error") if each.code == LAYERS else each for each in found]
     findings.add(found)
     return Checkpoint(source, head=head)

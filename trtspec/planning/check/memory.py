@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether weights, activations and KV caches fit the GPUs, by the backend's own plan of the memory.
+"""Check whether weights, activations and KV caches fit the GPUs, with the backend's memory plan.
 
-A backend that reports memory itself, with rules of its engine, is not checked twice.
+Backends that report memory problems themselves are not checked again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from trtspec.core.gpus import GPUS
 from trtspec.planning.prediction.capacity import largest_batch
 
 CODE = "memory"
-CPU = "cpu"  # the id of a device whose memory is this machine's
+CPU = "cpu"  # device id for this machine's memory
 BATCHES_WAIT = "requests beyond that wait"
 
 
 def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]:
-    """Yield an error where weights, or weights and one text, exceed a GPU; a warning where a full batch does.
+    """Yield an error if weights, or weights and one text, exceed a GPU; a warning if a full batch does.
 
-    Of a CPU, which is that of the machine that checks and not of the one that serves, everything is a warning. Nothing
-    is yielded where the memory of the GPU, or what the model takes, is not known.
+    On a CPU all problems are warnings, because the machine that serves may differ from this one. Without the GPU's
+    memory or the model's need the check yields nothing.
     """
     plans = backend.memory(context)
     full = _fullest(plans)
@@ -41,31 +41,31 @@ def check_memory(context: PlanContext, backend: Backend) -> Iterator[Diagnostic]
     severity: Severity = "warning" if single.id == CPU else "error"
     if without_cache > single.limit_bytes:
         message = f"{_device(single)}: weights, draft and activations take about {_gib(without_cache)}"
-        hint = "divide the model over more GPUs (target.parallel.tensor), quantize it, or name a larger GPU"
+        hint = "use more GPUs (target.parallel.tensor), quantize the model, or choose a larger GPU"
         path = "engine.gpu"
     else:
         message = f"{_device(single)}: the model and the KV cache of one text of {context.recipe.engine.max_seq_len}"
         message += f" tokens take about {_gib(single.total_bytes)}"
-        hint = "lower engine.max_seq_len, set kv_cache: fp8 where the engine has it, or use more GPUs"
+        hint = "lower engine.max_seq_len, set kv_cache: fp8 if the engine supports it, or use more GPUs"
         path = "engine.max_seq_len"
     message += f"; {_gib(single.limit_bytes)} are available{_reserved(context, single)}"
     yield Diagnostic(path, CODE, message, None if single.id == CPU else hint, severity)
 
 
 def _check_weights(context: PlanContext) -> Iterator[Diagnostic]:
-    """Compare the size of the files with the GPU where the config does not say what the rest takes."""
+    """Compare the size of the files with the GPU if the config does not determine the rest."""
     gpu, parallel = GPUS.get((context.recipe.engine.gpu or "").lower()), context.recipe.target.parallel
     weights = context.sources["target"].nbytes // parallel.ranks
     if gpu and context.recipe.engine.device != CPU and weights > gpu.memory_bytes:
-        message = f"the weights alone take {_gib(weights)} of each GPU; it has {_gib(gpu.memory_bytes)}"
-        yield Diagnostic("engine.gpu", CODE, message, "divide the model over more GPUs (target.parallel.tensor)")
+        message = f"the weights alone take {_gib(weights)} of each GPU, which has {_gib(gpu.memory_bytes)}"
+        yield Diagnostic("engine.gpu", CODE, message, "use more GPUs (target.parallel.tensor)")
 
 
 def _batch_waits(context: PlanContext, full: MemoryPlan) -> Diagnostic:
     engine, fits = context.recipe.engine, largest_batch(context)
-    room = f"room for {fits} of" if fits else "less room than for"
+    room = f"memory for {fits} of" if fits else "too little memory for"
     message = f"{_device(full)}: there is {room} max_batch_size {engine.max_batch_size} texts of {engine.max_seq_len}"
-    message += f" tokens at once; {BATCHES_WAIT}"
+    message += f" tokens at the same time; {BATCHES_WAIT}"
     return Diagnostic("engine.max_batch_size", CODE, message, severity="warning")
 
 
@@ -75,7 +75,7 @@ def _with_batch(context: PlanContext, texts: int) -> PlanContext:
 
 
 def _fullest(plans: list[MemoryPlan]) -> MemoryPlan | None:
-    """Return the plan that exceeds its limit most; None where none does, or no limit is known."""
+    """Return the plan that exceeds its limit most, or None if none does or no limit is known."""
     over = [plan for plan in plans if plan.limit_bytes and plan.total_bytes > plan.limit_bytes]
     return max(over, key=lambda plan: plan.total_bytes / plan.limit_bytes, default=None)
 
@@ -85,7 +85,7 @@ def _device(plan: MemoryPlan) -> str:
 
 
 def _reserved(context: PlanContext, plan: MemoryPlan) -> str:
-    """Return why a limit is below what the GPU has."""
+    """Return why the limit is lower than the GPU's memory."""
     gpu, fraction = GPUS.get((context.recipe.engine.gpu or "").lower()), context.recipe.serving.kv_cache_fraction
     if gpu is None or plan.id == CPU or plan.limit_bytes >= gpu.memory_bytes:
         return ""

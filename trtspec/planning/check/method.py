@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a method asks of the recipe: a draft or none, its length, its options, and a backend that runs it."""
+"""Check a method's requirements: draft or no draft, draft length, options, and a backend that supports it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ OPTIONS = "speculation.options"
 
 
 def check_method(findings: Findings, chosen: Chosen, method: Method, target: SourceModel | None) -> Options | None:
-    """Check all of these; return the options, None where they are wrong."""
+    """Check the method's requirements; return its options, or None if they are invalid."""
     speculation, name = chosen.recipe.speculation, chosen.recipe.speculation.method
     _check_draft(findings, chosen, method)
     if speculation.draft_len is not None and speculation.draft_len not in method.draft_lens:
         lens = method.draft_lens
-        span = f"takes {lens[0]}..{lens[-1]} draft tokens" if lens else "has no draft_len: its options decide"
+        span = (
+            f"takes {lens[0]}..{lens[-1]} draft tokens"
+            if lens
+            else "does not use draft_len; its options determine the length"
+        )
         findings.error("speculation.draft_len", "out-of-range", f"{name} {span}")
     if chosen.choice and chosen.backend and name not in chosen.backend.methods():
         others = ", ".join(running(name)) or "no backend"
@@ -39,11 +43,11 @@ def check_method(findings: Findings, chosen: Chosen, method: Method, target: Sou
 def _check_draft(findings: Findings, chosen: Chosen, method: Method) -> None:
     draft, name = chosen.recipe.speculation.draft, chosen.recipe.speculation.method
     if method.drafts_with != "nothing" and draft is None:
-        what = "a model" if method.drafts_with == "model" else "a head that was trained for the target"
-        hint = "name one under speculation.draft; trtspec train makes those that docs/train.md lists"
-        findings.error("speculation", "no-draft", f"{name} drafts with {what}", hint)
+        what = "a model" if method.drafts_with == "model" else "a head trained for the target"
+        hint = "set speculation.draft; trtspec train creates the drafts listed in docs/train.md"
+        findings.error("speculation", "no-draft", f"{name} requires {what} as draft", hint)
     if method.drafts_with == "nothing" and draft is not None:
-        findings.error("speculation.draft", "unused-draft", f"{name} drafts with nothing of its own", "remove draft")
+        findings.error("speculation.draft", "unused-draft", f"{name} does not use a draft", "remove draft")
 
 
 def _read_options(findings: Findings, chosen: Chosen, method: Method) -> Options | None:
@@ -66,8 +70,8 @@ def _check_options(
     findings: Findings, chosen: Chosen, method: Method, options: Options, target: SourceModel | None
 ) -> None:
     if options.acceptance != "exact" and chosen.recipe.gates.lossless:
-        message = "lossy acceptance changes the text, and gates.lossless holds"
-        hint = "set gates.lossless: false if another text than the target's will do, or remove lossy"
+        message = "lossy acceptance changes the output, but gates.lossless is true"
+        hint = "set gates.lossless: false to accept output that differs from the target's, or remove lossy"
         findings.error(f"{OPTIONS}.lossy", "lossy", message, hint)
     if target:
         findings.add(each.below(OPTIONS) for each in method.check_options(options, target.config))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model alone: its tokenizer, what it computes in, how it is quantized, and how long its texts may be."""
+"""Check a single model: tokenizer, dtype, quantization and maximum text length."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from trtspec.planning.check.sources import Checkpoint
 from trtspec.planning.check.tokenizers import check_rows
 from trtspec.recipe.schema import ModelSource
 
-WIDER = {"F32": "float32", "BF16": "bfloat16"}  # what has values that float16 has not
+WIDER = {"F32": "float32", "BF16": "bfloat16"}  # dtypes with values outside the range of float16
 
 
 def check_target(findings: Findings, chosen: Chosen, target: Checkpoint) -> bool:
-    """Check the target alone; return whether its tokenizer may be compared with a draft's."""
+    """Check the target alone; return whether its tokenizer can be compared with a draft's."""
     source, before = target.source, findings.count_errors()
     if source is None:
         return False
@@ -40,11 +40,11 @@ def check_target(findings: Findings, chosen: Chosen, target: Checkpoint) -> bool
 
 
 def check_format(findings: Findings, chosen: Chosen, path: str, asked: ModelSource, model: SourceModel) -> None:
-    """Check what a model computes in, how it is divided, and where it is converted how it is quantized."""
+    """Check a model's dtype, its parallelism and, if it is converted, its quantization."""
     stored = WIDER.get(model.source.main_dtype)
     if stored and asked.dtype == "auto" and model.config.dtype == "float16":
-        message = f"its {stored} weights become float16, whose largest value is 65,504"
-        hint = "set dtype: bfloat16, which has the range of float32, or dtype: float16 if that is meant"
+        message = f"its {stored} weights are converted to float16, whose largest value is 65,504"
+        hint = "set dtype: bfloat16, which has the range of float32, or dtype: float16 to confirm"
         findings.warn(f"{path}.dtype", "dtype", message, hint)
     wanted = scheme_wanted(asked)
     findings.add(each.below(path) for each in model.diagnose(wanted, mapping_of(asked), converts=chosen.converts))
@@ -54,13 +54,13 @@ def check_format(findings: Findings, chosen: Chosen, path: str, asked: ModelSour
         where = f"{path}.quantization.calibration.prompts"
         findings.attempt(where, "prompts", lambda: read_prompts(Path(prompts)))
     else:
-        message = "no calibration prompts are named; activations are measured on the ones that trtspec brings"
-        hint = "name some of your own kind of text: calibration: {prompts: FILE}"
+        message = "no calibration prompts are set; activations are measured on prompts that come with trtspec"
+        hint = "use prompts similar to your own texts: calibration: {prompts: FILE}"
         findings.warn(f"{path}.quantization", "default-prompts", message, hint)
 
 
 def vocabulary_of(checkpoint: Checkpoint) -> int:
-    """Return the number of rows of a model's embedding, 0 where that is not known."""
+    """Return the number of rows of a model's embedding, 0 if unknown."""
     if checkpoint.model:
         return checkpoint.model.config.vocab_size
     try:
@@ -70,7 +70,7 @@ def vocabulary_of(checkpoint: Checkpoint) -> int:
 
 
 def longest(chosen: Chosen, target: Checkpoint) -> int:
-    """Return how many tokens a text of the target may have, 0 where that is not known."""
+    """Return the maximum tokens of a text of the target, 0 if unknown."""
     if target.model:
         return chosen.positions(target.model.config)
     if chosen.converts or target.source is None:
@@ -79,16 +79,16 @@ def longest(chosen: Chosen, target: Checkpoint) -> int:
         positions = read_outline(target.source).max_positions
     except CheckpointError:
         return 0
-    scaling = _scaling_of(target, positions)
+    scaling = _rotary_scaling(target, positions)
     is_stretched = chosen.backend and scaling and scaling.kind in chosen.backend.stretches
     return stretch(scaling, positions) if is_stretched else positions
 
 
-def _scaling_of(target: Checkpoint, positions: int) -> RopeScaling | None:
-    """Return the rotary scaling of a target, None where no family describes it and it is none that is known."""
+def _rotary_scaling(target: Checkpoint, positions: int) -> RopeScaling | None:
+    """Return the rotary scaling of a target, or None if no family describes it and its scaling is unknown."""
     if target.model:
         config = target.model.config
-        return None if config.local_rotary_base else config.rope_scaling  # Gemma 3's positions are stretched already
+        return None if config.local_rotary_base else config.rope_scaling  # Gemma 3 lists scaled positions already
     try:
         return read_rotary(read_text(target.source), positions).scaling if target.source else None
     except CheckpointError:
@@ -101,23 +101,23 @@ def _check_sizes(findings: Findings, chosen: Chosen, target: Checkpoint) -> None
     what = "tokens of sliding window" if limit == window else "positions"
     hint = f"at most {limit}"
     if limit and limit != window:
-        hint += _about_stretching(_scaling_of(target, limit), limit, engine.max_seq_len)
+        hint += _stretching_hint(_rotary_scaling(target, limit), limit, engine.max_seq_len)
     for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
         if limit and value and key in engine.model_fields_set and value > limit:
             message = f"{key} {value} is more than the target's {limit} {what}"
             findings.error(f"engine.{key}", "out-of-range", message, hint)
 
 
-def _about_stretching(scaling: RopeScaling | None, limit: int, wanted: int) -> str:
-    """Return what to edit where a scaling is made for longer texts than the engine takes by config.json."""
+def _stretching_hint(scaling: RopeScaling | None, limit: int, wanted: int) -> str:
+    """Return a hint on config.json if a scaling supports longer texts than the engine accepts."""
     most = stretch(scaling, limit)
     if scaling is None or wanted > most or most <= limit:
         return ""
     if scaling.kind == "dynamic":
-        return f"; dynamic scaling up to {most} changes with each text's length, which this backend does not compute"
+        return f"; dynamic scaling up to {most} depends on each text's length, which this backend does not support"
     original = scaling.original_max_position if scaling.kind == "yarn" else limit
-    made = f"{scaling.kind} scaling of factor {scaling.factor:g} over {original} positions is made for {most}"
+    made = f"{scaling.kind} scaling of factor {scaling.factor:g} over {original} positions supports {most}"
     edit = f"max_position_embeddings: {most} in the target's config.json"
     if scaling.kind == "yarn":
-        edit += f", with original_max_position_embeddings: {original} beside the factor"
-    return f"; its {made}, and this backend goes by config.json's own number: write {edit}, and no text changes"
+        edit += f", and add original_max_position_embeddings: {original} next to the factor"
+    return f"; its {made}, but this backend uses max_position_embeddings: set {edit}; no output changes"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that can be known of a recipe without loading a tensor: all diagnostics at once, at their places.
+"""Check a recipe without loading tensors, and report all diagnostics at their locations.
 
-Owns the order of the checks and what the plan is made of; the backend is asked last, for its own. Reads configs and
-headers; imports no torch.
+Defines the order of the checks and the context for the plan; the backend's own checks are last. Reads configs and
+headers; does not import torch.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from trtspec.recipe.unsafe_overrides import loosened
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check came to; `context` is there unless something keeps the recipe from being planned."""
+    """Result of a check; `context` is None if the recipe cannot be planned."""
 
     diagnostics: list[Diagnostic]
     context: PlanContext | None
-    end_ids: EndIds | None = None  # of the target; None where they cannot be read
+    end_ids: EndIds | None = None  # of the target, if they can be read
 
     @property
     def errors(self) -> list[Diagnostic]:
-        """Return the diagnostics that keep the recipe from being built."""
+        """Return the diagnostics that prevent a build."""
         return [each for each in self.diagnostics if each.severity == "error"]
 
 
 def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckResult:
-    """Hold a recipe against its checkpoints, its method and its backend.
+    """Check a recipe against its checkpoints, method and backend.
 
-    With `will_prepare` a source that a build is about to bring is no problem, and what depends on it is not checked.
+    With `will_prepare` a source that a build will download is not an error, and dependent checks are skipped.
     """
     recipe, findings = loaded.recipe, Findings(loaded, will_prepare)
     chosen = look_up(findings)
@@ -78,7 +78,7 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
 
 
 def _check_rest(findings: Findings, recipe: Recipe) -> None:
-    """Check the GPU's name where the backend did not, which may not have been asked, plugins, and prompts."""
+    """Check plugins, prompts, and the GPU's name unless the backend has checked it."""
     gpu, prompts = recipe.engine.gpu, recipe.gates.prompts
     if gpu and not any(each.path == "engine.gpu" for each in findings.diagnostics):
         findings.attempt("engine.gpu", "gpu", lambda: find_gpu(gpu))
@@ -93,17 +93,17 @@ def _check_rest(findings: Findings, recipe: Recipe) -> None:
 
 
 def _warn_of_loosened(findings: Findings, recipe: Recipe, options: Options | None) -> None:
-    """Warn of each key that is looser than its default; a `lossy` that a gate refuses is an error already."""
-    hint = "remove it unless it is meant"
+    """Warn about each key that is less strict than its default; a `lossy` that violates a gate is already an error."""
+    hint = "remove it unless it is intended"
     for each in loosened(recipe):
-        findings.warn(each.path, "loosened", f"{each}, which is what is safe", hint)
+        findings.warn(each.path, "loosened", f"{each}; the default is safer", hint)
     if options and options.acceptance != "exact" and not recipe.gates.lossless:
-        message = f"{options.acceptance} acceptance: the text is not the target's own"
+        message = f"{options.acceptance} acceptance: the output differs from the target's"
         findings.warn("speculation.options.lossy", "loosened", message, hint)
 
 
 def _context(chosen: Chosen, options: Options | None, target: Checkpoint, draft: Checkpoint) -> PlanContext | None:
-    """Return all of it for the backend, once all of it is known."""
+    """Return the context for the backend, or None if a part is missing."""
     speculation, method = chosen.recipe.speculation, chosen.method
     if method is None or options is None or chosen.choice is None or target.source is None:
         return None
@@ -125,7 +125,7 @@ def _context(chosen: Chosen, options: Options | None, target: Checkpoint, draft:
 
 
 def _fitted(chosen: Chosen, target: Checkpoint) -> Recipe:
-    """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
+    """Lower the default text length to the target's positions; an explicit length was checked already."""
     recipe, engine = chosen.recipe, chosen.recipe.engine
     length = min(engine.max_seq_len, longest(chosen, target) or engine.max_seq_len)
     return recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})

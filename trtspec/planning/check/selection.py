@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe chooses by name, looked up: its method, its backend and the backend's version."""
+"""Find the method, backend and backend version that a recipe names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtspec.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class Chosen:
-    """A recipe and what it chooses; None is what is not known or does not go together."""
+    """A recipe and its selections; unknown or incompatible ones are None."""
 
     recipe: Recipe
     method: Method | None
@@ -25,22 +25,22 @@ class Chosen:
 
     @property
     def converts(self) -> bool:
-        """Return whether the checkpoints are converted; until a backend is chosen they are taken to be."""
+        """Return whether checkpoints are converted; True until a backend is chosen."""
         return self.backend is None or self.backend.converts
 
     @property
     def maps_vocabularies(self) -> bool:
-        """Return whether the backend drafts with a model whose vocabulary is another."""
+        """Return whether the backend supports a draft model with a different vocabulary."""
         version, method = self.choice.version if self.choice else None, self.recipe.speculation.method
         return self.backend is not None and version is not None and self.backend.maps_vocabularies(version, method)
 
     def positions(self, config: ModelConfig) -> int:
-        """Return how long texts may be on the backend, which may know no sliding windows."""
+        """Return the maximum text length on the backend, which may not support sliding windows."""
         return self.backend.positions(config) if self.backend else config.exact_positions
 
 
 def look_up(findings: Findings) -> Chosen:
-    """Return what the recipe chooses."""
+    """Return the recipe's selections; failures are added to the findings."""
     recipe = findings.loaded.recipe
     engine, name = recipe.engine, recipe.speculation.method
     method = findings.attempt("speculation.method", "method", lambda: find_method(name))

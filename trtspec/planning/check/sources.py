@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the checkpoints that a recipe names, whether they are here or only told of."""
+"""Read the checkpoints of a recipe, from local files or from metadata."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trtspec.planning.check.collector import Findings
 from trtspec.planning.check.selection import Chosen
 from trtspec.recipe.schema import ModelSource
 
-TARGET, DRAFT = "target.model", "speculation.draft.model"  # the keys that name them
+TARGET, DRAFT = "target.model", "speculation.draft.model"  # recipe keys of the checkpoints
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as far as it was read: as a model that a family describes, or as a draft head.
+    """A checkpoint, read as far as possible: as a model of a known family, or as a draft head.
 
-    A draft model that `has_other_vocabulary` is one whose tokens have to be translated.
+    Tokens of a draft model with `has_other_vocabulary` must be translated.
     """
 
     source: Source | None = None
@@ -33,12 +33,12 @@ class Checkpoint:
 
 
 def find_source(findings: Findings, path: str, asked: ModelSource) -> Source | None:
-    """Return a source, or what is remembered or told of one that is not here."""
+    """Return a source, or the metadata of one that is not on this machine."""
     return findings.attempt(path, "checkpoint", lambda: _find(asked))
 
 
 def read_checkpoint(findings: Findings, chosen: Chosen, path: str, asked: ModelSource) -> Checkpoint:
-    """Read a model; what no family describes will do for a backend that converts nothing."""
+    """Read a model; an unknown family is allowed if the backend does not convert."""
     source = find_source(findings, path, asked)
     if source is None:
         return Checkpoint()
@@ -55,13 +55,13 @@ def _find(asked: ModelSource) -> Source:
     except NotPreparedError:
         from trtspec.backends.steps.cache_source import remembered_source
         from trtspec.core.paths import store_dir
-        from trtspec.store.store import Store  # the store, which few recipes need to be checked with
+        from trtspec.store.store import Store  # imported here because most recipes do not need it
 
         return remembered_source(asked, Store(store_dir())) or preview_source(asked)
 
 
 def _report_unread(findings: Findings, chosen: Chosen, path: str, source: Source, error: CheckpointError) -> None:
-    """Report a checkpoint that no family describes, unless the backend runs it and its config says its sizes."""
+    """Report a checkpoint of an unknown family, unless the backend runs it and its config has the sizes."""
     if chosen.converts:
         hint = error.hint
         if isinstance(error, UnsupportedModel):
@@ -70,8 +70,8 @@ def _report_unread(findings: Findings, chosen: Chosen, path: str, source: Source
             hint = f"{hint}; docs/extending.md describes how to add a family"
         findings.error(path, "checkpoint", f"{error.where}: {error.message}" if error.where else error.message, hint)
         return
-    said = f"no family describes {error.architecture}" if isinstance(error, UnknownArchitecture) else error.message
+    reason = f"no family describes {error.architecture}" if isinstance(error, UnknownArchitecture) else error.message
     try:
         read_outline(source)
     except CheckpointError as lacking:
-        findings.warn(path, "not-read", f"{said}, and its config {lacking.message}: its memory is not known")
+        findings.warn(path, "not-read", f"{reason}, and its config {lacking.message}: its memory is unknown")

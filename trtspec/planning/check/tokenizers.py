@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's tokenizer beside its weights: ids that have no row, ids that end a text, defaults of its author."""
+"""Check a model's tokenizer against its weights: ids without a row, end ids, and the author's defaults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS_HINT = (
 
 
 def check_rows(findings: Findings, path: str, source: Source, rows: int) -> None:
-    """Report a token whose id has no row in the embedding, and tokens that only transformers' tokenizer has."""
+    """Report a token whose id lacks an embedding row, and tokens that only the transformers tokenizer has."""
     if TOKENIZER in source.absent or not (source.root / TOKENIZER).is_file() or not rows:
         return
     findings.attempt(path, "tokenizer", partial(_check_rows, findings, path, VocabularyFiles(source.root), rows))
@@ -38,45 +38,47 @@ def _check_rows(findings: Findings, path: str, files: VocabularyFiles, rows: int
     where, added = files.root / TOKENIZER, files.added_by_transformers()
     if files.reaches(rows):
         token, number = files.largest()
-        said = f"{where}: the token {shown(token)} has the id {number}, and the embedding has {rows:,} rows"
-        findings.error(path, "tokenizer", f"{said}: a text with it cannot be served", ROWS_HINT)
+        problem = f"{where}: the token {shown(token)} has the id {number}, but the embedding has {rows:,} rows"
+        findings.error(path, "tokenizer", f"{problem}: texts that contain it cannot be served", ROWS_HINT)
     beyond = {token: number for token, number in added.items() if number >= rows}
     for token, number in list(beyond.items())[:1]:
         more = f", and {len(beyond) - 1} more" if len(beyond) > 1 else ""
-        said = f"{files.root}: transformers adds the token {shown(token)} to the tokenizer as id {number}{more}"
-        findings.error(path, "tokenizer", f"{said}, and the embedding has {rows:,} rows", ROWS_HINT)
+        problem = f"{files.root}: transformers adds the token {shown(token)} to the tokenizer as id {number}{more}"
+        findings.error(path, "tokenizer", f"{problem}, but the embedding has {rows:,} rows", ROWS_HINT)
     if added and not beyond:
         token, number = next(iter(added.items()))
         more = f" and {len(added) - 1} more" if len(added) > 1 else ""
-        said = (
+        problem = (
             f"{files.root}: tokenizer.json lacks the token {shown(token)}{more}, which transformers adds as id {number}"
         )
-        hint = "save the tokenizer again with transformers, which then writes it into tokenizer.json"
+        hint = "save the tokenizer again with transformers, which adds it to tokenizer.json"
         findings.warn(
-            path, "tokenizer", f"{said}: what reads tokenizer.json alone splits its text into other tokens", hint
+            path, "tokenizer", f"{problem}: programs that read only tokenizer.json tokenize it differently", hint
         )
 
 
 def check_end_ids(findings: Findings, path: str, source: Source) -> EndIds | None:
-    """Return the ids that end the target's texts; report a value that is none, and that no id ends a text."""
+    """Return the target's end ids; report an invalid value, and a model without end ids."""
     if findings.attempt(path, "generation-config", lambda: read_generation_config(source.root)) is None:
         return None
     files = VocabularyFiles(source.root)
-    token_id = files.token_id if TOKENIZER not in source.absent and (source.root / TOKENIZER).is_file() else _unknown
+    token_id = (
+        files.token_id if TOKENIZER not in source.absent and (source.root / TOKENIZER).is_file() else _no_token_id
+    )
     found = findings.attempt(path, "end-ids", lambda: find_end_ids(source.root, token_id))
     if found is None:
         return None
     if not found.ids:
         _warn_of_none(findings, path, source, found)
     elif found.departs:
-        message = f"{source.root}: texts end at {found}; transformers' generate reads no end id there and does not stop"
-        hint = f"write eos_token_id into {GENERATION_CONFIG} to have both end alike"
+        message = f"{source.root}: texts end at {found}; transformers' generate finds no end id and does not stop there"
+        hint = f"write eos_token_id to {GENERATION_CONFIG} so that both stop at the same token"
         findings.warn(path, "end-ids", message, hint)
     return found
 
 
 def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> None:
-    """Name the settings of generation_config.json that requests do not get, and refuse values that cannot be taken."""
+    """List settings of generation_config.json that are not applied to requests, and report unsupported values."""
     takes_them = findings.loaded.recipe.serving.defaults == MODEL
     try:
         config = read_generation_config(source.root)
@@ -98,12 +100,12 @@ def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> 
         return
     names = ", ".join(f"{key} {shown(str(value))[1:-1]}" for key, value in left.items())
     message = f"{config.path}: {names}: not applied to requests, unlike in transformers' generate"
-    hint = "no engine here has it as a default" if takes_them else _how_to_apply(left)
+    hint = "no engine here supports it as a default" if takes_them else _how_to_apply(left)
     findings.warn("serving.defaults" if takes_them else path, "generation-config", message, hint)
 
 
 def _how_to_apply(left: Mapping[str, object]) -> str:
-    """Return what applies settings: a key of the recipe, or a field of requests."""
+    """Return how to apply settings: with a recipe key or a request field."""
     fields = {"min_new_tokens": "min_tokens"} | {key: key for key in (*SAMPLING, "repetition_penalty")}
     own = [fields[key] for key in left if key in fields]
     taken = [name for name, each in backends().items() if MODEL in each.defaults]
@@ -112,22 +114,22 @@ def _how_to_apply(left: Mapping[str, object]) -> str:
 
 
 def _warn_of_none(findings: Findings, path: str, source: Source, found: EndIds) -> None:
-    message = f"{source.root}: no id ends a text, so each one runs to its max_tokens"
-    hint = f"write eos_token_id into {GENERATION_CONFIG}"
+    message = f"{source.root}: the model lacks an end id, so every response runs to its max_tokens"
+    hint = f"write eos_token_id to {GENERATION_CONFIG}"
     if found.source == GENERATION_CONFIG:
-        message += f": {GENERATION_CONFIG} names none, and where it exists transformers reads no other file"
+        message += f": {GENERATION_CONFIG} lacks it, and transformers ignores other files if it exists"
         others = _config_ids(source)
-        message += f" ({CONFIG} names {others})" if others else ""
+        message += f" ({CONFIG} has {others})" if others else ""
         hint += ", or remove the file" if others else ""
     findings.warn(path, "end-ids", message, hint)
 
 
 def _config_ids(source: Source) -> str:
-    """Return the value of config.json's own eos_token_id as text, "" for none."""
+    """Return the eos_token_id of config.json as text, "" if not set."""
     value = source.config.get("eos_token_id")
     return "" if value is None else shown(str(value))[1:-1]
 
 
-def _unknown(token: str) -> int | None:
-    """Return None: the tokenizer is not here."""
+def _no_token_id(token: str) -> int | None:
+    """Return None: the tokenizer is not available."""
     return None

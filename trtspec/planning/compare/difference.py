@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between two sides, place by place, and what that changes.
+"""Compute the differences between two inputs, value by value, and their effects.
 
-Pure: both sides are read already. Values are compared as they were recorded; no file of an artifact is read.
+Pure functions: both inputs are already read. Recorded values are compared; no file of an artifact is read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from trtspec.planning.compare.inputs import Side
 
 FORMAT_VERSION = 1
 What = Literal["differs", "only in a", "only in b", "same"]
-# Sections whose values are records, which are shown whole.
+# Sections whose values are records, which are shown completely.
 RECORDS = ("files",)
-# How one comes by a section that a side may lack.
+# How to get a section that an input lacks.
 MADE_BY = {
-    "memory": "trtspec plan says it of a recipe",
+    "memory": "trtspec plan reports it for a recipe",
     "tools": "trtspec build records them",
     "files": "trtspec build records them",
     "verify": "trtspec verify writes it into the artifact",
@@ -32,7 +32,7 @@ MADE_BY = {
 
 @dataclass(frozen=True)
 class Place:
-    """A value of both sides or of one: `a` or `b` is None where it is not there, `path` is dotted within `section`."""
+    """A value in one or both inputs; `a` or `b` is None if absent, and `path` is dotted within `section`."""
 
     section: str
     path: str
@@ -42,7 +42,7 @@ class Place:
 
     @property
     def percent(self) -> float | None:
-        """Return how much larger `b` is than `a`, in per cent; None where that means nothing."""
+        """Return the change from `a` to `b` in percent, or None if they are not numbers or `a` is 0."""
         if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (self.a, self.b)):
             return None
         return round(100 * (self.b - self.a) / abs(self.a), 2) if self.a else None
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every place of the sections that both sides have; `not_compared` says of the others why, by section."""
+    """All values of the sections that both inputs have; `not_compared` gives the reason for each other section."""
 
     a: Side
     b: Side
@@ -63,16 +63,16 @@ class Comparison:
 
     @property
     def differences(self) -> list[Place]:
-        """Return where the sides differ."""
+        """Return the values that differ."""
         return [place for place in self.places if place.what != "same"]
 
     @property
     def same(self) -> dict[str, int]:
-        """Return how many values of each section are the same."""
+        """Return the number of equal values per section."""
         return dict(Counter(place.section for place in self.places if place.what == "same"))
 
     def naming(self, a: Mapping[str, str], b: Mapping[str, str]) -> Comparison:
-        """Return it with the recipe's models as {path: directory or hub id} has them, which tells equal names apart."""
+        """Return a comparison with models named as in {path: directory or hub id}, to distinguish equal names."""
 
         def named(place: Place) -> Place:
             ours, theirs = a.get(place.path, place.a), b.get(place.path, place.b)
@@ -83,7 +83,7 @@ class Comparison:
         return replace(self, places=tuple(map(named, self.places)))
 
     def as_dict(self, *, everything: bool = False) -> dict[str, Any]:
-        """Return the document of `compare --json`; with `everything` it lists what is the same too."""
+        """Return the document of `compare --json`; with `everything` it also lists equal values."""
         unchanged = [place.as_dict() for place in self.places if place.what == "same"]
         return {
             "format_version": FORMAT_VERSION,
@@ -98,18 +98,18 @@ class Comparison:
 
 
 def compare(a: Side, b: Side) -> Comparison:
-    """Compare two sides; raises TrtspecError where they have nothing in common."""
+    """Compare two inputs; TrtspecError without a common section."""
     sections = {name: (a.sections[name], b.sections[name]) for name in a.sections if name in b.sections}
     sections = sections or _shared_metrics(a, b)
     if not sections:
-        hint = "compare two of recipe, plan and artifact, or reports with each other"
+        hint = "compare recipes, plans and artifacts with each other, or reports with each other"
         raise TrtspecError(f"a {a.kind} and a {b.kind} have nothing in common", where=f"{a.path}, {b.path}", hint=hint)
-    places = [place for name, (ours, theirs) in sections.items() for place in _places(name, "", ours, theirs)]
+    places = [place for name, (ours, theirs) in sections.items() for place in _entries(name, "", ours, theirs)]
     return Comparison(a, b, tuple(places), _not_compared(a, b))
 
 
 def _shared_metrics(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
-    """Return what a report of `verify` and one of `bench` both measure."""
+    """Return the metrics that a report of `verify` and one of `bench` share."""
     ours, theirs = _headlines(a), _headlines(b)
     common = [name for name in ours if name in theirs]
     both = {name: ours[name] for name in common}, {name: theirs[name] for name in common}
@@ -126,7 +126,7 @@ def _not_compared(a: Side, b: Side) -> dict[str, str]:
         for letter, side in (("a", a), ("b", b)):
             if name not in side.sections:
                 made_by = f"; {MADE_BY[name]}" if name in MADE_BY else ""
-                found[name] = f"{letter}, {_article(side.kind)}, has none{made_by}"
+                found[name] = f"not in {letter}, {_article(side.kind)}{made_by}"
     return found
 
 
@@ -134,7 +134,7 @@ def _article(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def _places(section: str, path: str, a: Any, b: Any) -> Iterator[Place]:
+def _entries(section: str, path: str, a: Any, b: Any) -> Iterator[Place]:
     is_record = section in RECORDS and path
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or is_record:
         yield Place(section, path, a, b, "same" if _equal(a, b) else "differs")
@@ -142,7 +142,7 @@ def _places(section: str, path: str, a: Any, b: Any) -> Iterator[Place]:
     for key in {**a, **b}:
         below = f"{path}.{key}" if path else str(key)
         if key in a and key in b:
-            yield from _places(section, below, a[key], b[key])
+            yield from _entries(section, below, a[key], b[key])
         elif key in a:
             yield Place(section, below, a[key], None, "only in a")
         else:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved documents that can be compared: what `plan`, `verify` and `bench` print with `--json`.
+"""Read saved documents for a comparison: the `--json` output of `plan`, `verify` and `bench`.
 
-Owns their form as far as a comparison reads it, and that a stranger's file is bounded before it is parsed. Keys that it
-does not know are left alone, so that documents of other versions can be read.
+Defines the parts of their format that a comparison needs, and limits the size of untrusted files before parsing.
+Unknown keys are ignored, so that documents of other versions can be read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trtspec.core.files import read_bounded, unreadable
 
 MAX_BYTES, MAX_VALUES = 4 << 20, 200_000
 KNOWN = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
-SAMPLES = 3  # a list of so many numbers is samples, a shorter one an interval
+SAMPLES = 3  # lists of at least this many numbers are samples, shorter ones intervals
 
 
 class StepPart(BaseModel):
-    """A step; `key_parts` are digests of what its key is made of, empty where nobody recorded them."""
+    """A step; `key_parts` are digests of the parts of its key, empty if not recorded."""
 
     name: str
     key: Sha256
@@ -35,20 +35,20 @@ class StepPart(BaseModel):
 
 
 class GpuPart(BaseModel):
-    """What serving takes of one device."""
+    """Serving memory of one device."""
 
     id: str
     total_bytes: int
 
 
 class MemoryPart(BaseModel):
-    """What serving takes of all devices."""
+    """Serving memory of all devices."""
 
     gpus: list[GpuPart]
 
 
 class PlanDocument(BaseModel):
-    """The document of `plan --json`; one of an earlier trtspec has no `recipe` and no parts of its keys."""
+    """The document of `plan --json`; earlier versions lack `recipe` and `key_parts`."""
 
     format_version: Literal[1]
     name: str
@@ -68,14 +68,14 @@ class CheckPart(BaseModel):
 
 
 class LeftOutPart(BaseModel):
-    """A check that was not made."""
+    """A skipped check."""
 
     name: str
     reason: str
 
 
 class ReportDocument(BaseModel):
-    """What reports have in common: checks, and metrics of the command's own, which are kept as they are."""
+    """The common part of reports: checks, and command-specific metrics, which are kept unchanged."""
 
     COMMAND: ClassVar[str]
 
@@ -103,14 +103,14 @@ class BenchDocument(ReportDocument):
 
 
 Known = PlanDocument | VerifyDocument | BenchDocument
-# The key that tells a document from the others; what `bench` prints may have checks too.
+# The key that identifies each kind; documents of `bench` may have checks too.
 KINDS: dict[str, type[Known]] = {"steps": PlanDocument, "speculative": BenchDocument, "checks": VerifyDocument}
-# Of a report what is no metric: the checks are there by name.
+# Keys of a report that are not metrics; the checks are added by name.
 NO_METRICS = ("format_version", "checks", "left_out", "manifest")
 
 
 def load_document(path: Path) -> tuple[Known, dict[str, Any]]:
-    """Return a document and its bare values; raises TrtspecError for a file that is none of the known ones."""
+    """Return a document and its plain values; TrtspecError if the file is not a supported document."""
     try:
         values = parse_object(read_bounded(path, MAX_BYTES), MAX_VALUES)
     except OSError as error:
@@ -122,7 +122,7 @@ def load_document(path: Path) -> tuple[Known, dict[str, Any]]:
 
 def _checked(values: dict[str, Any], path: Path) -> Known:
     if "recipes" in values and "steps" not in values:
-        raise TrtspecError("it holds the plans of several recipes", where=str(path), hint="save one of them")
+        raise TrtspecError("the file has the plans of several recipes", where=str(path), hint="save one of them")
     if values.get("kind") == "load":
         raise TrtspecError("a benchmark under load", where=str(path), hint="trtspec bench --compare A.json B.json")
     kind = next((kind for key, kind in KINDS.items() if key in values), None)
@@ -137,7 +137,7 @@ def _checked(values: dict[str, Any], path: Path) -> Known:
 
 
 def metrics_of(document: ReportDocument, values: dict[str, Any]) -> dict[str, Any]:
-    """Return what a report says in numbers and verdicts, without samples and words."""
+    """Return the numbers and verdicts of a report, without samples."""
     checks = {check.name: check.model_dump(exclude={"name"}) for check in document.checks}
     left_out = {"left_out": {each.name: each.reason for each in document.left_out}} if document.left_out else {}
     metrics = {key: value for key, value in _without_samples(values).items() if key not in NO_METRICS}
@@ -145,7 +145,7 @@ def metrics_of(document: ReportDocument, values: dict[str, Any]) -> dict[str, An
 
 
 def headlines(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that reports of both kinds may have, under one name each."""
+    """Return the metrics that both kinds of reports may have, under common names."""
     places = {
         "acceptance_rate": ("speculative.acceptance_rate", "min_acceptance.value"),
         "speedup": ("speedup", "min_speedup.value"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the differences of two sides change: what is built again and why, what is read, what it takes.
+"""Effects of the differences between two inputs: steps to rebuild and why, bytes read, and memory.
 
-Every part is None where one of the sides does not say it.
+Each part is None if one of the inputs lacks the data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNKNOWN_WHY = "not recorded"
 
 
 def effects_of(a: Side, b: Side) -> dict[str, Any]:
-    """Return the effects of going from `a` to `b`: `steps`, `build`, `memory`, `files`, `speedup`."""
+    """Return the effects of changing from `a` to `b`: `steps`, `build`, `memory`, `files`, `speedup`."""
     return {
         "steps": _steps(a, b),
         "build": _build(a, b),
@@ -27,7 +27,7 @@ def effects_of(a: Side, b: Side) -> dict[str, Any]:
 
 
 def _steps(a: Side, b: Side) -> list[dict[str, str]] | None:
-    """Return each step that is not the same on both sides, and why."""
+    """Return each step that differs, and why."""
     if not (a.steps and b.steps):
         return None
     return [
@@ -45,7 +45,7 @@ def _change(a: StepPart | None, b: StepPart | None) -> dict[str, str]:
 
 
 def _build(a: Side, b: Side) -> dict[str, Any] | None:
-    """Return the steps of `b` that are left to be run where `a` is built, and the bytes that are read and written."""
+    """Return the steps of `b` that remain to be run after `a` was built, and the bytes they read and write."""
     if not (a.steps and b.steps):
         return None
     there = {step.key for step in a.steps.values()}
@@ -57,7 +57,7 @@ def _build(a: Side, b: Side) -> dict[str, Any] | None:
 
 
 def _total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum, None where a part of it is not known."""
+    """Return the sum, None if a part is unknown."""
     found = list(sizes)
     known = [size for size in found if size is not None]
     return sum(known) if len(known) == len(found) else None
@@ -86,7 +86,7 @@ def _files(a: Side, b: Side) -> dict[str, int] | None:
 
 
 def _speedup(a: Side, b: Side) -> dict[str, Any] | None:
-    """Return both intervals and whether they overlap, so that the difference may be chance."""
+    """Return both intervals and whether they overlap; then the difference may be chance."""
     ours, theirs = _interval(a), _interval(b)
     if ours is None or theirs is None:
         return None

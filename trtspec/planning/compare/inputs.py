@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of the two things that are compared, in sections that have the same form whatever kind it is.
+"""Read an input of a comparison into sections of a common form.
 
-Owns what is a recipe, a plan, an artifact or a report, and what each can say. Reads documents and headers only; who
-plans a recipe is handed in.
+Distinguishes recipes, plans, artifacts and reports. Reads documents and headers only; the caller provides the function
+that plans a recipe.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from trtspec.store.manifest import load_manifest
 RECIPE, PLAN, ARTIFACT, REPORT = "recipe", "plan", "artifact", "report"
 MOST_REPORTS = 16
 
-PlanOf = Callable[[Path], dict[str, Any]]  # from a recipe's file to the document of `plan --json`
+PlanOf = Callable[[Path], dict[str, Any]]  # from a recipe file to the document of `plan --json`
 
 
 @dataclass(frozen=True)
 class Side:
-    """What can be said of one side.
+    """One input of a comparison.
 
     `sections` are nested mappings of plain values: recipe, steps (keys by name), memory (bytes by GPU), tools, gpu,
-    files (size and sha256 by path), verify, bench. `steps` say what the steps' keys are made of, where that is known.
-    `remarks` are about what was left out.
+    files (size and sha256 by path), verify, bench. `steps` have the parts of the steps' keys if known. `remarks`
+    describe what was skipped.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Side:
 
 
 def read_side(path: Path, plan_of: PlanOf) -> Side:
-    """Return what lies at `path`, or the shipped recipe of that name; TrtspecError where nothing can be compared."""
+    """Read the file or directory at `path`, or the shipped recipe of that name; TrtspecError if it is unsupported."""
     if path.is_dir():
         return _artifact(path)
     found = find_recipe(path)
@@ -57,7 +57,7 @@ def read_side(path: Path, plan_of: PlanOf) -> Side:
 
 
 def _is_document(path: Path) -> bool:
-    """Tell a saved document from a recipe, which may begin with a brace too."""
+    """Distinguish a saved document from a recipe, which may start with a brace too."""
     try:
         file = open_regular(path)
     except OSError as error:
@@ -79,7 +79,7 @@ def _planned(kind: str, path: Path, plan: PlanDocument) -> Side:
         "steps": {step.name: step.key for step in plan.steps},
         "memory": {gpu.id: gpu.total_bytes for gpu in plan.memory.gpus},
     }
-    remark = "a source was never read, so the keys of steps are not final: trtspec build reads it"
+    remark = "a source was never read, so step keys are not final; trtspec build reads it"
     steps = {step.name: step for step in plan.steps}
     return Side(kind, str(path), plan.name, _filled(sections), steps, () if plan.keys_are_final else (remark,))
 
@@ -102,16 +102,16 @@ def _artifact(root: Path) -> Side:
 
 
 def _reports(root: Path) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """Return the metrics of an artifact's reports by section, and what was not read; a bad one is no reason to stop."""
+    """Return the metrics of an artifact's reports by section, and remarks on skipped reports; errors are not raised."""
     found: dict[str, Mapping[str, Any]] = {}
     remarks: list[str] = []
     if (root / REPORTS).is_symlink():
-        return found, [f"{REPORTS} is left out: a symbolic link"]
+        return found, [f"{REPORTS} is skipped: a symbolic link"]
     for path in sorted((root / REPORTS).glob("*.json"))[:MOST_REPORTS]:
         try:
             document, values = load_document(inside(root / REPORTS, path.name))
         except TrtspecError as error:
-            remarks.append(f"{REPORTS}/{path.name} is left out: {error.message}")
+            remarks.append(f"{REPORTS}/{path.name} is skipped: {error.message}")
             continue
         if not isinstance(document, PlanDocument):
             found.setdefault(document.COMMAND, metrics_of(document, values))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoints that a recipe is proposed for: directories and hub ids, read as far as headers go."""
+"""The checkpoints for a proposed recipe: directories and hub ids, of which only headers are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtspec.recipe.schema import ModelSource
 
 @dataclass(frozen=True)
 class Given:
-    """A checkpoint: as a recipe names it, a directory by its absolute path, its headers, and why its revision."""
+    """A checkpoint: its recipe entry (directories as absolute paths), its headers, and the reason for its revision."""
 
     asked: ModelSource
     source: Source
@@ -24,19 +24,19 @@ class Given:
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of all that its tensors hold."""
+        """Return the total number of elements of its tensors."""
         return sum(prod(tensor.shape) for tensor in self.source.tensors.values())
 
     @property
     def base_name(self) -> str:
-        """Return the last part of what it is called."""
+        """Return the last component of its name."""
         return self.asked.model.rstrip("/").rpartition("/")[2]
 
 
 def open_checkpoint(written: str) -> Given:
-    """Read what the command line calls a checkpoint; a hub id gets its newest commit.
+    """Read a checkpoint given on the command line; a hub id gets its newest commit.
 
-    Raises CheckpointError for what is no checkpoint, or cannot be had.
+    CheckpointError if it is not a checkpoint or not accessible.
     """
     return _open_hub(written) if is_hub_id(written) else _open_directory(written)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which methods can be proposed for what is given, each with the backend that would run it."""
+"""Find the methods that can be proposed for the given checkpoints, each with a backend that runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtspec.recipe.schema import Engine
 
 @dataclass(frozen=True)
 class Way:
-    """A method, why and with which options, and the backend."""
+    """A proposed method, its options and reason, and its backend."""
 
     method: str
     suggestion: Suggestion
@@ -25,37 +25,37 @@ class Way:
 
 
 def ways(method: str | None, backend: str | None, target: Source, draft: Source | None, gpu: Gpu | None) -> list[Way]:
-    """Return what can be proposed, the best first: what is named, what the draft is for, or what needs no draft.
+    """Return proposals, best first: the named method, the method of the draft, or methods without a draft.
 
-    Raises TrtspecError for a method or backend that nobody brings, and for a method that the draft does not go with.
+    TrtspecError for an unknown method or backend, and for a method that does not fit the draft.
     """
     suggestions = [_named(method, target, draft)] if method else _suggested(target, draft)
     engine = Engine(backend=backend or AUTO, gpu=gpu.name if gpu else None)
     found = [Way(name, suggestion, _choose(engine, name)) for name, suggestion in suggestions]
     running = [way for way in found if way.method in find_backend(way.backend.name).methods()]
     if running or method or draft:
-        return running or found  # what the backend does not run, `check` says
+        return running or found  # `check` reports a method that the backend does not run
     chosen = _choose(engine, "none")
-    return [Way("none", Suggestion(0, f"{chosen.name} runs no method that needs no draft"), chosen)]
+    return [Way("none", Suggestion(0, f"every method of {chosen.name} needs a draft"), chosen)]
 
 
 def _choose(engine: Engine, method: str) -> BackendChoice:
     chosen = choose(engine, method)
-    return chosen if engine.backend == AUTO else replace(chosen, why="as --backend says")
+    return chosen if engine.backend == AUTO else replace(chosen, why="set by --backend")
 
 
 def _named(name: str, target: Source, draft: Source | None) -> tuple[str, Suggestion]:
     method = find_method(name)
     if method.drafts_with == "nothing" and draft:
-        raise TrtspecError(f"{name} drafts with nothing of its own", hint="leave out DRAFT, or --method")
+        raise TrtspecError(f"{name} does not use a draft", hint="remove DRAFT or --method")
     if method.drafts_with != "nothing" and draft is None:
-        raise TrtspecError(f"{name} drafts with a {method.drafts_with}", hint="name it: trtspec init TARGET DRAFT")
+        raise TrtspecError(f"{name} needs a {method.drafts_with}", hint="name it: trtspec init TARGET DRAFT")
     suggestion = _ask(method, draft or target) or Suggestion(0, "")
-    return name, replace(suggestion, why="as --method says")
+    return name, replace(suggestion, why="set by --method")
 
 
 def _suggested(target: Source, draft: Source | None) -> list[tuple[str, Suggestion]]:
-    """Return the best method for a draft, or all that need none, the best first."""
+    """Return the best method for a draft, or all methods without a draft, best first."""
     looked = draft or target
     found = [
         (name, suggestion)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From checkpoints to the choices of a recipe: the first method, format and sizes that `check` has nothing against."""
+"""Choose the settings of a recipe from checkpoints: the first method, format and sizes without `check` errors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from trtspec.recipe.schema import Recipe
 from trtspec.recipe.tree import Node
 
 MAX_BATCH_SIZE = 8
-ONLINE = "--set target.quantization.weights=fp8 has it make FP8 while it loads, in half the memory"
+ONLINE = "--set target.quantization.weights=fp8 quantizes it to FP8 while loading, in half the memory"
 
 
 @dataclass(frozen=True)
 class Format:
-    """How the target would be stored: a recipe's words for weights and KV cache, "" for as it is, and why."""
+    """Storage format of the target: the recipe value for weights and KV cache ("" for unchanged), and the reason."""
 
     quantization: str
     why: str
@@ -39,7 +39,7 @@ class Format:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What could be proposed, before its sizes are known: everything that the choices are made from."""
+    """A possible proposal before its sizes are determined, with everything that determines the choices."""
 
     name: Choice
     target: Given
@@ -52,16 +52,16 @@ class Candidate:
 
     @property
     def backend(self) -> Backend:
-        """Return the backend that runs it."""
+        """Return the backend of the proposal."""
         return find_backend(self.way.backend.name)
 
 
 def propose(
     name: Choice, target: Given, draft: Given | None, machine: Machine, ways: Sequence[Way]
 ) -> tuple[Choice, ...]:
-    """Return the choices of the first candidate that fits together, of the one with the fewest errors where none does.
+    """Return the choices of the first candidate without errors, else of the candidate with the fewest errors.
 
-    Raises CheckpointError for a model that the backend could not run.
+    CheckpointError for a model that the backend cannot run.
     """
     best: tuple[Choice, ...] = ()
     fewest, refused = None, ""
@@ -88,7 +88,7 @@ def _candidates(
 
 
 def _read(given: Given, way: Way, backend: Backend) -> SourceModel | None:
-    """Return a model; None for one of no family, which will do for a backend that converts nothing."""
+    """Return a model, or None for an unknown family if the backend does not convert."""
     try:
         return read_model(given.source, "auto")
     except CheckpointError as error:
@@ -100,24 +100,24 @@ def _read(given: Given, way: Way, backend: Backend) -> SourceModel | None:
 
 
 def _formats(backend: Backend, machine: Machine, model: SourceModel | None) -> list[Format]:
-    """Return how the target may be stored, the best first."""
+    """Return the possible storage formats of the target, best first."""
     gpu = machine.gpu
     if model is None or not backend.converts:
-        return [Format("", "this backend runs the checkpoint as it is")]
+        return [Format("", "this backend runs the checkpoint unchanged")]
     if model.prequantized:
-        return [Format("", f"the checkpoint is stored as {model.prequantized.describe()}, and taken as it is")]
+        return [Format("", f"the checkpoint is stored as {model.prequantized.describe()} and used unchanged")]
     if gpu is None:
-        return [Format("", "no GPU is named that would multiply FP8")]
+        return [Format("", "no GPU is known that supports FP8")]
     if not gpu.has_fp8:
-        return [Format("", f"{gpu.name} has no FP8: it came with compute capability 8.9, and this is {gpu.sm / 10}")]
+        return [Format("", f"{gpu.name} lacks FP8, which needs compute capability 8.9; it has {gpu.sm / 10}")]
     if backend.in_process:
-        return [Format("", "this engine simulates FP8, which is no faster")]
-    why = f"{gpu.name} multiplies FP8: half the memory, and faster; texts may differ from those in {model.config.dtype}"
+        return [Format("", "this engine simulates FP8, which is not faster")]
+    why = f"{gpu.name} supports FP8: half the memory, and faster; output may differ from {model.config.dtype}"
     return [Format("fp8", why), Format("", "")]
 
 
 def _sized(candidate: Candidate, refused: str) -> tuple[tuple[Choice, ...], CheckResult]:
-    """Return a candidate's choices with the sizes that its memory allows, and what `check` has against them."""
+    """Return a candidate's choices with sizes that fit its memory, and the result of `check`."""
     backend = candidate.backend
     length = text_len(backend, _config(candidate.target_model), _config(candidate.draft_model))
     fitted = Fit(1, length.tokens, None, True, length.tokens)
@@ -135,7 +135,7 @@ def _sized(candidate: Candidate, refused: str) -> tuple[tuple[Choice, ...], Chec
 
 
 def _quantizes_while_loading(candidate: Candidate, choices: Sequence[Choice]) -> bool:
-    """Return whether the engine takes FP8 weights of a checkpoint that has none, on the GPU that is named."""
+    """Return whether the engine can quantize an unquantized checkpoint to FP8 while loading, on the chosen GPU."""
     gpu, model = candidate.machine.gpu, candidate.target_model
     if candidate.backend.converts or not (gpu and gpu.has_fp8) or (model and model.prequantized):
         return False
@@ -149,7 +149,7 @@ def _config(model: SourceModel | None) -> ModelConfig | None:
 
 
 def _examine(candidate: Candidate, choices: Sequence[Choice]) -> CheckResult:
-    """Return what `check` says of choices that are in no file yet."""
+    """Return the result of `check` for choices that are not in a file yet."""
     nowhere = Node({}, Mark(), Mark(), Path())
     loaded = LoadedRecipe(Recipe.model_validate(document_of(choices)), Path(), nowhere)
     return check_recipe(loaded)
@@ -158,26 +158,26 @@ def _examine(candidate: Candidate, choices: Sequence[Choice]) -> CheckResult:
 def _choices(candidate: Candidate, fitted: Fit, length: TextLen, refused: str) -> Iterator[Choice]:
     yield Choice("schema", "trtspec.recipe/1", "")
     yield candidate.name
-    yield from _of_target(candidate, fitted, refused)
-    yield from _of_speculation(candidate)
-    yield from _of_engine(candidate, fitted, length)
-    yield Choice("gates.lossless", True, "the text has to be the target's own, whatever drafts")
+    yield from _target_choices(candidate, fitted, refused)
+    yield from _speculation_choices(candidate)
+    yield from _engine_choices(candidate, fitted, length)
+    yield Choice("gates.lossless", True, "the output must equal the target's, with any drafter")
 
 
-def _of_target(candidate: Candidate, fitted: Fit, refused: str) -> Iterator[Choice]:
-    yield from _of_source("target", candidate.target, _described(candidate.target, candidate.target_model))
+def _target_choices(candidate: Candidate, fitted: Fit, refused: str) -> Iterator[Choice]:
+    yield from _source_choices("target", candidate.target, _described(candidate.target, candidate.target_model))
     stored, gpu = candidate.stored, candidate.machine.gpu
     if stored.quantization:
         yield Choice("target.quantization.weights", stored.quantization, stored.why)
-        yield Choice("target.quantization.kv_cache", stored.quantization, "twice the text in the same memory")
+        yield Choice("target.quantization.kv_cache", stored.quantization, "twice the tokens in the same memory")
     else:
-        yield Choice("target.quantization", None, stored.why or f"FP8 does not go with the rest: {refused}")
+        yield Choice("target.quantization", None, stored.why or f"FP8 is incompatible with other settings: {refused}")
     if gpu and not candidate.backend.in_process:
-        why = "one GPU holds it" if fitted.tensor == 1 else f"the fewest {gpu.name} that hold it with its KV cache"
-        yield Choice("target.parallel.tensor", fitted.tensor, why if fitted.holds else "even so many do not hold it")
+        why = "it fits one GPU" if fitted.tensor == 1 else f"the fewest {gpu.name} that fit it and its KV cache"
+        yield Choice("target.parallel.tensor", fitted.tensor, why if fitted.holds else "it does not fit even these")
 
 
-def _of_source(path: str, given: Given, why: str) -> Iterator[Choice]:
+def _source_choices(path: str, given: Given, why: str) -> Iterator[Choice]:
     yield Choice(f"{path}.model", given.asked.model, why)
     if given.asked.revision:
         yield Choice(f"{path}.revision", given.asked.revision, given.revision_why)
@@ -189,24 +189,24 @@ def _described(given: Given, model: SourceModel | None) -> str:
     return f"{kind}{millions / 1e3:.1f} B parameters" if millions >= 1e3 else f"{kind}{millions:.1f} M parameters"
 
 
-def _of_speculation(candidate: Candidate) -> Iterator[Choice]:
+def _speculation_choices(candidate: Candidate) -> Iterator[Choice]:
     way, draft = candidate.way, candidate.draft
     method = find_method(way.method)
     yield Choice("speculation.method", way.method, way.suggestion.why)
     if draft_len := min(way.suggestion.draft_len, method.draft_lens[-1] if method.draft_lens else 0):
-        yield Choice("speculation.draft_len", draft_len, "what DRAFT was trained for")
+        yield Choice("speculation.draft_len", draft_len, "the length DRAFT was trained for")
     elif method.default_draft_len:
-        why = f"usual for {way.method}; `trtspec bench` tells which pays on your texts"
+        why = f"usual for {way.method}; find the best for your texts with `trtspec bench`"
         yield Choice("speculation.draft_len", method.default_draft_len, why)
     if draft:
         ratio = candidate.target.num_parameters / max(1, draft.num_parameters)
-        why = f"{_described(draft, candidate.draft_model)}, the target has {ratio:.1f} times as many"
-        yield from _of_source("speculation.draft", draft, why)
+        why = f"{_described(draft, candidate.draft_model)}, {ratio:.1f} times smaller than the target"
+        yield from _source_choices("speculation.draft", draft, why)
     for key, value in way.suggestion.options.items():
         yield Choice(f"speculation.options.{key}", value, way.suggestion.options_why)
 
 
-def _of_engine(candidate: Candidate, fitted: Fit, length: TextLen) -> Iterator[Choice]:
+def _engine_choices(candidate: Candidate, fitted: Fit, length: TextLen) -> Iterator[Choice]:
     way, machine = candidate.way, candidate.machine
     yield Choice("engine.backend", way.backend.name, way.backend.why)
     if way.backend.version:
@@ -215,25 +215,29 @@ def _of_engine(candidate: Candidate, fitted: Fit, length: TextLen) -> Iterator[C
             "engine.version", way.backend.version, "installed here" if is_here else _usual(candidate.backend, way)
         )
     yield Choice("engine.gpu", machine.gpu.name if machine.gpu else None, machine.why)
-    yield Choice("engine.max_batch_size", MAX_BATCH_SIZE, f"requests at once; {fitted.why}" if fitted.why else "")
-    yield Choice("engine.max_input_len", max(1, fitted.max_seq_len // 2), "half of a text, so that answers are as long")
+    yield Choice("engine.max_batch_size", MAX_BATCH_SIZE, f"concurrent requests; {fitted.why}" if fitted.why else "")
+    yield Choice(
+        "engine.max_input_len",
+        max(1, fitted.max_seq_len // 2),
+        "half of max_seq_len, which leaves the other half to the response",
+    )
     yield Choice("engine.max_seq_len", fitted.max_seq_len, _why_so_long(fitted, length))
 
 
 def _why_so_long(fitted: Fit, length: TextLen) -> str:
-    """Return what bounds a text: the memory, the target's positions, or what is usual."""
+    """Return what limits the text length: the memory, the target's positions, or the usual length."""
     if fitted.max_seq_len < fitted.longest:
-        return f"what the memory holds, {MAX_BATCH_SIZE} times; {fitted.longest} would be too much"
-    return "all that the target has positions for" if fitted.max_seq_len < length.tokens else length.why
+        return f"the longest of which {MAX_BATCH_SIZE} fit the memory; {fitted.longest} would be too much"
+    return "the target's maximum positions" if fitted.max_seq_len < length.tokens else length.why
 
 
 def _usual(backend: Backend, way: Way) -> str:
-    """Return why a version is taken that is not installed here: it is the newest, or the default beside newer ones."""
+    """Return why a version that is not installed was chosen: it is the newest, or the default among newer ones."""
     newest = max(backend.versions(), key=_numbers)
-    return "the newest one known" if way.backend.version == newest else f"the default; the newest one known is {newest}"
+    return "the newest known" if way.backend.version == newest else f"the default; the newest known is {newest}"
 
 
 def _numbers(version: str) -> tuple[list[int], bool, str]:
-    """Return what versions are compared by: 1.4.0rc1 comes before 1.4.0."""
+    """Return the sort key of a version: 1.4.0rc1 comes before 1.4.0."""
     release, pre = re.fullmatch(r"([0-9.]*)(.*)", version, re.DOTALL).groups()  # type: ignore[union-attr]
     return [int(part) for part in release.split(".") if part], not pre, pre

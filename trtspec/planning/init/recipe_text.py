@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proposed recipe as its choices, in the order of the file: from them come its data and its text."""
+"""A proposed recipe as a list of choices in file order, from which its data and text are made."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ WIDTH = 120
 SCHEMA_FILE = "trtspec-recipe.schema.json"
 HEAD = f"""\
 # yaml-language-server: $schema={SCHEMA_FILE}
-# Written by trtspec init: a proposal, whose lines say why they are as they are. Change what you know better.
+# Written by trtspec init: a proposal with the reason for each line. Change what you know better.
 """
 PLAIN = re.compile(r"[A-Za-z./~][A-Za-z0-9_./@-]*")
-WORDS = {"true", "false", "null", "~", ".inf", ".nan"}  # that would not be read as text
+WORDS = {"true", "false", "null", "~", ".inf", ".nan"}  # YAML does not read these as text
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A key of the recipe by its dotted path, its value, and why; None is a key that is left out on purpose."""
+    """A recipe key by dotted path, its value and the reason; value None omits the key."""
 
     path: str
     value: Any
@@ -48,7 +48,7 @@ def document_of(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def relative_to(choices: Sequence[Choice], base: Path) -> list[Choice]:
-    """Return the choices with the directories of models as a recipe in `base` writes them."""
+    """Return the choices with model directories relative to `base`."""
     return [
         replace(choice, value=relative_model(choice.value, base)) if choice.path.endswith(".model") else choice
         for choice in choices
@@ -56,7 +56,7 @@ def relative_to(choices: Sequence[Choice], base: Path) -> list[Choice]:
 
 
 def relative_model(model: str, base: Path) -> str:
-    """Return a model as a recipe in `base` writes it: a directory from there, a hub id as it is."""
+    """Return a model as written in a recipe in `base`: a directory relative to it, or a hub id unchanged."""
     if not is_directory(model):
         return model
     relative = os.path.relpath(model, base)
@@ -64,7 +64,7 @@ def relative_model(model: str, base: Path) -> str:
 
 
 def render(choices: Sequence[Choice]) -> str:
-    """Return the recipe's text: a line for each choice with its reason behind it, or above where both are long."""
+    """Return the recipe's text: one line per choice, followed by its reason, or preceded by it if both are long."""
     lines: list[str] = []
     written: set[tuple[str, ...]] = set()
     for choice in choices:
@@ -97,12 +97,12 @@ def _comment(text: str, indent: str) -> list[str]:
 
 
 def _written(value: Any) -> str:
-    """Return a value in YAML's flow style, which is JSON where a text needs no quotes."""
+    """Return a value in YAML's flow style."""
     if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in WORDS:
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
 def write_file(path: Path, text: str) -> None:
-    """Put a text at `path`, whole or not at all; raises OSError."""
+    """Write a text to `path` atomically; raises OSError."""
     replace_file(path, text.encode())

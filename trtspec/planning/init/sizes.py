@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long texts may be and over how many GPUs the target is divided, by the backend's own plan of the memory."""
+"""Choose the maximum text length and the number of GPUs for the target, with the backend's memory plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USUAL_LEN, SHORT_LEN = 8192, 1024
 
 @dataclass(frozen=True)
 class TextLen:
-    """The longest text in tokens, and why it is that."""
+    """The maximum tokens of a text, and the reason."""
 
     tokens: int
     why: str
@@ -28,10 +28,10 @@ class TextLen:
 
 @dataclass(frozen=True)
 class Fit:
-    """What serving is divided into: GPUs for the target, the longest text in tokens, the plan of the fullest device.
+    """GPUs for the target, maximum tokens of a text, and the memory plan of the fullest device.
 
-    `fullest` is None where no device's memory is known; `holds` tells whether everything fits. `longest` is the length
-    that was tried first.
+    `fullest` is None if no device's memory is known. `holds` is True if everything fits. `longest` is the length that
+    was tried first.
     """
 
     tensor: int
@@ -42,21 +42,21 @@ class Fit:
 
     @property
     def why(self) -> str:
-        """Return what the fullest device holds, in words; "" where that is unknown."""
+        """Return a message with the memory of the fullest device; "" if unknown."""
         if self.fullest is None:
             return ""
         taken, limit = (count / 2**30 for count in (self.fullest.total_bytes, self.fullest.limit_bytes))
-        return f"{taken:.1f} of {limit:.1f} GiB are taken" + ("" if self.holds else ": more than there is")
+        return f"{taken:.1f} of {limit:.1f} GiB used" + ("" if self.holds else ": too much")
 
 
 def text_len(backend: Backend, target: ModelConfig | None, draft: ModelConfig | None) -> TextLen:
-    """Return the longest text that both models have positions for, at most a usual length."""
+    """Return the longest text that fits both models' positions, at most the usual length."""
     if target is None:
-        return TextLen(2048, "the default: nothing is known of the target's positions")
-    found = [TextLen(_positions(backend, target), "all that the target has positions for")]
+        return TextLen(2048, "the default: the target's positions are unknown")
+    found = [TextLen(_positions(backend, target), "the target's maximum positions")]
     if draft:
-        found.append(TextLen(_positions(backend, draft), "all that the draft has positions for"))
-    found.append(TextLen(USUAL_LEN, "longer texts take more memory: raise it where there are some"))
+        found.append(TextLen(_positions(backend, draft), "the draft's maximum positions"))
+    found.append(TextLen(USUAL_LEN, "longer texts take more memory: raise it if needed"))
     return min(found, key=lambda each: each.tokens)
 
 
@@ -65,9 +65,9 @@ def _positions(backend: Backend, config: ModelConfig) -> int:
 
 
 def fit(context: PlanContext, backend: Backend, machine: Machine) -> Fit:
-    """Return the fewest GPUs that hold the longest text, a shorter text where no number of them does.
+    """Return the fewest GPUs that hold the longest text; shorter texts are tried if no number of GPUs does.
 
-    Where nothing holds, it is the longest text on the most GPUs.
+    If nothing fits, return the longest text on the most GPUs.
     """
     longest, ranks = context.recipe.engine.max_seq_len, _ranks(context, backend, machine)
     tries = (_try(context, backend, tensor, tokens) for tokens in _lengths(longest) for tensor in ranks)
@@ -76,7 +76,7 @@ def fit(context: PlanContext, backend: Backend, machine: Machine) -> Fit:
 
 
 def _lengths(longest: int) -> Iterator[int]:
-    """Yield the length, and half of it again and again as long as that is of use."""
+    """Yield the length and its successive halves down to SHORT_LEN."""
     yield longest
     while longest // 2 >= SHORT_LEN:
         longest //= 2
@@ -84,7 +84,7 @@ def _lengths(longest: int) -> Iterator[int]:
 
 
 def _ranks(context: PlanContext, backend: Backend, machine: Machine) -> list[int]:
-    """Return over how many GPUs the target can be divided."""
+    """Return the numbers of GPUs that the target can be distributed over."""
     if machine.gpu is None or backend.in_process:
         return [1]
     return [count for count in RANKS if count <= machine.count and _divides(context, backend, count)]

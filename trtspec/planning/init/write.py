@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec init`: a recipe proposed, written beside its schema, and checked as it was written."""
+"""`trtspec init`: propose a recipe, write it next to its schema, and check the written file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trtspec.recipe.schema import NAME, SAYS
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the command line says; None is left to be decided."""
+    """The arguments of the command line; trtspec decides those that are None."""
 
     target: str
     draft: str | None = None
@@ -40,7 +40,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Made:
-    """A recipe that was written: where, of which choices, and what `check` says of it."""
+    """A written recipe: its path, its choices, and the diagnostics of `check`."""
 
     path: Path
     choices: list[Choice]
@@ -48,7 +48,7 @@ class Made:
 
     @property
     def is_fit(self) -> bool:
-        """Return whether nothing keeps it from being built."""
+        """Return whether the recipe can be built."""
         return not any(problem.severity == "error" for problem in self.problems)
 
     @property
@@ -58,17 +58,17 @@ class Made:
 
 
 def make_recipe(wishes: Wishes, out: Path | None, *, force: bool) -> Made:
-    """Write the recipe to `out`, or to NAME.yaml here, and check it; only with `force` it replaces a file.
+    """Write the recipe to `out`, or to NAME.yaml here, and check it; an existing file is replaced only with `force`.
 
-    Raises TrtspecError for what cannot be read, named or written; what does not fit together is told by the result.
+    TrtspecError for inputs that cannot be read, named or written; incompatibilities are in the result's diagnostics.
     """
     name = _name(wishes)
     path = out or Path(f"{name.value}.yaml")
     if path.exists() and not force:
-        hint = "name another with --out, or replace it with --force"
-        raise TrtspecError("a file lies here already", where=str(path), hint=hint)
+        hint = "choose another file with --out, or replace it with --force"
+        raise TrtspecError("the file exists", where=str(path), hint=hint)
     machine = machine_for(wishes.gpu)
-    with _in_their_words():
+    with _with_hub_ids():
         target = open_checkpoint(wishes.target)
         draft = open_checkpoint(wishes.draft) if wishes.draft else None
         found = ways(wishes.method, wishes.backend, target.source, draft.source if draft else None, machine.gpu)
@@ -78,8 +78,8 @@ def make_recipe(wishes: Wishes, out: Path | None, *, force: bool) -> Made:
 
 
 @contextmanager
-def _in_their_words() -> Iterator[None]:
-    """Name the hub's models by their ids in errors."""
+def _with_hub_ids() -> Iterator[None]:
+    """Replace cache paths of hub models with their ids in errors."""
     try:
         yield
     except CheckpointError as error:
@@ -88,24 +88,24 @@ def _in_their_words() -> Iterator[None]:
 
 
 def _name(wishes: Wishes) -> Choice:
-    """Return the recipe's name: as it is wished, else made of the target's."""
+    """Return the recipe's name: the given one, else one derived from the target."""
     if wishes.name is not None:
         if not re.fullmatch(NAME, wishes.name):
             raise TrtspecError(f"{wishes.name!r} is not {SAYS[NAME]}", where="--name")
-        return Choice("name", wishes.name, "as --name says")
+        return Choice("name", wishes.name, "set by --name")
     last = re.split("[/\\\\]", os.path.abspath(wishes.target))[-1].lower()
     return Choice(
-        "name", re.sub(r"^[^a-z0-9]+|[^a-z0-9._-]+", "-", last).strip("-._")[:63] or "model", "the target's own"
+        "name", re.sub(r"^[^a-z0-9]+|[^a-z0-9._-]+", "-", last).strip("-._")[:63] or "model", "from the target's name"
     )
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the recipe, and beside it the schema that editors complete it by, where that is not there already."""
+    """Write the recipe and, if missing or outdated, the schema for editors next to it."""
     schema, beside = json.dumps(editor_schema(), indent=2, ensure_ascii=False) + "\n", path.with_name(SCHEMA_FILE)
     try:
         write_file(path, text)
         if not beside.is_file() or beside.read_text(encoding="utf-8") != schema:
             write_file(beside, schema)
     except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "another file than the schema lies beside it"
-        raise TrtspecError(f"cannot be written: {what}", where=str(path), hint="choose another place with -o") from None
+        what = error.strerror if isinstance(error, OSError) else f"{SCHEMA_FILE} there is not a schema"
+        raise TrtspecError(f"cannot be written: {what}", where=str(path), hint="choose another file with -o") from None

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What speculation will bring, said before anything is built: docs/planning.md has the formulas and their sources."""
+"""Predict the effect of speculation before a build; docs/planning.md has the formulas and their sources."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many texts a recipe's GPUs hold, by its backend's own count of memory."""
+"""Number of texts that fit a recipe's GPUs, by the backend's memory plan."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MOST_TEXTS = 4096
 
 
 def largest_batch(context: PlanContext) -> int | None:
-    """Return the largest `max_batch_size` that fits, 0 where none does; None where the memory is not known.
+    """Return the largest `max_batch_size` that fits, 0 if none does, or None if the memory is unknown.
 
-    All texts are taken to be as long as `max_seq_len`, as `plan` takes them.
+    All texts are assumed to have `max_seq_len` tokens, as in `plan`.
     """
     if not (gpus := find_backend(context.choice.name).memory(context)) or not all(gpu.limit_bytes for gpu in gpus):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prediction as plain data: what `plan --json` has under `predicted`, and what `plan` shows of it."""
+"""A prediction as plain data: the `predicted` section of `plan --json`, which `plan` displays."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trtspec.planning.prediction.speedup import tree_tokens
 
 BATCHES = (1, 4, 16, 64)
 RATES = (0.6, 0.7, 0.8, 0.9)
-USUAL_RATE = 0.8  # by which places are compared
+USUAL_RATE = 0.8  # acceptance rate for comparing placements
 
 Document = dict[str, Any]
 
 
 def describe_prediction(context: PlanContext, gpu_price: float | None = None) -> Document:
-    """Return the prediction of a recipe that drafts, or {"why_not": the reason}."""
+    """Return the prediction for a recipe that drafts, or {"why_not": the reason}."""
     try:
         found = predict(context)
     except Unpredictable as reason:
@@ -47,12 +47,12 @@ def describe_prediction(context: PlanContext, gpu_price: float | None = None) ->
 
 
 def batches_up_to(most: int) -> list[int]:
-    """Return the batches that are predicted: those that the recipe allows, its largest among them."""
+    """Return the batch sizes to predict: the standard ones that the recipe allows, and its largest."""
     return sorted({*(texts for texts in BATCHES if texts <= most), most})
 
 
 def _batch(found: Prediction, texts: int, gpu_price: float | None, context: PlanContext) -> Document:
-    """Return what a batch does in all, alone and by acceptance rate."""
+    """Return the throughput of a batch, alone and by acceptance rate."""
     seconds = found.pair.alone_seconds(texts)
     speedup = {str(rate): round(found.pair.speedup(rate, found.depth, texts), 2) for rate in RATES}
     document = {
@@ -81,7 +81,7 @@ def _by_rate(found: Prediction, rate: float, most: int) -> Document:
 
 
 def _published(context: PlanContext, found: Prediction) -> Document | None:
-    """Return the speed-up at batch 1 with the acceptance that somebody published of the method."""
+    """Return the speed-up at batch 1 with the published acceptance rates of the method."""
     known = published_acceptance(context.recipe.speculation.method)
     if known is None:
         return None
@@ -96,7 +96,7 @@ def _published(context: PlanContext, found: Prediction) -> Document | None:
 
 
 def _placement(context: PlanContext, found: Prediction) -> Document | None:
-    """Return where a draft model is best at batch 1; what drafts inside the target has no place of its own."""
+    """Return the best placement of a draft model at batch 1, or None for other drafters."""
     if context.method.drafts_with != "model":
         return None
     gpus = find_backend(context.choice.name).memory(context)

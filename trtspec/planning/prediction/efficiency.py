@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What real engines reach, fitted to what others published: `published.yaml` has the numbers and their sources."""
+"""Efficiency of real engines, fitted to published measurements; `published.yaml` has the numbers and sources."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HOPPER_SM = 90
 
 @dataclass(frozen=True)
 class Reached:
-    """The shares of a GPU's bandwidth and arithmetic that a pass reaches, and the seconds that come on top.
+    """The shares of a GPU's bandwidth and arithmetic that a pass reaches, and additional seconds.
 
-    `layer_s` is what a layer takes beside reading and computing (launches, norms, waiting for other GPUs), `draft_s` a
-    draft's pass, and `step_s` a step that drafts: preparing it, accepting, sampling. `fitted_to` are the rows by which
-    all of this was found.
+    `layer_s` is a layer's time other than reading and computing (launches, norms, waiting for other GPUs), `draft_s` is
+    added per draft pass, and `step_s` per step that drafts: preparation, acceptance, sampling. `fitted_to` lists the
+    rows that these values were fitted to.
     """
 
     bandwidth: float
@@ -33,13 +33,13 @@ class Reached:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What somebody published of a method's drafts: the acceptance rate of each depth, and where that stands."""
+    """Published acceptance of a method's drafts: the rate at each depth, and the source."""
 
     rates: tuple[float, ...]
     source: str
 
     def of_depth(self, depth: int) -> list[float]:
-        """Return the rates of the first `depth` tokens; beyond what was published the last one goes on."""
+        """Return the rates of the first `depth` tokens; the last published rate is repeated if necessary."""
         return [self.rates[min(number, len(self.rates) - 1)] for number in range(depth)]
 
 
@@ -51,17 +51,17 @@ def _published() -> dict[str, Any]:
 
 @cache
 def reached_on(generation: str) -> Reached:
-    """Return what is reached on the GPUs of a generation that rows were found for."""
+    """Return the efficiency of a GPU generation that has published rows."""
     found = _published()["reached"][generation]
     return Reached(**found | {"fitted_to": tuple(found["fitted_to"])})
 
 
 def reached_of(gpu: Gpu) -> Reached:
-    """Return what is reached on a GPU: Blackwell is taken for Hopper, and what is older than that for Ampere."""
+    """Return the efficiency of a GPU: Blackwell counts as Hopper, older GPUs as Ampere."""
     return reached_on("hopper" if gpu.sm >= HOPPER_SM else "ampere")
 
 
 def published_acceptance(method: str) -> Acceptance | None:
-    """Return how often drafts of a method are accepted, None where no source says it."""
+    """Return the published acceptance of a method's drafts, if any."""
     found = _published()["acceptance"].get(method)
     return Acceptance(tuple(found["rates"]), found["source"]) if found else None

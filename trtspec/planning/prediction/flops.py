@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass of a model reads and computes, from its headers and its config.
+"""Bytes that a model's pass reads and operations that it computes, from its headers and config.
 
-Which tensors a pass reads is told by their names: a token passes a few of the experts, an embedding is looked up, and
-towers for pictures and sound do not run while text is generated. Knows no GPU and no method.
+Tensor names determine what a pass reads: a token uses a few of the experts, embeddings are looked up, and vision and
+audio towers do not run during text generation. Independent of GPUs and methods.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from trtspec.checkpoints.safetensors import TensorInfo
 from trtspec.checkpoints.source import Source
 from trtspec.core.errors import CheckpointError
 
-ITEM_BYTES = 2  # of what is not quantized
-PACKED = {"U8": 2, "I32": 8}  # numbers of 4 bits in an item
-TABLES = ("I64", "BOOL")  # of ids
+ITEM_BYTES = 2  # unquantized items
+PACKED = {"U8": 2, "I32": 8}  # 4-bit numbers per item
+TABLES = ("I64", "BOOL")  # dtypes of id tables
 SCALES = ("scales", "scale", "scale_inv", "scale_2", "qzeros", "g_idx")
 TOWERS = re.compile(r"(^|\.)(vision|visual|audio|multi_modal|mm_|embed_vision|embed_audio)")
 EMBEDDING = re.compile(r"embed_tokens|word_embeddings|markov_w1|\bwte\b")
-SEQUENTIAL = re.compile(r"markov_w2|confidence_")  # heads behind a block net, beside its LM head
+SEQUENTIAL = re.compile(r"markov_w2|confidence_")  # heads after a block net, in addition to its LM head
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 EXPERT = ".experts."
 LINEAR_ROLES = ("dense", "expert")
@@ -34,13 +34,13 @@ MANY_LAYERS = 1 << 30
 
 
 class Sizes(NamedTuple):
-    """How many numbers tensors hold, and in how many bytes."""
+    """Number of elements and bytes of tensors."""
 
     numbers: int
     nbytes: int
 
     def plus(self, other: Sizes) -> Sizes:
-        """Return both together."""
+        """Return the sum of both."""
         return Sizes(self.numbers + other.numbers, self.nbytes + other.nbytes)
 
 
@@ -49,12 +49,12 @@ NO_SIZES = Sizes(0, 0)
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass reads and computes, all ranks together.
+    """Reads and operations of a pass, over all ranks.
 
-    `dense` is what every pass reads, with the `head`, which a draft head without one of its own borrows. Of `experts`,
-    `num_experts` in each layer, a token passes `experts_per_token`. `caches` are the layers that keep what was said and
-    how many there are of each kind, in numbers of `cache_item_bytes`. With `is_fp8` the matrices are multiplied in FP8
-    where the GPU does that.
+    `dense` is read by every pass; it includes the `head`, which a draft head without its own shares. A token uses
+    `experts_per_token` of the `num_experts` in each layer, whose total size is `experts`. `caches` are the kinds of
+    cached layers with their counts, in numbers of `cache_item_bytes`. With `is_fp8` matrices are multiplied in FP8 if
+    the GPU supports it.
     """
 
     dense: Sizes
@@ -70,41 +70,41 @@ class Work:
 
     @property
     def active_numbers(self) -> int:
-        """Return the weights that a token is multiplied with."""
+        """Return the number of weights that a token is multiplied with."""
         return self.dense.numbers + self.experts.numbers * self.experts_per_token // self.num_experts
 
     def flops(self, tokens: int) -> float:
-        """Return the operations of a pass; attention's own are left out, which waits for its cache to be read."""
+        """Return the operations of a pass without attention, whose time is dominated by reading the cache."""
         return 2.0 * self.active_numbers * tokens
 
     def weight_bytes(self, tokens: int) -> float:
-        """Return the bytes of weights that a pass of so many tokens reads: more experts the more tokens there are.
+        """Return the bytes of weights that a pass over `tokens` reads; more tokens use more experts.
 
-        Tokens are taken to choose their experts independently of each other, and each expert equally often.
+        Tokens are assumed to choose experts independently and uniformly.
         """
         missed = (1 - self.experts_per_token / self.num_experts) ** tokens
         return self.dense.nbytes + self.experts.nbytes * (1 - missed)
 
     def cache_bytes(self, texts: int, context: int, tensor: int) -> float:
-        """Return what each of `tensor` ranks reads of the caches of texts of so many tokens, once for all new ones."""
+        """Return the cache bytes that each of `tensor` ranks reads for texts of `context` tokens, once per pass."""
         numbers = sum(count * layer.numbers_of_text(context, tensor) for layer, count in self.caches)
         return float(texts * numbers * self.cache_item_bytes)
 
 
 def numbers_of(tensor: TensorInfo) -> int:
-    """Return how many weights a tensor holds: 4-bit ones are packed, and scales are no weights."""
+    """Return the number of weights in a tensor; 4-bit weights are unpacked, and scales do not count."""
     if tensor.name.endswith(SCALES) or tensor.dtype in TABLES:
         return 0
     return prod(tensor.shape) * PACKED.get(tensor.dtype, 1)
 
 
 def count_parameters(source: Source) -> int:
-    """Return how many weights a checkpoint holds, all that is not used for text among them."""
+    """Return the number of weights in a checkpoint, including those not used for text."""
     return sum(numbers_of(tensor) for tensor in source.tensors.values())
 
 
 def work_of(source: Source, stored: QuantFormat) -> Work:
-    """Return what a pass of a model takes as it is stored; raises CheckpointError where its config lacks a size."""
+    """Return the work of a model's pass in its stored format; CheckpointError if its config lacks a size."""
     outline, parts = read_outline(source), _parts(source, stored)
     own = {role: sizes for (role, is_further), sizes in parts.items() if not is_further}
     head = own.get("head") or own.get("embedding", NO_SIZES)
@@ -123,19 +123,19 @@ def work_of(source: Source, stored: QuantFormat) -> Work:
 
 
 def further_work(source: Source, target: Work) -> Work | None:
-    """Return what a pass of the target's layers for further tokens (MTP) takes, None where it has none."""
+    """Return the work of a pass of the target's MTP layers, or None without such layers."""
     parts = _parts(source, QuantFormat())
     further = {role: sizes for (role, is_further), sizes in parts.items() if is_further}
     return _drafting(further, 1, target) if further else None
 
 
 def head_work(source: Source, target: Work) -> Work:
-    """Return what a pass of a draft head takes; one without an LM head reads the target's."""
+    """Return the work of a draft head's pass; a head without an LM head uses the target's."""
     found = {role: sizes for (role, _), sizes in _parts(source, QuantFormat()).items()}
     vocab = target.head.numbers // max(1, target.hidden_size)
     beside = re.compile(f"{EMBEDDING.pattern}|{SEQUENTIAL.pattern}")
     if any(tensor.shape[:1] == (vocab,) and not beside.search(name) for name, tensor in source.tensors.items()):
-        found.setdefault("head", NO_SIZES)  # Medusa's and ReDrafter's, by other names
+        found.setdefault("head", NO_SIZES)  # the LM heads of Medusa and ReDrafter have other names
     return _drafting(found, len({number[1] for name in source.tensors if (number := LAYER.search(name))}), target)
 
 
@@ -154,15 +154,15 @@ def _drafting(parts: dict[str, Sizes], layers: int, target: Work) -> Work:
 
 
 def _parts(source: Source, stored: QuantFormat) -> dict[tuple[str, bool], Sizes]:
-    """Return the sizes of all tensors by role, and by whether they draft further tokens (MTP).
+    """Return the sizes of all tensors by role, and by whether they belong to MTP layers.
 
-    A source in 32 bits is served in 16, and matrices in 8 where the recipe wants that; embedding and head keep 16.
+    A 32-bit source is served in 16 bits, and its matrices in 8 if the recipe quantizes; embedding and head keep 16.
     """
     is_quantized, part_of = source_format(source).weights != "none", cache(partial(_part, _num_layers(source)))
     numbers: Counter[tuple[str, bool]] = Counter()
     nbytes: Counter[tuple[str, bool]] = Counter()
     for name, tensor in source.tensors.items():
-        # one name for all experts of a layer: there are ten thousands of them
+        # Use one name for all experts of a layer, because a model can have ten thousands of them.
         part, count = part_of(name[: name.index(EXPERT) + len(EXPERT)] if EXPERT in name else name), numbers_of(tensor)
         item = 1 if stored.weights != "none" and len(tensor.shape) > 1 and part[0] in LINEAR_ROLES else ITEM_BYTES
         numbers[part] += count
@@ -171,7 +171,7 @@ def _parts(source: Source, stored: QuantFormat) -> dict[tuple[str, bool], Sizes]
 
 
 def _num_layers(source: Source) -> int:
-    """Return from which layer on a checkpoint's layers are for further tokens; a draft head's own are not counted."""
+    """Return the number of the first MTP layer; a draft head's layers are not counted."""
     try:
         return read_outline(source).num_layers
     except CheckpointError:
@@ -179,7 +179,7 @@ def _num_layers(source: Source) -> int:
 
 
 def _part(num_layers: int, name: str) -> tuple[str, bool]:
-    """Return a tensor's role, and whether it drafts further tokens."""
+    """Return a tensor's role, and whether it belongs to an MTP layer."""
     layer = LAYER.search(name)
     return _role(name), name.startswith("mtp.") or (layer is not None and int(layer[1]) >= num_layers)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a draft model is best: on the target's GPUs, on one of them, on a GPU of its own, or on the CPU."""
+"""Choose where a draft model runs: on the target's GPUs, on one of them, on its own GPU, or on the CPU."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trtspec.planning.prediction.speedup import Pair
 
 # https://www.intel.com/content/www/us/en/products/sku/231746/: eight channels of DDR5-4800, 56 cores with AMX
 CPU = Gpu("cpu", "", 0, 0, 307e9, 50e12, 0, 0, "https://www.intel.com/content/www/us/en/products/sku/231746/")
-ROOM_NEEDED = "the target's GPUs have no room for it"
+ROOM_NEEDED = "the target's GPUs lack the memory for it"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place for the draft: the speed-up there by GPU, 0 where it does not fit, and how long a draft's pass takes."""
+    """A possible device: the speed-up, the speed-up per GPU (0 if it does not fit), and the seconds of a draft pass."""
 
     where: str
     pass_s: float
@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """The best of the places, and why."""
+    """The best place and the reason."""
 
     best: Place
     why: str
@@ -36,27 +36,27 @@ class Placement:
 
 
 def place_draft(pair: Pair, rate: float, depth: int, texts: int, *, has_room: bool) -> Placement:
-    """Return where the draft of a pair is best, by the speed-up for each GPU that is used.
+    """Return the best place for the draft of a pair, by speed-up per GPU in use.
 
-    `has_room` tells whether it fits beside the target on the target's GPUs.
+    `has_room` is True if the draft fits on the target's GPUs together with the target.
     """
-    places = tuple(_places(pair, rate, depth, texts, has_room))
+    places = tuple(_candidates(pair, rate, depth, texts, has_room))
     best = max((place for place in places if place.fits), key=lambda place: place.speedup_by_gpu)
     return Placement(best, _why(best, places, has_room), places)
 
 
-def _places(pair: Pair, rate: float, depth: int, texts: int, has_room: bool) -> Iterable[Place]:
+def _candidates(pair: Pair, rate: float, depth: int, texts: int, has_room: bool) -> Iterable[Place]:
     gpu, ranks = pair.machine.gpu, pair.machine.tensor
     if ranks > 1:
-        yield _place("all of the target's GPUs", Machine(gpu, ranks), pair, rate, depth, texts, 0, has_room)
-        yield _place("one of the target's GPUs", Machine(gpu), pair, rate, depth, texts, 0, has_room)
+        yield _evaluate("all of the target's GPUs", Machine(gpu, ranks), pair, rate, depth, texts, 0, has_room)
+        yield _evaluate("one of the target's GPUs", Machine(gpu), pair, rate, depth, texts, 0, has_room)
     else:
-        yield _place("the target's GPU", Machine(gpu), pair, rate, depth, texts, 0, has_room)
-    yield _place("a GPU of its own", Machine(gpu), pair, rate, depth, texts, 1, True)
-    yield _place("the CPU", Machine(CPU), pair, rate, depth, texts, 0, True)
+        yield _evaluate("the target's GPU", Machine(gpu), pair, rate, depth, texts, 0, has_room)
+    yield _evaluate("a GPU of its own", Machine(gpu), pair, rate, depth, texts, 1, True)
+    yield _evaluate("the CPU", Machine(CPU), pair, rate, depth, texts, 0, True)
 
 
-def _place(
+def _evaluate(
     where: str, machine: Machine, pair: Pair, rate: float, depth: int, texts: int, more_gpus: int, fits: bool
 ) -> Place:
     there = replace(pair, drafting=replace(pair.drafting, machine=machine))
@@ -66,11 +66,11 @@ def _place(
 
 
 def _why(best: Place, places: tuple[Place, ...], has_room: bool) -> str:
-    """Return the reason in a sentence, beside the next best place."""
-    told = "" if has_room else f"{ROOM_NEEDED}; "
+    """Return the reason, compared with the next best place."""
+    reason = "" if has_room else f"{ROOM_NEEDED}; "
     others = [place for place in places if place.fits and place.where != best.where]
     other = max(others, key=lambda place: place.speedup_by_gpu)
     return (
-        f"{told}a draft pass takes {best.pass_s * 1e3:.1f} ms there and {other.pass_s * 1e3:.1f} ms on {other.where}, "
-        f"where the speed-up for each GPU would be {other.speedup_by_gpu:.2f}x instead of {best.speedup_by_gpu:.2f}x"
+        f"{reason}a draft pass takes {best.pass_s * 1e3:.1f} ms there and {other.pass_s * 1e3:.1f} ms on {other.where},"
+        f" where the speed-up for each GPU would be {other.speedup_by_gpu:.2f}x instead of {best.speedup_by_gpu:.2f}x"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe to its prediction: the pair that the other modules compute with, or why there is none."""
+"""Turn a recipe into a prediction, or give the reason why it cannot be predicted."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from trtspec.planning.prediction.flops import Work, further_work, head_work, wor
 from trtspec.planning.prediction.roofline import Machine
 from trtspec.planning.prediction.speedup import Drafting, Pair, reading_cost
 
-LEAST_WEIGHTS = 10**9  # a step of a smaller target is mostly what surrounds it, which was fitted to 7 billion and more
+LEAST_WEIGHTS = 10**9  # steps of smaller targets are mostly overhead, which was fitted to 7 billion weights and more
 
 
 class Unpredictable(Exception):
-    """Why nothing is predicted, in a sentence for people."""
+    """A recipe cannot be predicted; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A pair, with what the recipe drafts: `depth` tokens in a row, and the `depths` that the method could.
+    """A pair with the recipe's draft: `depth` consecutive tokens, and the `depths` that the method supports.
 
-    `depths` is empty where options decide, as of a tree, or a net that was trained for a block of so many.
+    `depths` is empty if options determine the length, as for trees and nets trained for a fixed block.
     """
 
     pair: Pair
@@ -35,20 +35,20 @@ class Prediction:
 
 
 def predict(context: PlanContext) -> Prediction:
-    """Return what can be computed of a recipe that passed its check; raises Unpredictable where that is nothing."""
+    """Return the prediction for a recipe that passed its check; Unpredictable if that is impossible."""
     shape = context.draft_shape
     if not shape.max_depth:
         raise Unpredictable("nothing is drafted")
     machine = Machine(_gpu(context), context.recipe.target.parallel.tensor)
     if machine.tensor > 1 and not machine.gpu.link:
-        raise Unpredictable(f"{machine.gpu.name} is alone in its machine: how fast several are together is not known")
+        raise Unpredictable(f"{machine.gpu.name} has an unknown link between GPUs; several cannot be predicted")
     try:
         target = _target_work(context)
         if target.active_numbers < LEAST_WEIGHTS:
-            raise Unpredictable("the target is smaller than any of which speeds were published")
+            raise Unpredictable("the target is smaller than any with published speeds")
         work = draft_work(context, target)
     except CheckpointError as error:
-        raise Unpredictable(f"the model's shape is not known: {error.message}") from None
+        raise Unpredictable(f"the model's shape is unknown: {error.message}") from None
     drafting = Drafting(work, _draft_machine(context, machine), context.method.draft_passes, _breadth(context))
     pair = Pair(target, machine, drafting, context.resolved.engine.max_seq_len // 2)
     is_block = context.method.drafts_with == "head" and context.method.draft_passes == "one"
@@ -57,10 +57,10 @@ def predict(context: PlanContext) -> Prediction:
 
 
 def step_cost(context: PlanContext) -> float:
-    """Return what a step that drafts takes, in steps of the target alone, each as long as its weights take to read.
+    """Return the cost of a step that drafts in steps of the target alone, by the time to read weights.
 
-    That is so for one request at a time (arXiv:2211.17192, theorem 3.8): a draft that gives fewer tokens a step does
-    not pay. Raises Unpredictable where what drafts is not known.
+    This holds for one request at a time (arXiv:2211.17192, theorem 3.8); a draft must yield more tokens per step than
+    this to pay. Unpredictable if the drafter is unknown.
     """
     target, depth = _target_work(context), context.draft_shape.max_depth
     return reading_cost(target, draft_work(context, target), context.method.draft_passes, depth, _breadth(context))
@@ -73,27 +73,27 @@ def _target_work(context: PlanContext) -> Work:
 
 def _gpu(context: PlanContext) -> Gpu:
     if find_backend(context.choice.name).in_process:
-        raise Unpredictable("its engine runs on a CPU: trtspec bench measures how fast")
+        raise Unpredictable("its engine runs on a CPU; measure the speed with trtspec bench")
     gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
     if gpu is None:
-        raise Unpredictable("the GPU is not known: name it under engine.gpu, as --set engine.gpu=h200")
+        raise Unpredictable("the GPU is unknown: set engine.gpu, as --set engine.gpu=h200")
     return gpu
 
 
 def _draft_machine(context: PlanContext, target: Machine) -> Machine:
-    """Return where a draft model runs: an engine of its own is divided as the recipe says, all others as the target."""
+    """Return the GPUs of the draft: its own parallelism for a separate engine, else the target's."""
     draft = context.recipe.speculation.draft
     has_engine = context.method.drafts_with == "model" and find_backend(context.choice.name).converts
     return Machine(target.gpu, draft.parallel.tensor) if draft and has_engine else target
 
 
 def _breadth(context: PlanContext) -> float:
-    """Return how many tokens are verified for each that may follow another."""
+    """Return the number of verified tokens per position."""
     return context.draft_shape.max_tokens / context.draft_shape.max_depth
 
 
 def draft_work(context: PlanContext, target: Work) -> Work | None:
-    """Return what a pass of what drafts takes, None without one; raises Unpredictable where that is not known."""
+    """Return the work of a drafter's pass, None without a model; Unpredictable if it is unknown."""
     draft, method, source = context.recipe.speculation.draft, context.method, context.sources.get("draft")
     if method.draft_passes == "none":
         return None
@@ -103,5 +103,5 @@ def draft_work(context: PlanContext, target: Work) -> Work | None:
         return head_work(source, target)
     work = further_work(context.sources["target"], target)
     if work is None:
-        raise Unpredictable("what of the target drafts is not in its headers: measure it")
+        raise Unpredictable("the headers do not show which part of the target drafts; measure it")
     return work

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a pass takes on a machine: reading and computing, one after the other, and what layers and all-reduces add.
+"""Time of a pass on a machine: reading plus computing, and the overhead of layers and all-reduces.
 
-A roofline (doi:10.1145/1498765.1498785) takes the longer of the two. Published batches are slower than that: their sum
-is what fits them (docs/planning.md). Knows no speculation.
+A roofline (doi:10.1145/1498765.1498785) takes the maximum of the two. Published batches are slower than that, and their
+sum fits them (docs/planning.md). Independent of speculation.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from trtspec.core.gpus import Gpu
 from trtspec.planning.prediction.efficiency import Reached, reached_of
 from trtspec.planning.prediction.flops import ITEM_BYTES, Work
 
-REDUCES = 2  # of each layer: behind attention, and behind the MLP
+REDUCES = 2  # per layer: after attention and after the MLP
 
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs that share each layer of a model; pipeline stages run one after the other, so they change no time."""
+    """GPUs that share each layer of a model; pipeline stages run sequentially, so they do not change the time."""
 
     gpu: Gpu
     tensor: int = 1
 
     @cached_property
     def reached(self) -> Reached:
-        """Return what engines reach on its GPUs."""
+        """Return the efficiency that engines reach on its GPUs."""
         return reached_of(self.gpu)
 
 
@@ -42,7 +42,7 @@ def pass_seconds(work: Work, machine: Machine, texts: int, new_tokens: float, co
 
 
 def _reducing(work: Work, machine: Machine, tokens: int) -> float:
-    """Return the seconds that a layer waits for the other GPUs: each sends and gets nearly all of it twice (a ring)."""
+    """Return a layer's seconds of communication: in a ring each GPU sends and receives nearly everything twice."""
     if machine.tensor == 1:
         return 0.0
     sent = 2 * (machine.tensor - 1) / machine.tensor * tokens * work.hidden_size * ITEM_BYTES

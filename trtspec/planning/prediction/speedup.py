@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drafting gains: the tokens of a step, its seconds beside those of the target alone, and what follows of both.
+"""Speed-up of drafting, from the tokens and the seconds of a step relative to the target alone.
 
-Leviathan et al. 2023 (arXiv:2211.17192) for the tokens of a chain; of a tree the acceptance rate is that of a depth:
-how often one of the children of an accepted node is accepted (Sequoia, arXiv:2402.12374). Knows no recipe.
+The expected tokens of a chain follow Leviathan et al. 2023 (arXiv:2211.17192). For a tree, the acceptance rate of a
+depth is the probability that a child of an accepted node is accepted (Sequoia, arXiv:2402.12374). Independent of
+recipes.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from trtspec.methods.speedup import expected_tokens
 from trtspec.planning.prediction.flops import Work
 from trtspec.planning.prediction.roofline import Machine, pass_seconds
 
-MOST_TEXTS = 1024  # larger batches are not looked at
+MOST_TEXTS = 1024  # larger batches are not considered
 
-Passes: TypeAlias = Literal["none", "one", "each"]  # of what drafts in a step, as `Method.draft_passes` says
+Passes: TypeAlias = Literal["none", "one", "each"]  # drafter passes per step, as in `Method.draft_passes`
 
 
 def passes_of(passes: Passes, depth: int, breadth: float) -> tuple[int, float]:
-    """Return how often what drafts runs in a step, and with how many new tokens of a text each time."""
+    """Return the number of drafter passes per step, and the new tokens per text in each."""
     if passes == "none":
         return 0, 0.0
     return (1, depth * breadth) if passes == "one" else (depth, breadth)
 
 
 def reading_cost(target: Work, draft: Work | None, passes: Passes, depth: int, breadth: float) -> float:
-    """Return the bytes of weights that a step which drafts for one text reads, in those of the target alone."""
+    """Return the weight bytes read by a step that drafts for one text, relative to the target alone."""
     times, tokens = passes_of(passes, depth, breadth)
     drafting = times * draft.weight_bytes(round(tokens)) if draft else 0.0
     return (target.weight_bytes(1 + round(depth * breadth)) + drafting) / target.weight_bytes(1)
@@ -37,7 +38,7 @@ def reading_cost(target: Work, draft: Work | None, passes: Passes, depth: int, b
 
 @dataclass(frozen=True)
 class Drafting:
-    """What drafts: `work` is None where tokens are looked up, `machine` where it runs.
+    """The drafter; `work` is None if tokens are looked up, and `machine` is where it runs.
 
     A tree of depth d verifies `breadth` times d tokens.
     """
@@ -48,7 +49,7 @@ class Drafting:
     breadth: float = 1.0
 
     def seconds(self, depth: int, texts: int, context: int) -> float:
-        """Return how long a step's drafting takes."""
+        """Return the drafting time of a step."""
         passes, tokens = passes_of(self.passes, depth, self.breadth)
         if self.work is None or not passes:
             return 0.0
@@ -57,7 +58,7 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and what drafts for it, at a context length in tokens."""
+    """A target and its drafter, at a context length in tokens."""
 
     target: Work
     machine: Machine
@@ -70,7 +71,7 @@ class Pair:
         return pass_seconds(self.target, self.machine, texts, 1, self.context)
 
     def step_seconds(self, texts: int, depth: int) -> float:
-        """Return the seconds of a step that drafts and verifies, or of the target alone where `depth` is 0."""
+        """Return the seconds of a step that drafts and verifies, or of the target alone if `depth` is 0."""
         if not depth:
             return self.alone_seconds(texts)
         verified = 1 + depth * self.drafting.breadth
@@ -78,13 +79,13 @@ class Pair:
         return verifying + self.drafting.seconds(depth, texts, self.context) + self.machine.reached.step_s
 
     def speedup(self, rate: float, depth: int, texts: int) -> float:
-        """Return the tokens a second over those of the target alone, at one acceptance rate for all depths."""
+        """Return the speed-up over the target alone, with one acceptance rate for all depths."""
         return expected_tokens(rate, depth) * self.step_ratio(depth, texts)
 
     def step_ratio(self, depth: int, texts: int) -> float:
-        """Return a step of the target alone in units of one that drafts; times the tokens of a step, the speed-up.
+        """Return the time of a step of the target alone relative to one that drafts; times the tokens, the speed-up.
 
-        It is kept: all acceptance rates ask for the same ones.
+        Values are cached, because they are equal for all acceptance rates.
         """
         key = (depth, texts)
         if key not in self._known:
@@ -92,20 +93,20 @@ class Pair:
         return self._known[key]
 
     def best_depth(self, rate: float, depths: Sequence[int], texts: int) -> int:
-        """Return the depth that is fastest, 0 where none is faster than the target alone."""
+        """Return the fastest depth, 0 if none is faster than the target alone."""
         best = max(depths, key=lambda depth: self.speedup(rate, depth, texts), default=0)
         return best if best and self.speedup(rate, best, texts) > 1 else 0
 
     def break_even(self, rate: float, depth: int) -> int | None:
-        """Return the fewest texts at which drafting is no faster than the target alone, None where there are none.
+        """Return the fewest texts at which drafting is not faster than the target alone, None if it always is.
 
-        More experts read make small batches slower than one text, so every batch is looked at.
+        Every batch size is tried: with experts, small batches can be slower than one text.
         """
         slow = (texts for texts in range(1, MOST_TEXTS + 1) if self.speedup(rate, depth, texts) <= 1)
         return next(slow, None)
 
     def schedule(self, rate: float, depths: Sequence[int], most_texts: int) -> list[tuple[int, int]]:
-        """Return (most texts, depth) in the form of `speculation.schedule`: depths fall, the last one ends drafting."""
+        """Return (most texts, depth) in the form of `speculation.schedule`, with decreasing depths."""
         found: list[tuple[int, int]] = []
         allowed = list(depths)
         for texts in _batches(most_texts):
@@ -123,5 +124,5 @@ def _batches(most: int) -> list[int]:
 
 
 def tree_tokens(rates: Sequence[float]) -> float:
-    """Return the mean tokens of a step by the acceptance rate of each depth: one, and those of each depth reached."""
+    """Return the mean tokens of a step, from the acceptance rate of each depth."""
     return 1 + sum(prod(rates[: depth + 1]) for depth in range(len(rates)))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training by other projects: export of jobs and data, import of the trained draft."""
+"""Training with other projects: export of jobs and data, import of the trained draft."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of another project's trainer: what it trains of what, what it is given, and where its result lies.
+"""Description of an external trainer: the drafts it trains, its inputs and the location of its result.
 
-A module of `trainers/` joins by defining it as `TRAINER`. What runs on a GPU machine is that project's own code; it is
-given its configuration (`run.yaml`, by a model of its schema), its data, and the commands.
+Each module of `trainers/` defines one as `TRAINER`. The project's own code runs on a GPU machine, with its
+configuration (`run.yaml`, defined by a model of its schema), its data and the commands.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from trtspec.training.settings import TrainSettings
 from trtspec.training.texts import Text
 
 PACKAGE, ATTRIBUTE = "trtspec.training.external.trainers", "TRAINER"
-CONFIG, DRAFT, EXPORTED = "run.yaml", "draft", "exported"  # in a job's directory
-EPOCHS, LEARNING_RATE = 3, 1e-4  # a draft that is adapted needs less of both than one from scratch
+CONFIG, DRAFT, EXPORTED = "run.yaml", "draft", "exported"  # paths in a job's directory
+EPOCHS, LEARNING_RATE = 3, 1e-4  # fine-tuning needs less of both than training from scratch
 
 Count = Annotated[int, Field(ge=1, le=1 << 24)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
-OneOfOurs = Annotated[str, Field(pattern="^(eagle3|peagle|dflash|dspark)$")]  # what several call these kinds
+OneOfOurs = Annotated[str, Field(pattern="^(eagle3|peagle|dflash|dspark)$")]  # common names of these kinds
 
 
 class Config(StrictModel):
-    """A trainer's configuration, or a section of it: what we write of its schema, within bounds."""
+    """A trainer's configuration or a section of it: the keys of its schema that trtspec writes, with bounds."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a trainer calls a kind of draft, and the dialect in which it reads and exports it."""
+    """A trainer's name for a kind of draft, and the dialect in which it reads and exports it."""
 
     name: str
     dialect: str
@@ -44,11 +44,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained: a draft of `kind` for `target`, which is a directory or a hub id.
+    """A training job: a draft of `kind` for `target`, which is a directory or a hub id.
 
-    `draft` is config.json in the trainer's dialect. `captured` are the target's layers whose hidden states the draft
-    reads, counted by their inputs, of `layers`. `longest` is the longest row, in tokens. `maps` tells whether the draft
-    has a vocabulary of its own.
+    `draft` is config.json in the trainer's dialect. `captured` are the target layers whose hidden states the draft
+    reads, numbered by their inputs, out of `layers`. `longest` is the maximum row length in tokens. `maps` is True if
+    the draft has its own vocabulary.
     """
 
     kind: Kind
@@ -63,12 +63,12 @@ class Job:
 
     @property
     def steps(self) -> int | None:
-        """Return after how many steps it ends, None for no limit but the epochs."""
+        """Return the maximum number of steps, or None if only the epochs limit it."""
         return self.settings.steps or None
 
     @property
     def learning_rate(self) -> float:
-        """Return the highest learning rate."""
+        """Return the maximum learning rate."""
         return self.settings.learning_rate or LEARNING_RATE
 
 
@@ -76,18 +76,18 @@ Further = Callable[[Job, Path, Sequence[Text], Tokenizer], int]
 
 
 def nothing(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
-    """Write nothing beyond configuration and rows, and leave no row out."""
+    """Write no additional files and skip no rows."""
     return 0
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """One trainer.
+    """An external trainer.
 
-    `kinds` are by method. `families` are those of targets that the project has trained drafts for. `needs` says what
-    has to be there beforehand. `result` is where in the job's directory the trained draft lies. `config` and `commands`
-    (lines of a shell that knows $TARGET) are made of a job; `further` writes files that only this trainer needs below a
-    directory that has the draft already, and returns how many texts it had to leave out.
+    `kinds` are by method. `families` are the target families for which the project has trained drafts. `needs`
+    describes its prerequisites. `result` is the path of the trained draft in the job's directory. `config` and
+    `commands` (shell lines that use $TARGET) are generated from a job. `further` writes trainer-specific files to a
+    directory that already contains the draft, and returns the number of texts it had to skip.
     """
 
     title: str
@@ -103,6 +103,6 @@ class Trainer:
 
 
 def find_trainer(name: str) -> Trainer:
-    """Return a trainer by name; an unknown one is an error that lists the known ones."""
+    """Return a trainer by name; the error for an unknown name lists the known ones."""
     found: Trainer = find(PACKAGE, ATTRIBUTE, name, "trainer")
     return found

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what another project's trainer needs: a directory that goes to a GPU machine.
+"""Write the input of an external trainer: a directory to copy to a GPU machine.
 
-The directory has:
+The directory contains:
 
-    rows.jsonl            token ids and masks of the training split alone
+    rows.jsonl            token ids and masks of the training split only
     run.yaml              the trainer's configuration
-    run.sh, README.md     what to run there
+    run.sh, README.md     commands and instructions
     draft/                the recipe's draft in the trainer's dialect
-    trtspec_job.json      which prompts judge what comes back
+    trtspec_job.json      which prompts will evaluate the result
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from trtspec.training.train_draft import check_judges
 
 
 def write_job(asked: Asked, name: str, watching: Watching) -> tuple[Path, JobRecord]:
-    """Have the target answer, and write what the trainer of that name needs; return where it is.
+    """Generate the target's responses and write the named trainer's input; return its path and record.
 
-    Raises TrtspecError for what cannot be done, before anything is written.
+    TrtspecError, before anything is written, if the job is not possible.
     """
     trainer = find_trainer(name)
     loaded = load_with_draft(asked, trainer.kinds)
@@ -48,7 +48,7 @@ def write_job(asked: Asked, name: str, watching: Watching) -> tuple[Path, JobRec
     build = plan_of(loaded, watching)
     draft = _draft(trainer, build)
     job = _job(asked, build, trainer, draft)
-    _rendered(trainer, job)  # its mistakes are told before the target answers
+    _rendered(trainer, job)  # report configuration errors before generating responses
     (answered,) = outputs_of([answers_of(asked, build)], build, watching)
     texts = read_texts(answered / TEXTS)
     check_judges(texts)
@@ -87,7 +87,7 @@ def _write(root: Path, name: str, trainer: Trainer, job: Job, build: Build, text
 
 
 def _job(asked: Asked, build: Build, trainer: Trainer, draft: Rendered) -> Job:
-    """Return the job, whose longest row is not known yet."""
+    """Return the job, without its longest row, which is not known yet."""
     target, facts = target_of(build.context), draft.draft.facts
     captured = facts.get("hidden_layers") or facts.get("aux_layers") or default_aux_layers(target.config.num_layers)
     return Job(
@@ -111,7 +111,7 @@ def _rendered(trainer: Trainer, job: Job) -> str:
         message = (
             f"{trainer.title}, {'.'.join(map(str, wrong['loc']))}: {plain_words(wrong['msg'])}, got {wrong['input']!r}"
         )
-        raise TrtspecError(message, hint="change the option that says so") from None
+        raise TrtspecError(message, hint="change the corresponding option") from None
     return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
 
 
@@ -133,17 +133,17 @@ TARGET=${{TARGET:-{target}}}
 README = """\
 # {record.method} of {record.name}, trained by {trainer.title} {trainer.version}
 
-There have to be: {trainer.needs} ({trainer.source}).
+Requirements: {trainer.needs} ({trainer.source}).
 
     TARGET={target} sh run.sh
 
-The {record.rows} rows of rows.jsonl ({record.tokens} tokens of answers) are the training split alone;
-{record.left_out} could not be written for this trainer. What is trained, and how long, is in run.yaml.
-The trained draft is then in {trainer.result}; with this directory back where the recipe is:
+rows.jsonl contains the {record.rows} rows of the training split ({record.tokens} tokens of answers) and nothing else;
+{record.left_out} could not be written for this trainer. run.yaml configures the training and its length.
+The trained draft is in {trainer.result} afterwards. Copy this directory back to the recipe's machine and run:
 
     trtspec train RECIPE --prompts FILE --result DIRECTORY
 
-with the options that wrote it. It is read, converted, and measured on the prompts that were held out.
+with the options that wrote it. The draft is then converted and measured on the held-out prompts.
 """
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job's directory says of itself: who trains what, and which prompts judge what comes back."""
+"""The record of a job's directory: trainer, method and the prompts that will evaluate the result."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Word = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class JobRecord(StrictModel):
-    """The document of `train --trainer --json`; `held_out` is the digest of the prompts that judge.
+    """The document of `train --trainer --json`; `held_out` is the digest of the evaluation prompts.
 
-    `rows` and `tokens` are what is trained on, `left_out` rows that the trainer cannot be given, `warnings` for people.
+    `rows` and `tokens` count the training data, `left_out` the rows unsuitable for the trainer.
     """
 
     format_version: Literal[1] = 1
@@ -37,15 +37,15 @@ class JobRecord(StrictModel):
 
 
 def read_job(result: Path) -> tuple[Path, JobRecord]:
-    """Return the job's directory that `result` is or lies in, and what it says; raises TrtspecError without one."""
+    """Return the job's directory at or above `result`, and its record; TrtspecError without a job."""
     path = result.absolute()
     root = next((each for each in (path, *path.parents) if (each / JOB).is_file()), None)
     if root is None:
         hint = "put the draft into the directory that `trtspec train --trainer` wrote"
-        raise TrtspecError(f"no {JOB} here or above: who judges it is not known", where=str(result), hint=hint)
+        raise TrtspecError(f"no {JOB} here or above: the held-out prompts are unknown", where=str(result), hint=hint)
     try:
         return root, JobRecord.model_validate_json(read_bounded(root / JOB, MOST_BYTES))
     except ValidationError as error:
         wrong = error.errors()[0]
-        message = f"not what trtspec wrote: {'.'.join(map(str, wrong['loc']))}: {plain_words(wrong['msg'])}"
+        message = f"not written by trtspec: {'.'.join(map(str, wrong['loc']))}: {plain_words(wrong['msg'])}"
         raise TrtspecError(message, where=str(root / JOB), hint="copy it again, or write the job again") from None

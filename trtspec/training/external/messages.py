@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as messages, for trainers that take text and tokenize it themselves.
+"""Rows as messages, for trainers that tokenize text themselves.
 
-A row's text is in two pieces, and the chat template puts them together again. A row whose text has other tokens than
-the row, as a sampled one can, is left out.
+A row's text is split in two messages, which the chat template joins again. A row whose text would have different
+tokens, which can happen to sampled rows, is skipped.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ AS_THEY_ARE = (
 
 
 def write_messages(path: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
-    """Write texts as messages, and return how many; raises TrtspecError where that is none."""
+    """Write texts as messages and return their number; TrtspecError if no text is suitable."""
     found = [pair for text in texts if (pair := pieces(text, tokenizer))]
     if not found:
-        message = "no row's text has the tokens of the row again, and this trainer takes text"
+        message = "no row's text tokenizes to the row's tokens, but this trainer takes text"
         raise TrtspecError(message, hint="choose another trainer")
-    write_lines(path, ({"messages": _said(*pair)} for pair in found))
+    write_lines(path, ({"messages": _messages(*pair)} for pair in found))
     return len(found)
 
 
 def pieces(text: Text, tokenizer: Tokenizer) -> tuple[str, str] | None:
-    """Return prompt and answer as text; None where the text has other tokens, or none of its own for each."""
+    """Return prompt and response as text, or None if they tokenize differently or cannot be separated."""
     whole, prompt = (tokenizer.decode_whole(ids) for ids in (text.tokens, text.prompt))
     if not whole.startswith(prompt) or tuple(tokenizer.encode(whole, add_special_tokens=False)) != text.tokens:
         return None
     return prompt, whole[len(prompt) :]
 
 
-def _said(prompt: str, answer: str) -> list[dict[str, str]]:
+def _messages(prompt: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training split as rows of token ids, each with a mask of what is learned: a JSON line each.
+"""The training split as JSON lines of token ids with loss masks.
 
-speculators and SpecForge read the same: a mask is 1 on the tokens of the answer and 0 on those of the prompt
+speculators and SpecForge use the same format: the mask is 1 on response tokens and 0 on prompt tokens
 (vllm-project/speculators:src/speculators/data_generation/preprocessing.py@v0.9.0,
 sgl-project/SpecForge:specforge/data/prompt_builder.py@a6b6b02).
 """
@@ -21,13 +21,15 @@ ROWS = "rows.jsonl"
 
 
 def taught(texts: Sequence[Text]) -> list[Text]:
-    """Return the texts that become rows: of the training side, kept ones as often as a training here takes them.
+    """Return the training texts, with texts to keep repeated as in a local training.
 
-    Raises TrtspecError where there are none with an answer of two tokens, as the first of them is never drafted.
+    TrtspecError if no response has two tokens, because the first one is never drafted.
     """
     found = pool([text for text in texts if text.side == TRAIN and len(text.answer) > 1])
     if not found:
-        raise TrtspecError("the target answers no training prompt with two tokens or more", hint="give other prompts")
+        raise TrtspecError(
+            "the target answers no training prompt with at least two tokens", hint="use different prompts"
+        )
     return found
 
 
@@ -43,6 +45,6 @@ def write_lines(path: Path, records: Iterable[Any]) -> None:
 
 
 def held_out_digest(texts: Iterable[Text]) -> str:
-    """Return the SHA-256 of the held-out prompts' tokens, whatever their order and answers."""
+    """Return the SHA-256 of the held-out prompts' tokens, independent of order and responses."""
     prompts = sorted(text.prompt for text in texts if text.side == HELD_OUT)
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes a draft back that another project's trainer has trained, and has it judged as any other."""
+"""Import a draft trained by an external trainer, and evaluate it like any other."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trtspec.training.run import judge
 
 
 def take_result(asked: Asked, result: Path, watching: Watching) -> Result:
-    """Judge what a trainer left in a job's directory, and publish it where it is better.
+    """Evaluate a trainer's result in a job's directory, and publish it if it is better.
 
-    `result` is that directory, or one of drafts in it. Raises TrtspecError for a draft that does not add up.
+    `result` is that directory, or one of the drafts in it. TrtspecError for an inconsistent draft.
     """
     root, record = read_job(result)
     trainer = find_trainer(record.trainer)
 
     def taking(_: Asked, build: Build, answers: AnswerPrompts) -> TakeDraft:
-        trained = load_source(_trained(result, root, trainer))
+        trained = load_source(_trained_dir(result, root, trainer))
         return _take(trained, record, build, answers)
 
     return judge(asked, load_with_draft(asked, [record.method]), watching, taking)
@@ -43,12 +43,12 @@ def _take(trained: Source, record: JobRecord, build: Build, answers: AnswerPromp
     return TakeDraft(files_of(trained), files_of(sources["target"]), answers, own.dialect, record.held_out, name)
 
 
-def _trained(result: Path, root: Path, trainer: Trainer) -> Path:
-    """Return where the trained draft lies: `result` unless that is the job, whose place for it is the trainer's."""
+def _trained_dir(result: Path, root: Path, trainer: Trainer) -> Path:
+    """Return the path of the trained draft: `result`, or the trainer's output path if `result` is the job."""
     path = (root / trainer.result if result.absolute() == root else result.absolute()).resolve()
     if not path.is_relative_to(root.resolve()):
-        raise TrtspecError("a link leads out of the job's directory", where=str(path), hint="copy the draft there")
+        raise TrtspecError("a link points out of the job's directory", where=str(path), hint="copy the draft there")
     if not (path / "config.json").is_file():
-        hint = f"{trainer.title} leaves it in {trainer.result}; name another one of its drafts with --result"
-        raise TrtspecError("no trained draft lies here", where=str(path), hint=hint)
+        hint = f"{trainer.title} writes it to {trainer.result}; choose another draft with --result"
+        raise TrtspecError("no trained draft found", where=str(path), hint=hint)
     return path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that takes a draft over which another project's trainer has written."""
+"""The step that imports a draft written by an external trainer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trtspec.training.texts import TEXTS, read_texts
 
 @dataclass(frozen=True)
 class TakeDraft(Step):
-    """Write the draft in `source` in the dialect of the draft before; `target` is the target's own directory.
+    """Write the draft in `source` in the dialect of the previous draft; `target` is the target's directory.
 
-    `held_out` is the digest of the prompts that its rows were kept free of, `trainer` who trained it.
+    `held_out` is the digest of the prompts excluded from its rows, `trainer` the name of the trainer.
     """
 
     VERSION: ClassVar[int] = 1
@@ -35,16 +35,16 @@ class TakeDraft(Step):
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return the step's name."""
         return "take-draft"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Convert; raises TrtspecError for other held-out prompts, and for a draft that does not add up."""
+        """Convert; TrtspecError for different held-out prompts, and for an inconsistent draft."""
         from trtspec.methods.draft_formats.convert import convert_draft
 
         if held_out_digest(read_texts(inputs[self.texts] / TEXTS)) != self.held_out:
-            message = "other prompts are held out now than when its rows were written, so it may have learned them"
-            hint = "give the same --prompts, --keep, --held-out, --seed and --max-tokens again"
+            message = "the held-out prompts changed since its rows were written, so it may have been trained on them"
+            hint = "use the same --prompts, --keep, --held-out, --seed and --max-tokens as before"
             raise TrtspecError(message, where=str(self.source.root), hint=hint)
         with self.source.unchanged(), self.target.unchanged():
             converted = convert_draft(self.source.root, self.dialect, out / "draft", str(self.target.root))

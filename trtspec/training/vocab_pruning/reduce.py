@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe's net to one that drafts fewer tokens, and how far both are accepted: the order of its steps.
+"""Prune the draft vocabulary of a recipe's net, and measure the acceptance before and after.
 
-split -> answer -> measure before, reduce -> convert what was reduced -> measure after
+split -> generate responses -> measure before, prune -> convert the result -> measure after
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Reduced:
-    """A net with `left` tokens to draft, where it is, and what that changed on the held-out texts.
+    """A net with a draft vocabulary of `left` tokens, its path, and the change on the held-out texts.
 
-    `costs` are what a step takes before and after, in steps of the target alone.
+    `costs` are the costs of a step before and after, in steps of the target alone.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Reduced:
 
 
 def reduce(asked: Asked, left: int, out: Path, watching: Watching) -> Reduced:
-    """Leave a recipe's net `left` tokens to draft, and write it to `out`; raises TrtspecError where it has none."""
+    """Prune a recipe's net to `left` draft tokens, and write it to `out`; TrtspecError for other methods."""
     loaded = load_asked(asked)
     speculation = loaded.recipe.speculation
     if speculation.draft is None or speculation.method not in METHODS:
-        message = f"method {speculation.method} has no net whose vocabulary can be reduced; {', '.join(METHODS)} have"
-        raise TrtspecError(message, where=str(asked.recipe), hint="name a recipe with one")
+        message = f"method {speculation.method} has no prunable vocabulary; supported methods: {', '.join(METHODS)}"
+        raise TrtspecError(message, where=str(asked.recipe), hint="choose another recipe")
     build = plan_of(loaded, watching)
     answers = answers_of(asked, build)
     target, source = (files_of(build.context.sources[role]) for role in ("target", "draft"))

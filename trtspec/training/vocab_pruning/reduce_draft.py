@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step that leaves a net fewer tokens to draft: the most frequent ones of what its target answers."""
+"""The step that prunes a net's draft vocabulary to the most frequent tokens in its target's responses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ METHODS = ("dflash", "dspark", "eagle3", "p_eagle")
 
 @dataclass(frozen=True)
 class ReduceDraft(Step):
-    """Write the net in `source` with `count` of the tokens that it drafts; `target` is the model that it drafts for.
+    """Write the net in `source` with `count` of its draft tokens; `target` is its target model.
 
-    Texts that were held out have no say in which.
+    Held-out texts do not influence the choice.
     """
 
     VERSION: ClassVar[int] = 1
@@ -35,20 +35,20 @@ class ReduceDraft(Step):
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return the step's name."""
         return "reduce-draft"
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Write it; raises CheckpointError for a net that drafts no more tokens than that."""
-        from trtspec.training.vocab_pruning.reduced_net import ReducedNet  # torch, which planning does without
+        """Write the net; CheckpointError if it does not draft more tokens than `count`."""
+        from trtspec.training.vocab_pruning.reduced_net import ReducedNet  # imports torch, which planning does not need
         from trtspec.training.vocab_pruning.vocabulary import most_frequent
 
         texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side != HELD_OUT]
         with self.source.unchanged(), self.target.unchanged():
             net = ReducedNet(self.source.root, self.method, load_model(self.target.root, "auto"))
             if self.count >= len(net.drafted):
-                message = f"drafts {len(net.drafted)} tokens, no more than the {self.count} that are to be left"
-                raise CheckpointError(message, where=str(self.source.root), hint="leave fewer")
+                message = f"drafts {len(net.drafted)} tokens, not more than the requested {self.count}"
+                raise CheckpointError(message, where=str(self.source.root), hint="request fewer")
             ids = most_frequent(self.count, texts, net.drafted)
             write_config(out, net.config(ids))
             write_tensors(out / "model.safetensors", net.parts(ids))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A net with fewer tokens to draft: the rows of what has one for each, its maps to the target's ids, config.json."""
+"""A net with a pruned draft vocabulary: the remaining rows, the mapping to the target's ids, and config.json."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from trtspec.methods.head_checks import drafted_ids
 from trtspec.training.export import part_of
 from trtspec.training.tensors import SourceTensors
 
-EAGLE = ("eagle3", "p_eagle")  # whose sources may have other names
+EAGLE = ("eagle3", "p_eagle")  # their sources may use other names
 VOCAB, INNER = "draft_vocab_size", "dflash_config"
-OF_TOKENS = "markov_w2.weight"  # the end of the name of what else has a row for each drafted token
+OF_TOKENS = "markov_w2.weight"  # name suffix of other tensors with a row for each drafted token
 
 
 class ReducedNet:
@@ -38,14 +38,14 @@ class ReducedNet:
         self.drafted: Sequence[int] = drafted_ids(stored) if stored else range(target.config.vocab_size)
 
     def config(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Return config.json with the size of the draft vocabulary, wherever its dialect has that."""
+        """Return config.json with the draft vocabulary size in every place that its dialect uses."""
         config, size = self._source.config, {VOCAB: len(ids)}
         inner = config.get(INNER)
         own = {INNER: inner | size} if isinstance(inner, dict) and VOCAB in inner else {}
         return config | size | own
 
     def parts(self, ids: Sequence[int]) -> list[Part]:
-        """Return all tensors; `ids` are some of the drafted ones, ascending."""
+        """Return all tensors; `ids` are the remaining draft tokens, ascending."""
         chosen = torch.tensor(ids)
         rows = torch.searchsorted(torch.tensor(self.drafted), chosen)
         marked = torch.zeros(self._target.config.vocab_size, dtype=torch.bool)
@@ -59,7 +59,7 @@ class ReducedNet:
         return [*kept, *(part_of(name, each, self._source.main_dtype) for name, each in made.items())]
 
     def _lm_head(self) -> Tensor:
-        """Return the net's LM head, the target's where it has none."""
+        """Return the net's LM head, or the target's if the net lacks one."""
         if self._head in self._source.tensors:
             return self._read(self._head)
         rules = [rule for rule in self._target.rules if rule.target == LM_HEAD]
@@ -70,8 +70,8 @@ class ReducedNet:
         tensor = self._source.tensors[name]
         if tensor.dtype not in TORCH_DTYPES:
             raise CheckpointError(
-                f"{name} is {tensor.dtype}, of which no rows are taken",
+                f"{name} is {tensor.dtype}, whose rows cannot be selected",
                 where=str(self._source.root),
-                hint="name the draft as it was before quantization",
+                hint="use the draft from before quantization",
             )
         return map_tensor(tensor)

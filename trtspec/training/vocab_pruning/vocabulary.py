@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft vocabulary of a head that drafts some of the target's tokens, chosen anew for what the target answers.
+"""Choose the draft vocabulary of a head that drafts some of the target's tokens, from the target's responses.
 
-A token that is not in it ends every draft, and no training helps: so those of the answers come in, in place of such as
-no answer has. How many are drafted stays, and with it the draft's form.
+A token outside the vocabulary ends every draft, and training cannot fix that. Therefore frequent tokens of the
+responses replace tokens that no response contains. The size, and with it the draft's shape, stays the same.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from trtspec.training.texts import Text
 
-MOST_MISSED = 0.005  # of the answers' tokens: fewer are not worth that others can be drafted no more
+MOST_MISSED = 0.005  # share of the responses' tokens below which the vocabulary is not changed
 
 
 def chosen_ids(ids: Tensor, texts: Sequence[Text]) -> Tensor:
-    """Return as many ids as `ids` [n], ascending: the most frequent of the answers, equals as they are in `ids`.
+    """Return as many ids as `ids` [n], ascending: the most frequent in the responses, ties in the order of `ids`.
 
-    They stay as they are where the answers have hardly any other token.
+    The ids are unchanged if the responses contain hardly any other token.
     """
     counts, known = _counted(texts), ids.tolist()
     others = sorted(counts.keys() - set(known))
@@ -33,7 +33,7 @@ def chosen_ids(ids: Tensor, texts: Sequence[Text]) -> Tensor:
 
 
 def most_frequent(count: int, texts: Sequence[Text], among: Iterable[int]) -> list[int]:
-    """Return `count` ids of those `among`, ascending: the answers' most frequent, of equal ones those named first."""
+    """Return `count` ids of those `among`, ascending: the most frequent in the responses, ties by order."""
     counts = _counted(texts)
     return sorted(sorted(among, key=lambda token: -counts[token])[:count])
 
@@ -43,9 +43,9 @@ def _counted(texts: Sequence[Text]) -> Counter[int]:
 
 
 def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -> Tensor:
-    """Return an LM head's `rows` [n, hidden] of `ids`, which ascend, as those of `chosen`.
+    """Return an LM head's `rows` [n, hidden] of `ids`, which ascend, rearranged for `chosen`.
 
-    What is new begins with the target's row [vocab, hidden], as long as the head's rows are beside the target's.
+    New rows are copied from the target's [vocab, hidden], scaled to the average norm of the head's rows.
     """
     known = torch.isin(chosen, ids)
     scale = rows.norm(dim=1).mean() / target_rows[ids].norm(dim=1).mean()
@@ -55,6 +55,6 @@ def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -
 
 
 def stored_maps(weights: Path) -> dict[str, Tensor]:
-    """Return those of d2t [draft vocab] and t2d [vocab] that a head's safetensors file has."""
+    """Return d2t [draft vocab] and t2d [vocab] of a head's safetensors file, if present."""
     with safe_open(weights, framework="pt") as file:
         return {name: file.get_tensor(name) for name in ("d2t", "t2d") if name in file.keys()}  # noqa: SIM118

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file a project that trains drafts; found by scanning this folder."""
+"""One module per project that trains drafts; found by scanning this package."""

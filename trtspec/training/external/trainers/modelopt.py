@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's ModelOpt: NVIDIA/Model-Optimizer:modelopt/recipe/config.py@0.47.0, and examples/speculative_decoding there.
+"""NVIDIA's ModelOpt: NVIDIA/Model-Optimizer:modelopt/recipe/config.py@0.47.0, and its examples/speculative_decoding.
 
-It takes messages and writes them as a chat template says, with the template's `generation` for a mask
-(modelopt/torch/utils/plugins/transformers_dataset.py). Block nets start from the draft's weights, EAGLE-3 heads from
-its form and vocabulary only. Families are those of the example's support matrix.
+It reads messages, formats them with a chat template, and takes the loss mask from the template's `generation` block
+(modelopt/torch/utils/plugins/transformers_dataset.py). Block nets start from the draft's weights, EAGLE-3 heads only
+from its shape and vocabulary. Families are from the example's support matrix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAYER = (
 )  # fmt: skip
 MARKOV = ("projector_type", "markov_rank", "markov_head_type", "use_confidence_head")
 
-Architecture = dict[str, Any]  # of values that the draft's reader has checked
+Architecture = dict[str, Any]  # values that the draft's reader has checked
 
 
 class Metadata(Config):
@@ -51,7 +51,7 @@ class Data(Config):
 
 
 class Training(Config):
-    """`training`, of which keys that ModelOpt does not know go to transformers' TrainingArguments."""
+    """`training`; keys unknown to ModelOpt are passed to transformers' TrainingArguments."""
 
     output_dir: Name
     num_train_epochs: Count
@@ -91,7 +91,7 @@ class DFlash(Config):
 
 
 class Run(Config):
-    """The file of the example's main.py --config."""
+    """The configuration file of the example's main.py --config."""
 
     metadata: Metadata
     model: Model
@@ -102,7 +102,7 @@ class Run(Config):
 
 
 def config(job: Job) -> Run:
-    """Return the configuration of a job; raises TrtspecError for a net of a form that ModelOpt has none of."""
+    """Return the configuration of a job; TrtspecError for a net whose shape ModelOpt does not support."""
     is_head = job.kind.name == "eagle3"
     return Run(
         metadata=Metadata(recipe_type="speculative_eagle" if is_head else "speculative_dflash"),
@@ -134,7 +134,7 @@ def _layer(draft: Mapping[str, Any]) -> Architecture:
 
 
 def _eagle(job: Job) -> Eagle:
-    """Return the section; no rope scaling is put into the export, so that it drafts as it was trained."""
+    """Return the section; the export gets no rope scaling, so that the draft runs as it was trained."""
     draft, layer = job.draft, _layer(job.draft)
     default = {"rope_type": "default", "rope_theta": draft.get("rope_theta", 10000.0)}
     rope = layer.get("rope_scaling") or draft.get("rope_parameters") or default
@@ -159,7 +159,7 @@ def _dflash(job: Job) -> DFlash:
     draft, inner = job.draft, job.draft["dflash_config"]
     layers, read = draft["num_hidden_layers"], inner["target_layer_ids"]
     if len(read) != layers:
-        message = f"ModelOpt trains block nets that read one hidden state a layer; this one has {layers} layers"
+        message = f"ModelOpt trains block nets that read one hidden state per layer; this one has {layers} layers"
         raise TrtspecError(f"{message} and reads {len(read)}", hint="choose another trainer")
     markov = {key: inner[key] for key in MARKOV if inner.get(key) is not None}
     return DFlash(
@@ -174,7 +174,7 @@ def _dflash(job: Job) -> DFlash:
 
 
 def commands(job: Job) -> str:
-    """Return the commands; ModelOpt's own scripts are in its repository, not in its wheel."""
+    """Return the commands; ModelOpt's scripts are in its repository, but not in its wheel."""
     return f"""\
 : "${{MODELOPT:?the directory of a clone of NVIDIA/Model-Optimizer at 0.47.0}}"
 example=$MODELOPT/examples/speculative_decoding
@@ -184,7 +184,7 @@ python "$example/scripts/export_hf_checkpoint.py" --model_path {OUTPUT} --export
 
 
 def further(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
-    """Write the messages and their template, and d2t of a head with a vocabulary of its own."""
+    """Write the messages and their template, and d2t if the head has its own vocabulary."""
     written = write_messages(root / MESSAGES, texts, tokenizer)
     (root / TEMPLATE).write_text(AS_THEY_ARE)
     if job.maps:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SpecForge, the SGLang project's: sgl-project/SpecForge:specforge/config/schema.py@a6b6b02.
+"""SpecForge of the SGLang project: sgl-project/SpecForge:specforge/config/schema.py@a6b6b02.
 
-It reads rows as they are (`data.prompts_path`), and starts from the draft (`draft_checkpoint_path`). Hidden states come
-from an SGLang server that it starts itself on another GPU (`managed_local`), and go through memory. Families are those
-of its examples/configs; DFlash nets are z-lab's.
+It reads rows unchanged (`data.prompts_path`) and starts from the draft (`draft_checkpoint_path`). Hidden states come
+from an SGLang server that it starts on another GPU (`managed_local`), and are transferred in memory. Families are from
+its examples/configs; DFlash nets are z-lab's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trtspec.training.external.base import (
 from trtspec.training.texts import Text
 
 MAPPING, OUTPUT = "vocab_mapping.pt", "output"
-HEADS = ("eagle3", "peagle")  # which are loaded with a map between vocabularies, even where that is the identity
+HEADS = ("eagle3", "peagle")  # these need a vocabulary mapping, even if it is the identity
 
 
 class Model(Config):
@@ -67,7 +67,7 @@ class Training(Config):
 
 
 class Server(Config):
-    """One of `deployment.disaggregated.managed_local.capture_servers`."""
+    """An entry of `deployment.disaggregated.managed_local.capture_servers`."""
 
     port: Count
     cuda_visible_devices: tuple[Name, ...]
@@ -96,7 +96,7 @@ class Deployment(Config):
 
 
 class Run(Config):
-    """The file of `specforge train --config`."""
+    """The configuration file of `specforge train --config`."""
 
     model: Model
     data: Data
@@ -159,7 +159,7 @@ specforge export --to hf --checkpoint {OUTPUT} --draft-config {DRAFT}/config.jso
 
 
 def further(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
-    """Write the map between vocabularies of a head: d2t and t2d as the draft has them."""
+    """Write a head's vocabulary mapping: the draft's d2t and t2d."""
     if job.kind.name in HEADS:
         import torch
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""speculators, the vLLM project's: vllm-project/speculators:src/speculators/train/config/schema.py@v0.9.0.
+"""speculators of the vLLM project: vllm-project/speculators:src/speculators/train/config/schema.py@v0.9.0.
 
-Rows pass `prepare-data` as they are, hidden states come from a vLLM server while it trains, and are deleted once read
-(vllm-project/speculators:scripts/launch_vllm.py@v0.9.0). It starts from the draft, vocabulary and layers included, so
-that no option may shape one. Families are those of the README's table.
+Rows pass through `prepare-data` unchanged. Hidden states come from a vLLM server during training and are deleted after
+reading (vllm-project/speculators:scripts/launch_vllm.py@v0.9.0). Training starts from the draft with its vocabulary and
+layers, so options that change its shape are not allowed. Families are from the README's table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 
 from trtspec.training.external.base import DRAFT, EPOCHS, Config, Count, Job, Kind, Name, OneOfOurs, Rate, Trainer
 
-PACKED = 2048  # tokens that rows are packed to, more where one row has more
+PACKED = 2048  # tokens that rows are packed to; the longest row if that is longer
 SAVED = "checkpoints"
 DIALECT = "speculators"
 
@@ -64,7 +64,7 @@ class PEagle(Config):
 
 
 class Train(Config):
-    """What `train` has."""
+    """`train`."""
 
     speculator_type: OneOfOurs
     seed: int
@@ -78,7 +78,7 @@ class Train(Config):
 
 
 class Run(Config):
-    """The file of `speculators train --config`."""
+    """The configuration file of `speculators train --config`."""
 
     train: Train
 
@@ -106,7 +106,7 @@ def _packed(job: Job) -> int:
 
 
 def commands(job: Job) -> str:
-    """Return the commands; the server gets the layers whose hidden states the draft reads, and the last."""
+    """Return the commands; the server extracts the layers whose hidden states the draft reads, and the last one."""
     layers = [*job.captured, *({job.layers} - {*job.captured})]
     draft = {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}}
     speculative = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": draft}
