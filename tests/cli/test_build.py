@@ -118,7 +118,8 @@ def test_a_matrix_builds_each(recipe: Path, trtspec: Run) -> None:
     refused = trtspec("build", recipe, "--out", "one")
     assert (refused.code, refused.err) == (
         1,
-        "error: the recipe makes 2 artifacts, --out names one place\nhint: leave it out, or choose one with --cell\n",
+        "error: the recipe has 2 cells, but --out names one directory\n"
+        "hint: omit --out, or select one cell with --cell\n",
     )
 
 
@@ -317,7 +318,7 @@ def test_a_flipped_byte_is_noticed_and_built_again(recipe: Path, trtspec: Run) -
     (problem,) = verified.document["problems"]
     assert problem.endswith(": files/rank0.safetensors: sha256 differs")
     assert verified.err == ""
-    assert "the next build makes them again" in trtspec("cache", "--verify").out
+    assert "the next build recreates them" in trtspec("cache", "--verify").out
 
     broken = trtspec("generate", artifact, "-p", "the")
     assert (broken.code, broken.err) == (

@@ -59,9 +59,9 @@ def test_prometheus_takes_what_is_printed(workplace: Path, trtspec: Run) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("scrape",), "no deployment runs"),
+        (("scrape",), "no deployment is running"),
         (("scrape", "nothing"), "no deployment 'nothing'; known: none"),
-        (("rules", "quickstart"), "rules is the same for all deployments"),
+        (("rules", "quickstart"), "metrics rules does not take a deployment name"),
         (("tables",), "'tables' is not one of 'dashboard', 'rules', 'scrape'"),
     ],
 )

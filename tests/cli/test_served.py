@@ -101,17 +101,17 @@ def test_deploy_to_an_unknown_target(trtspec: Run, workplace: Path) -> None:
         (
             {"probe": {"ok": True, "seconds": 0.5, "error": None}},
             0,
-            f"tiny is live\n  {ENDPOINTS['http']} answered in 0.50 s\n",
+            f"tiny is live\n  {ENDPOINTS['http']} responded in 0.50 s\n",
         ),
         (
             {"state": "unhealthy", "probe": {"ok": False, "seconds": 1, "error": "late"}},
             1,
-            f"tiny is unhealthy\n  {ENDPOINTS['http']} did not answer: late\n",
+            f"tiny is unhealthy\n  {ENDPOINTS['http']} did not respond: late\n",
         ),
         (
             {"state": "dead", "log": "boom", "log_file": "/log"},
             1,
-            "tiny is dead\nthe end of /log:\nboom\n",
+            "tiny is dead\nend of /log:\nboom\n",
         ),
         ({"state": "starting"}, 0, "tiny is starting\n"),
         ({"state": "stopped"}, 0, "tiny is stopped\n"),

@@ -154,8 +154,8 @@ def test_a_file_of_somebody_elses_stays(artifact: Path, trtspec: Run, workplace:
     [
         (["--image", "name:tag"], "'name:tag' is no image by digest"),
         (["--option", "colour=red"], "unknown option 'colour'; known: image"),
-        (["--option", "image"], "--option is KEY=VALUE, each key once"),
-        (["--image", IMAGE, "--option", f"image={IMAGE}"], "--option is KEY=VALUE, each key once"),
+        (["--option", "image"], "--option requires KEY=VALUE, each key once"),
+        (["--image", IMAGE, "--option", f"image={IMAGE}"], "--option requires KEY=VALUE, each key once"),
         (["--host", "nowhere", "--image", IMAGE], "'nowhere' is no address to listen at"),
         (["--name", "a/b", "--image", IMAGE], "'a/b' is no name of a deployment"),
     ],

@@ -97,7 +97,7 @@ def test_people_see_what_differs_and_one_line_of_the_rest(trtspec: Run, recipe: 
     said = said_of(trtspec("compare", recipe, other))
     assert f"a: recipe {recipe}\nb: recipe {other}\n" in said
     assert "engine.max_batch_size" not in said
-    assert "to build b where a is built: emit-repository\n" in said
+    assert "to build b after a: emit-repository\n" in said
     longer = said_of(trtspec("compare", recipe, recipe, "--json"))
     assert '"left_write_bytes": 0' in longer
     assert "the same: recipe " in said

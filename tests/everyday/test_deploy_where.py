@@ -79,13 +79,13 @@ def test_keys_are_said_to_guard_the_gateway_alone(
 ) -> None:
     monkeypatch.setenv("TRTSPEC_OPENAI_KEYS", "secret")
     done = trtspec("deploy", "build/tiny", "--name", "one", "--host", "0.0.0.0", "--detach", "--json")
-    assert "--host 127.0.0.1 --openai-host 0.0.0.0 keeps those on loopback" in done.err
+    assert "--host 127.0.0.1 --openai-host 0.0.0.0 keeps them on loopback" in done.err
     assert "secret" not in done.err
 
 
 def test_gateway_of_containers_has_no_address_of_its_own(workplace: Path, trtspec: Run) -> None:
     refused = trtspec("deploy", "build/tiny", "--target", "docker", "--openai-host", "0.0.0.0")
-    assert (refused.code, "--openai-host belongs to --target local, not docker" in refused.err) == (1, True)
+    assert (refused.code, "--openai-host requires --target local, not docker" in refused.err) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_plan_without_a_gpu_says_how_to_give_one(trtspec: Run, recipe: Path) -
     plan = ("plan", recipe, "--set", "engine.backend=llmapi")
     said = said_of(trtspec(*plan))
     assert "of 0 B" not in said
-    (change,) = re.findall("memory of the GPU is not known: .* --set (.*)", said)
+    (change,) = re.findall("GPU memory is unknown; .* --set (.*)", said)
     known = said_of(trtspec(*plan, "--set", change))
     assert "is not known" not in known
     assert re.search(r"memory on 0: .* of 1[23]\d\.\d GiB", known)

@@ -54,7 +54,7 @@ engine: {{backend: embedded}}
 
 @pytest.mark.slow
 def test_it_is_checked_by_its_headers_and_then_without_the_hub(pair: Path, hub: Hub, trtspec: Run) -> None:
-    assert trtspec("check", pair).out == "end ids: 0 (generation_config.json)\npair: fits together\n"
+    assert trtspec("check", pair).out == "end ids: 0 (generation_config.json)\npair: valid\n"
     assert hub.sent < 150_000
     hub.asked.clear()
     hub.refusals["info"] = 500, ""
@@ -103,7 +103,7 @@ def test_a_pair_of_190_shards_is_checked_in_no_2_seconds_of_a_processor(hub: Hub
     assert not {"huggingface_hub.hf_api", "huggingface_hub.utils._headers"} & set(shown.split())
     assert min(check("second")[0], check("third")[0]) < 2
     hub.asked.clear()
-    assert "fits together" in check("first", HF_HUB_OFFLINE="1")[1]
+    assert "pair: valid" in check("first", HF_HUB_OFFLINE="1")[1]
     assert hub.asked == []
 
 
@@ -112,7 +112,7 @@ def test_its_plan_says_what_is_downloaded_and_that_keys_are_not_final(pair: Path
     shown = trtspec("plan", pair)
     assert "download of org/target: 19.6 MiB" in shown.out
     assert "disk for the hub cache: " in shown.out
-    assert "its source was never read, so the key is not final" in " ".join(shown.out.split())
+    assert "the key is provisional because the source is not hashed yet" in " ".join(shown.out.split())
     plan = trtspec("plan", pair, "--json").document
     tokenizer = (MODELS / "quickstart-target" / "tokenizer.json").stat().st_size
     assert plan["downloads"][0] == {"model": "org/target", "revision": COMMIT, "bytes": WEIGHTS + tokenizer}

@@ -94,7 +94,7 @@ class TestTheQuickstart:
     def test_is_checked_planned_and_built(self, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, MODELS / "quickstart-draft", "--name", "mine")
         assert made.code == 0
-        assert said(made).endswith("mine.yaml: written, and fits together; next: trtspec build mine.yaml")
+        assert said(made).endswith("mine.yaml: written and valid; next: trtspec build mine.yaml")
         for command in ("check", "plan", "build"):
             done = trtspec(command, "mine.yaml")
             assert done.code == 0, done.err
@@ -338,7 +338,7 @@ class TestWhatIsRefused:
         assert problem["line"]
         assert Path("odd.yaml").is_file(), "it stays, to be mended"
         shown = trtspec("init", recipe.parent / "target", draft, "-o", "odd.yaml", "--force")
-        assert said(shown).endswith("odd.yaml: written, but does not fit together: see above")
+        assert said(shown).endswith("odd.yaml: written, but invalid; see the errors above")
 
     def test_a_hub_id_without_a_hub(self, trtspec: Run, workplace: Path) -> None:
         refused = trtspec("init", "org/model")

@@ -153,6 +153,6 @@ def test_what_is_refused(path: Path, trtspec: Run) -> None:
     assert "no server of this name wrote a log here" in trtspec("logs", "tiny").err
     refused = trtspec("logs", "tiny", "-f", "--json")
     assert refused.code == 1
-    assert refused.document["error"]["hint"] == "leave one of them out"
+    assert refused.document["error"]["hint"] == "omit one of them"
     assert "no deployment 'tony'; known: tiny\nhint: did you mean 'tiny'?" in trtspec("logs", "tony").err
     assert trtspec("logs", "tiny", "--lines", -1).code == 1

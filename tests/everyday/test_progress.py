@@ -56,7 +56,7 @@ def test_it_is_said_again_each_half_minute(capfd: pytest.CaptureFixture[str]) ->
 
 def test_work_that_has_not_begun_or_is_done(capfd: pytest.CaptureFixture[str]) -> None:
     assert told(capfd, [("a", 0, 100)]) == ["  a: 0 %, unknown time left"]
-    assert told(capfd, [("a", 100, 100)]) == ["  still at work after 30 s"]
+    assert told(capfd, [("a", 100, 100)]) == ["  still running after 30 s"]
     assert told(capfd, [("a", 1, 100)], waits=0) == []
 
 
@@ -105,7 +105,7 @@ def test_many_texts_are_long_work(trtspec: Run, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("trtspec.bench.generate.generate_many", lambda *_, **__: sleep(0.2) or [])
     done = trtspec("generate", "build/tiny", "--prompts", "some.jsonl")
     assert done.document == {"format_version": 1, "results": []}
-    assert "  still at work after 0 s\n" in done.err
+    assert "  still running after 0 s\n" in done.err
 
 
 def test_a_line_of_a_build_is_not_folded(capfd: pytest.CaptureFixture[str]) -> None:

@@ -99,7 +99,7 @@ def test_the_table_is_a_row_each(command: str, deployed: None, trtspec: Run) -> 
 
 
 def test_nothing_was_deployed(workplace: Path, trtspec: Run) -> None:
-    assert trtspec("ps").out == "nothing was deployed\n"
+    assert trtspec("ps").out == "no deployments\n"
     assert trtspec("status", "--json").document == {"format_version": 1, "deployments": []}
     assert not (workplace / "state").exists()
 
@@ -136,7 +136,7 @@ def test_a_server_that_is_started_again_is_no_live_one_and_says_why(deployed: No
     shown = trtspec("status", "running")
     assert (shown.code, shown.out) == (
         1,
-        "running is restarting\n  started again 2 times, last because the process of tensorrt_llm died\n",
+        "running is restarting\n  restarted 2 times, last because the process of tensorrt_llm died\n",
     )
 
 
@@ -145,4 +145,4 @@ def test_what_goes_wrong_beside_a_server_is_said_by_its_status(deployed: None, t
     beside = "openai ended by itself with status 3, and is started again in 4 s"
     journal.write(replace(journal.known(), state="restarting", beside=beside))
     assert trtspec("status", "running", "--json").document["beside"] == beside
-    assert trtspec("status", "running").out == f"running is restarting\n  beside it, last: {beside}\n"
+    assert trtspec("status", "running").out == f"running is restarting\n  last sidecar event: {beside}\n"

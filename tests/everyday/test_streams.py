@@ -33,7 +33,7 @@ def test_results_are_on_stdout_and_notes_on_stderr(recipe: Path, trtspec: Run) -
     assert re.fullmatch(r"build/tiny: built \(.* s\)\nmanifest sha256:[0-9a-f]{64}\n", built.out)
     assert "convert-target" in built.err
     checked = trtspec("check", recipe)
-    assert (checked.out, checked.err) == ("end ids: 0 (generation_config.json)\ntiny: fits together\n", "")
+    assert (checked.out, checked.err) == ("end ids: 0 (generation_config.json)\ntiny: valid\n", "")
     for arguments, said in ((("inspect", "build/tiny"), "kind"), (("recipes",), "quickstart"), (("cache",), "entries")):
         shown = trtspec(*arguments)
         assert said in shown.out
@@ -115,7 +115,7 @@ def test_a_table_fits_the_terminal(recipe: Path) -> None:
 def test_colour_of_a_result_can_be_refused(recipe: Path) -> None:
     for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         wrong = seen(80, "cache", "--verify", **environment)
-        assert "every file is what was recorded" in wrong
+        assert "all files match their recorded digests" in wrong
         assert ("\x1b[32m" in wrong) == coloured
 
 

@@ -388,7 +388,7 @@ def test_saved_documents_of_the_artifact_and_its_target_are_found(artifact: Path
     assert kept == dict.fromkeys(["bench.json", "load.json", "profile.json", "train-draft_target.json"], True)
     assert {"Training", "Draft length", "Speed with and without speculation"} <= {*done["sections"]}
     assert "Shown with what trtspec saved of it here: bench.json" in Page(out.read_text()).text
-    assert "shown with what was saved of it here: bench.json" in trtspec("report", artifact, "-o", out).err
+    assert "includes results saved on this machine: bench.json" in trtspec("report", artifact, "-o", out).err
     path = artifact.parent / "mine.json"
     path.write_text(json.dumps(bench() | {"speedup": 9.5}))
     text = trtspec("report", artifact, "--with", path, "--format", "markdown").out

@@ -135,6 +135,7 @@ def _planned(recipe: Path, overrides: list[str], told: dict[str, Answer]) -> tup
 
 
 COLOURS = {"yes": "green", "measure": "yellow", "no": "red"}
+SOURCES = {"told": "command line"}
 VERDICTS = {"yes": "yes", "measure": "measure it", "no": "no"}
 
 
@@ -142,7 +143,10 @@ def show(found: Advice) -> None:
     """Show the verdict with its rule, the methods to try, the other rules that apply, and missing facts."""
     from trtspec.cli.render import say, say_command, show_table
 
-    rows = [(name.replace("_", " "), _format_value(each), each.source) for name, each in sorted(found.answers.items())]
+    rows = [
+        (name.replace("_", " "), _format_value(each), SOURCES.get(each.source, each.source))
+        for name, each in sorted(found.answers.items())
+    ]
     if rows:
         show_table("", ("fact", "value", "source"), rows)
     for note in found.notes:
