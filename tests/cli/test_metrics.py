@@ -62,7 +62,7 @@ def test_prometheus_takes_what_is_printed(workplace: Path, trtspec: Run) -> None
         (("scrape",), "no deployment is running"),
         (("scrape", "nothing"), "no deployment 'nothing'; known: none"),
         (("rules", "quickstart"), "metrics rules does not take a deployment name"),
-        (("tables",), "'tables' is not one of 'dashboard', 'rules', 'scrape'"),
+        (("tables",), "'tables' is neither one of 'dashboard', 'rules', 'scrape'"),
     ],
 )
 def test_what_is_asked_wrongly_is_said(workplace: Path, trtspec: Run, arguments: tuple[str, ...], message: str) -> None:

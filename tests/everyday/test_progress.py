@@ -51,7 +51,7 @@ def test_a_line_says_the_share_and_the_time_left(capfd: pytest.CaptureFixture[st
 
 def test_it_is_said_again_each_half_minute(capfd: pytest.CaptureFixture[str]) -> None:
     lines = told(capfd, [("build-target", 0, None)], waits=3)
-    assert lines == [f"  build-target: {spent} so far" for spent in ("30 s", "1 min 00 s", "1 min 30 s")]
+    assert lines == [f"  build-target: {spent} elapsed" for spent in ("30 s", "1 min 00 s", "1 min 30 s")]
 
 
 def test_work_that_has_not_begun_or_is_done(capfd: pytest.CaptureFixture[str]) -> None:

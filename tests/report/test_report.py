@@ -180,14 +180,14 @@ def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[objec
     for said in (
         *(
             "1.50 times as fast",
-            "Expected: speed-up against load",
+            "Expected: speed-up by load",
             "Memory",
             "SHA-256",
             "not verified",
             "In 2.8 seconds.",
         ),
-        *("Acceptance by position and kind", "What was compared", "greedy text of the target", "1.50×"),
-        *("On 2 h100, draft_len 4", "Time of each further token", "2.5/s, speculative"),
+        *("Acceptance by position and kind", "Comparisons", "greedy text of the target", "1.50×"),
+        *("On 2 h100, draft_len 4", "Time per output token", "2.5/s, speculative"),
     ):
         assert said in page.text
 
@@ -199,13 +199,13 @@ def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], t
     assert "| 1 at once | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% |" in text
     assert "| 16 at once, target alone | 5.0 | 9.0 | 9.5 | 9.9 | 1,234.5 |" in text
     assert "| 0.8 | 3.00 | 2.00 | up to 4+ |" in text
-    assert "* **up to ~10** requests at once it pays for" in text
+    assert "* **up to ~10** concurrency with a speed-up" in text
     assert "| ngram | 70.0% | 0.50 | - |" in text
     assert "| speculative | 11.0 | 80.0% | 3.00 |" in text
     assert "| chat | 2.00 (1.90 to 2.10) | 2.75 (2.65 to 2.85) | better |" in text
     assert "| convert-target | built | 2.50 |" in text
     assert "| tokens/s | 120.0 | 100.0 | 140.0 |" in text
-    assert "| a request, s | 0.200 | 0.400 | 0.250 |" in text
+    assert "| per request, s | 0.200 | 0.400 | 0.250 |" in text
     assert "| c | 70.0% | 0.80 | 0.60 |" in text
 
 
@@ -323,7 +323,7 @@ def rated(of_own: float, of_ngram: float) -> dict[str, Any]:
             {"bench": bench(), "load": load()},
             "It pays: 1.50 times (1.20 to 1.80) as fast as the target alone at 1 request; from 16 requests on it does "
             "not pay; not verified yet: trtspec verify ",
-            ("up to ~10 requests at once it pays for",),
+            ("up to ~10 concurrency with a speed-up",),
         ),
         (
             {"bench": bench() | SLOWER | {"manifest": "0" * 64}},
@@ -387,7 +387,7 @@ def test_saved_documents_of_the_artifact_and_its_target_are_found(artifact: Path
     kept = {each["name"]: each["is_kept"] for each in done["documents"]}
     assert kept == dict.fromkeys(["bench.json", "load.json", "profile.json", "train-draft_target.json"], True)
     assert {"Training", "Draft length", "Speed with and without speculation"} <= {*done["sections"]}
-    assert "Shown with what trtspec saved of it here: bench.json" in Page(out.read_text()).text
+    assert "Includes results saved on this machine: bench.json" in Page(out.read_text()).text
     assert "includes results saved on this machine: bench.json" in trtspec("report", artifact, "-o", out).err
     path = artifact.parent / "mine.json"
     path.write_text(json.dumps(bench() | {"speedup": 9.5}))

@@ -128,7 +128,7 @@ def test_the_table_has_speed_ups_by_batch_and_rate(recipe: Path, trtspec: Run) -
     large = (*ON_H200, "--set", "engine.max_batch_size=64")
     batches = predicted(trtspec, recipe, *large)["batches"]
     shown = trtspec("plan", recipe, *large).out.splitlines()
-    title = "predicted speed-up on 1 h200 by batch and acceptance rate; texts of 128 tokens, draft_len 3"
+    title = "predicted speed-up on 1 h200 by batch and acceptance rate; sequences of 128 tokens, draft_len 3"
     names, *rows = shown[shown.index(title) + 1 :]
     assert names.split() == ["batch", "alone", "tok/s", "0.6", "0.7", "0.8", "0.9"]
     for row, each in zip(rows, batches, strict=False):

@@ -50,7 +50,7 @@ def test_the_planner_decides_by_the_load(recipe: Path, monkeypatch: pytest.Monke
         found = advised(recipe, *ON_H200, "engine.max_batch_size=16", concurrency=load)
         assert found.decided_by.name == rule
         assert found.answers["break_even_batch"].value == 11
-    assert "drafting stops paying at 11" in found.decided_by.reason(found.answers)
+    assert "the break-even batch size is 11" in found.decided_by.reason(found.answers)
     assert found.first == (f"trtspec build {recipe} --set speculation.method=none",)
 
 
@@ -116,7 +116,7 @@ def test_memory_left_is_that_of_a_target_alone(recipe: Path) -> None:
     alone = advised(recipe, *ON_H200, "speculation={method: none}", concurrency=1)
     assert alone.answers["memory_left_gb"].value > 100
     assert "recipe_method" not in alone.answers
-    assert alone.notes == ("nothing is predicted for tiny: nothing is drafted",)
+    assert alone.notes == ("no prediction for tiny: nothing is drafted",)
     assert "memory_left_gb" not in advised(recipe, *ON_H200).answers
 
 

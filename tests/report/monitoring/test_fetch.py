@@ -31,13 +31,16 @@ def test_an_answer_is_what_was_sent() -> None:
 
 @pytest.mark.parametrize("status", [302, 404, 500])
 def test_only_a_good_answer_counts_and_none_is_followed(status: int) -> None:
-    with serving(lambda path: (status, b"no")) as url, pytest.raises(DeployError, match=f"answered {status}: 'no'"):
+    with (
+        serving(lambda path: (status, b"no")) as url,
+        pytest.raises(DeployError, match=f"returned status {status}: 'no'"),
+    ):
         fetch(url)
 
 
 def test_an_answer_is_no_larger_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "MAX_BYTES", 1000)
-    with serving(lambda path: (200, b"x" * 1001)) as url, pytest.raises(DeployError, match="more than 1,000 bytes"):
+    with serving(lambda path: (200, b"x" * 1001)) as url, pytest.raises(DeployError, match="exceeds 1,000 bytes"):
         fetch(url)
 
 
@@ -87,7 +90,7 @@ def test_one_that_drips_is_late() -> None:
     ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(DeployError, match="is not an address"):
+    with pytest.raises(DeployError, match="is not an http(s) URL"):
         fetch(url)
 
 
