@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `deploy` reads as percents, and what it says of what is none."""
+"""Parsing of percentages by `deploy`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec metrics`: what Grafana and Prometheus are given."""
+"""`trtspec metrics`: configuration of Grafana and Prometheus."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deploy`, `status` and `stop`: what they ask a target for and how they say what came of it."""
+"""`deploy`, `status` and `stop`: calls of the deployment target, and output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIVE = {"format_version": 1, "name": "tiny", "state": "live", "endpoints": ENDPO
 
 
 class Target:
-    """Serves nothing and notes what it was asked."""
+    """Deployment target that only records its calls."""
 
     render = None
 
@@ -55,7 +55,7 @@ def use(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Target:
 
 @pytest.fixture(autouse=True)
 def gates(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Note whose gates were asked after, instead of measuring."""
+    """Record the artifacts whose gates are checked, without measuring."""
     asked: list[Path] = []
 
     def hold(artifact: Path, *_: Any, **__: Any) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would end a build is found before any work, all of it at once."""
+"""Errors that would end a build are all reported before any work."""
 
 from __future__ import annotations
 

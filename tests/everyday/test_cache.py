@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cache`: what the store has and for whom, and throwing away what nobody has used for long."""
+"""`cache`: entries of the store and their recipes, and removal of unused entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAIT_S = 30
 
 @dataclass(frozen=True)
 class Write(Step):
-    """Writes as many bytes as it is told."""
+    """Step that writes a given number of bytes."""
 
     VERSION = 1
     size: int
@@ -42,7 +42,7 @@ class Write(Step):
 
 @dataclass(frozen=True)
 class Stuck(Write):
-    """Ends before it is done, and can be resumed."""
+    """Step that is interrupted and can be resumed."""
 
     RESUMABLE = True
 
@@ -52,7 +52,7 @@ class Stuck(Write):
 
 
 def built(size: int, days_ago: float, *recipes: str) -> str:
-    """Put an entry into the store that was made and used so long ago; return its key."""
+    """Add an entry with this creation and use time to the store; return its key."""
     import time
 
     then = time.time() - days_ago * DAY
@@ -65,7 +65,7 @@ def built(size: int, days_ago: float, *recipes: str) -> str:
 
 @pytest.fixture
 def keys(workplace: Path) -> dict[int, str]:
-    """The keys of some entries by their sizes."""
+    """The keys of several entries by size."""
     return {
         1000: built(1000, 1, "tiny", "other"),
         2000: built(2000, 40, "tiny"),
@@ -156,7 +156,7 @@ with open_store().holding(sys.argv[1:], "elsewhere"):
 
 @pytest.fixture
 def holder(keys: dict[int, str]) -> Any:
-    """A process that builds with two of the entries and one that is not there yet."""
+    """A process that holds two of the entries and one that does not exist yet."""
     command = [sys.executable, "-c", HOLDER, keys[4000], keys[1000], "0" * 64]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "holds\n"

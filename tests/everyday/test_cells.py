@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells of a matrix: called after what they vary, chosen by name; documents have one shape with and without them."""
+"""Matrix cells: names, selection by name, and documents of the same shape with and without a matrix."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A build whose steps are all in the store needs no source: an emptied hub cache costs no download."""
+"""A build with all steps in the store does not need its sources: an empty hub cache causes no download."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trtspec.recipe.load import load_recipe
 from trtspec.store.executor import Unobserved
 from trtspec.store.manifest import load_manifest
 
-pytestmark = pytest.mark.slow  # whole builds in forks
+pytestmark = pytest.mark.slow  # complete builds in forks
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = "checkpoints/target/rank0.safetensors"
@@ -32,7 +32,7 @@ def say(recipe: Path, old: str, new: str) -> None:
 
 
 def download(workplace: Path) -> None:
-    """Bring both models into the hub cache."""
+    """Download both models into the hub cache."""
     for role in ("target", "draft"):
         snapshot = workplace / "hub" / f"models--org--{role}" / "snapshots" / COMMIT
         shutil.copytree(workplace / role, snapshot, dirs_exist_ok=True)
@@ -40,7 +40,7 @@ def download(workplace: Path) -> None:
 
 @pytest.fixture
 def cold(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A recipe of hub models that was built, after which the hub cache was emptied."""
+    """A recipe of hub models that was built before the hub cache was emptied."""
     for role in ("target", "draft"):
         indent = " " * (2 if role == "target" else 4)
         say(recipe, f"model: ./{role}", f"model: org/{role}\n{indent}revision: {COMMIT}")
@@ -122,7 +122,7 @@ def test_what_is_not_remembered_is_downloaded(
     assert trtspec("check", cold).code == 0
 
 
-@pytest.mark.slow  # a pickle is opened by an interpreter of its own
+@pytest.mark.slow  # a separate interpreter opens pickles
 def test_pickles_that_were_opened(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pin = pickled(cold.parent / "target")
     say(cold, f"model: org/target\n  revision: {COMMIT}", f"model: org/target\n  revision: {COMMIT}\n  {pin}")
@@ -134,7 +134,7 @@ def test_pickles_that_were_opened(cold: Path, trtspec: Run, monkeypatch: pytest.
     assert "nothing to do" in trtspec("build", cold).out
 
 
-@pytest.mark.slow  # as this
+@pytest.mark.slow  # a complete build
 def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE
     from tests.methods.heads import random_heads, save_heads
@@ -157,7 +157,7 @@ def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch)
 def test_without_the_hubs_client_its_extra_is_named(
     workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one of the packages that the client itself requires."""
+    """The hint does not name a dependency of the client."""
     for package in ("huggingface_hub", "tqdm"):
         monkeypatch.setitem(sys.modules, package, None)
     refused = trtspec("build", "mistral-7b-ngram")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trtspec compare` says of two recipes, plans, artifacts and reports, and of strangers' files."""
+"""`trtspec compare` on recipes, plans, artifacts, reports and untrusted files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_recipes_differ_in_resolved_values_steps_and_memory(trtspec: Run, recipe
     assert compared.code == 0
     found = places(compared)
     assert found["recipe speculation.draft_len"] == (3, 4, "differs")
-    assert found["recipe target.dtype"] == ("bfloat16", "float16", "differs")  # the default is the checkpoint's
+    assert found["recipe target.dtype"] == ("bfloat16", "float16", "differs")  # the default comes from the checkpoint
     assert "recipe name" not in found
     assert "steps copy-tokenizer" not in found
     effects = compared.document["effects"]
@@ -140,7 +140,7 @@ def test_a_saved_plan_is_compared_with_the_recipe_of_today(trtspec: Run, recipe:
     other = changed(recipe, "other.yaml", ("draft_len: 3", "draft_len: 4"))
     compared = trtspec("compare", plan, other, "--json").document
     assert compared["effects"]["steps"] == [{"name": "emit-repository", "what": "differs", "why": "engine_settings"}]
-    # one that an earlier trtspec saved says less
+    # saved by an earlier trtspec, with fewer keys
     for key in ("recipe", "keys_are_final"):
         del planned[key]
     for step in planned["steps"]:
@@ -236,7 +236,7 @@ def test_a_report_of_verify_and_one_of_bench_share_metrics(trtspec: Run, workpla
 
 
 def test_a_report_of_bench_may_have_checks(trtspec: Run, workplace: Path) -> None:
-    """As one of another trtspec that judges the gates on a server, which leaves out what it cannot measure."""
+    """A report of `bench --gates` on a server, which skips some checks."""
     left_out = [{"name": "min_speedup", "reason": "server", "why": "in words"}]
     judged = {**BENCH, "ok": True, "checks": verified(0.5)["checks"], "left_out": left_out}
     one, other = saved(workplace / "a.json", BENCH), saved(workplace / "b.json", judged)
@@ -265,7 +265,7 @@ def test_what_has_nothing_in_common(trtspec: Run, recipe: Path) -> None:
     assert "hint: compare two of recipe, plan and artifact, or reports with each other" in refused.err
 
 
-# Strangers' files
+# Untrusted files
 
 BAD: dict[str, tuple[bytes, str]] = {
     "too large": (b"{" + b" " * (4 << 20), "larger than 4,194,304 bytes"),

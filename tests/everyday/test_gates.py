@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gates of engines that run in another process: judged on their server, by `bench --gates` and before it is live."""
+"""Gates of engines in another process: evaluated on their server, by `bench --gates` and before it is live."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FEW = ("--runs", 1, "--max-tokens", 6)
 
 @dataclass
 class Server:
-    """Answers like the ensemble of an engine: with `slip`, differently where it drafts."""
+    """Responds like the ensemble of an engine; with `slip`, speculation changes the text."""
 
     url: str = ""
     slip: str = ""
     counts: bool = True
-    obeys: bool = True  # takes num_draft_tokens
+    obeys: bool = True  # accepts num_draft_tokens
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def answer(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -45,7 +45,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server like ours, that each test may change."""
+    """A server double that each test may change."""
     state = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -71,7 +71,7 @@ def server() -> Iterator[Server]:
 
 @dataclass
 class Target:
-    """A place to deploy to where the server runs already; `live` tells whether one was let go live."""
+    """A deployment target whose server already runs; `live` is true once a deployment went live."""
 
     render = None
 
@@ -94,7 +94,7 @@ class Target:
 
 @pytest.fixture
 def built(recipe: Path, trtspec: Run) -> Any:
-    """Build an artifact of an engine that runs in another process, with these gates; return where it lies."""
+    """Build an artifact for an engine in another process, with these gates; return its path."""
     recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: vllm\n  gpu: h100\n"))
 
     def build(**gates: float) -> Path:
@@ -107,7 +107,7 @@ def built(recipe: Path, trtspec: Run) -> Any:
 
 @pytest.fixture
 def serve(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let an artifact be what the server runs, and what the name "tiny" leads to."""
+    """Make the server serve an artifact, with the deployment name "tiny"."""
 
     def serve(artifact: Path) -> Target:
         target = Target(server, artifact)
@@ -154,11 +154,11 @@ def test_the_report_is_the_one_that_deploy_takes(built: Any, serve: Any, server:
     target = serve(artifact)
     assert ensure_gates(artifact) is False
     assert trtspec("verify", artifact).code == 0
-    assert ensure_gates(artifact) is False, "verify saw files, and no engine"
+    assert ensure_gates(artifact) is False, "verify checks files, but runs no engine"
     assert trtspec("bench", "tiny", "--gates", *FEW).code == 0
     assert ensure_gates(artifact) is True
     assert trtspec("verify", artifact).code == 0
-    assert ensure_gates(artifact) is True, "verify does not forget what the server told"
+    assert ensure_gates(artifact) is True, "verify keeps the results of the server"
     server.asked.clear()
     assert trtspec("deploy", artifact, "--detach").code == 0
     assert (target.live, server.asked) == ([server.url], [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec init`: what it proposes for directories, for what it can see of a machine, and what it refuses."""
+"""`trtspec init`: proposals for directories and machines, and errors."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ finally:
 
 @pytest.fixture(autouse=True)
 def _no_gpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a machine without nvidia-smi, whatever this one is."""
+    """Simulate a machine without nvidia-smi."""
     monkeypatch.setenv("PATH", str(workplace))
 
 
 def show_gpus(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    """Let nvidia-smi show these."""
+    """Simulate an nvidia-smi that lists these GPUs."""
     doubles = Path(__file__).resolve().parents[1] / "doubles"
     monkeypatch.setenv("PATH", os.pathsep.join([str(doubles), str(Path(sys.executable).parent), "/usr/bin", "/bin"]))
     monkeypatch.setenv("NVIDIA_SMI_DOUBLE", "\n".join(lines))
 
 
 def said(outcome: Outcome) -> str:
-    """Return all that people were shown, with one space wherever there were some."""
+    """Return the output with runs of white space collapsed."""
     return " ".join((outcome.out + outcome.err).split())
 
 
 def recipe_of(outcome: Outcome) -> dict[str, Any]:
-    """Return the recipe of a document, which is what its file holds."""
+    """Return the recipe of a document, after checking that it equals its file."""
     recipe: dict[str, Any] = outcome.document["recipe"]
     assert yaml.safe_load(Path(outcome.document["path"]).read_text()) == recipe
     return recipe
 
 
 def whys(outcome: Outcome) -> dict[str, str]:
-    """Return the reasons by path."""
+    """Return the reasons of the choices by path."""
     return {choice["path"]: choice["why"] for choice in outcome.document["choices"]}
 
 
 def shape(name: str, root: Path) -> Path:
-    """Make a published checkpoint's headers."""
+    """Create the headers of a published checkpoint."""
     (found,) = (each for each in shapes() if each.name == name)
     make_checkpoint(found, root / name)
     return root / name
@@ -151,7 +151,7 @@ class TestTheFile:
         assert json.loads(schema.read_text()) == editor_schema()
         os.utime(schema, (1, 1))
         trtspec("init", TARGET, "--name", "two")
-        assert schema.stat().st_mtime == 1, "the same is not written again"
+        assert schema.stat().st_mtime == 1, "the existing file is not overwritten"
         schema.write_text("{}")
         trtspec("init", TARGET, "--name", "three")
         assert json.loads(schema.read_text()) == editor_schema()
@@ -336,7 +336,7 @@ class TestWhatIsRefused:
         (problem,) = (each for each in made.document["problems"] if each["severity"] == "error")
         assert (problem["path"], problem["code"]) == ("speculation.draft.model", "vocabulary")
         assert problem["line"]
-        assert Path("odd.yaml").is_file(), "it stays, to be mended"
+        assert Path("odd.yaml").is_file(), "the file is kept for editing"
         shown = trtspec("init", recipe.parent / "target", draft, "-o", "odd.yaml", "--force")
         assert said(shown).endswith("odd.yaml: written, but invalid; see the errors above")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where `migrate` writes: beside a recipe of the user's, here for any other, and never into the installation."""
+"""Output path of `migrate`: next to a user's recipe, else the current directory, never the installation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes by the name that `trtspec recipes` lists, from standard input, and several at once."""
+"""Recipes by name, from standard input, and several in one command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Feed = Callable[[str], None]
 
 @pytest.fixture
 def feed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feed]:
-    """Let a text be what stands at standard input."""
+    """Use a text as standard input."""
     before = os.dup(0)
 
     def put(text: str) -> None:
@@ -43,7 +43,7 @@ def test_a_shipped_recipe_by_its_name(workplace: Path, trtspec: Run) -> None:
 def test_a_file_of_that_name_wins(recipe: Path, trtspec: Run) -> None:
     recipe.rename(recipe.with_name("quickstart"))
     assert trtspec("check", "quickstart").out == "end ids: 0 (generation_config.json)\ntiny: valid\n"
-    (recipe.parent / "quickstart-ngram").mkdir()  # a directory is no recipe
+    (recipe.parent / "quickstart-ngram").mkdir()  # directories are not recipes
     assert trtspec("check", "quickstart-ngram").code == 0
 
 
@@ -59,11 +59,11 @@ def test_a_shipped_recipe_is_extended_by_its_name(workplace: Path, trtspec: Run)
     mine.write_text("extends: quickstart-ngram\nname: mine\n")
     assert trtspec("check", mine).out == "end ids: 0 (generation_config.json)\nmine: valid\n"
     (workplace / "quickstart-ngram").write_text("name: [\n")
-    assert trtspec("check", mine).code == 1, "a file of that name beside it wins"
+    assert trtspec("check", mine).code == 1, "a file of that name takes precedence"
     (workplace / "sub").mkdir()
     below = workplace / "sub" / "below.yaml"
     below.write_text("extends: quickstart-ngram\nname: below\n")
-    assert trtspec("check", below).code == 0, "not one of the current directory"
+    assert trtspec("check", below).code == 0, "not relative to the current directory"
     below.write_text("extends: models/quickstart\nname: below\n")
     assert trtspec("check", below).code == 1
 

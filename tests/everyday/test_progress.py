@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long work in a log: a line with progress and time left every half minute, by a clock of the test's own."""
+"""Progress lines in a log every 30 s, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtspec.store.step import Step
 
 
 class Clock:
-    """Time that passes while somebody waits, for so many waits."""
+    """Simulated clock that advances on each of a number of waits."""
 
     def __init__(self, waits: int) -> None:
         self.now, self.left = 100.0, waits
@@ -26,7 +26,7 @@ class Clock:
         return self.now
 
     def wait(self, seconds: float) -> bool:
-        """Let time pass; True at the end, as of an event that is set."""
+        """Advance the time; return True after the last wait, like a set event."""
         self.now += seconds
         self.left -= 1
         return self.left < 0
@@ -96,7 +96,7 @@ def test_commands_tell_it_without_a_terminal(
         sleep(0.2)
     assert "  lossless: 25 %, " in capfd.readouterr().err
     sleep(0.05)
-    assert capfd.readouterr().err == ""  # nobody is left who tells
+    assert capfd.readouterr().err == ""  # the reporting thread has ended
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ps`: every deployment with the state that its process has, whatever was recorded last."""
+"""`ps`: the state of each deployment follows its process, not the last record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESSES = f"{HTTP}; 127.0.0.1:18001; http://127.0.0.1:18002/metrics"
 
 
 def recorded(name: str, state: str, *, runs: bool = True) -> Record:
-    """Record a deployment whose process is this one, or has ended."""
+    """Record a deployment whose process is this one or has ended."""
     journal = DeploymentJournal(name)
     journal.root.mkdir(parents=True)
     record = Record(
@@ -40,7 +40,7 @@ def recorded(name: str, state: str, *, runs: bool = True) -> Record:
 
 @pytest.fixture
 def deployed(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One deployment of each kind, all of them since a known moment."""
+    """One deployment of each state, all with a known start time."""
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setattr("trtspec.deployment.journal.time.time", lambda: 1_700_000_000.0)
     recorded("running", "live")
@@ -95,7 +95,7 @@ def test_the_table_is_a_row_each(command: str, deployed: None, trtspec: Run) -> 
     ]
     assert rows[4][4].startswith(f"{os.getpid()}  2023-11-14 ")
     assert rows[4][4].endswith(f"  {ADDRESSES}")
-    assert rows[1][4].split()[::3] == ["-", "-"], "nothing answers at the addresses of what was stopped"
+    assert rows[1][4].split()[::3] == ["-", "-"], "a stopped deployment has no endpoints"
 
 
 def test_nothing_was_deployed(workplace: Path, trtspec: Run) -> None:

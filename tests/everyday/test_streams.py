@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes where: results to stdout, notes to stderr; a table has one line a row in a pipe and fits a terminal."""
+"""Results go to stdout and notes to stderr; tables have one line per row in a pipe and fit a terminal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_with_json_the_result_is_not_shown_besides(arguments: tuple[str, ...], r
 def test_a_row_is_one_line_in_a_pipe(
     capfd: pytest.CaptureFixture[str], trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for columns, force in (("40", ""), ("300", ""), ("80", "1")):  # neither asks for another layout of what is read on
+    for columns, force in (("40", ""), ("300", ""), ("80", "1")):  # neither changes the layout in a pipe
         monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setenv("FORCE_COLOR", force)
         show_table("title", ("name", "n"), [LONG, ("b", "12"), ("c\nd", "")], (1,))
@@ -77,7 +77,7 @@ def test_a_table_without_names_of_columns_has_no_empty_line(capfd: pytest.Captur
 
 
 def seen(columns: int, *arguments: object, **environment: str) -> str:
-    """Return what a terminal of so many columns gets on stdout."""
+    """Return the stdout of a command on a terminal of this width."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     plain = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
@@ -98,7 +98,7 @@ def _read_all(descriptor: int) -> Iterator[bytes]:
     while True:
         try:
             chunk = os.read(descriptor, 65536)
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # raised by Linux if the other end is closed
             return
         yield chunk
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of a real artifact, with documents of the forms that the commands print."""
+"""Reports of a real artifact, with documents in the formats of the commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOID = {"meta", "line", "rect", "circle", "path", "polyline"}
 
 
 class Page(HTMLParser):
-    """Reads a page strictly: every tag closes, in order."""
+    """Strict HTML parser: every tag must close in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ BETTER = "Do not ship this draft: ngram is 2.20 times (2.10 to 2.30) as fast as 
 
 
 def rated(of_own: float, of_ngram: float) -> dict[str, Any]:
-    """Return a profile with other speed-ups of its two methods."""
+    """Return a profile with these speed-ups of its two methods."""
     found = profile()
     for method, speedup in zip(found["methods"], (of_own, of_ngram), strict=True):
         for each in (*method["best"], *method["speedups"]):
@@ -392,7 +392,7 @@ def test_saved_documents_of_the_artifact_and_its_target_are_found(artifact: Path
     path = artifact.parent / "mine.json"
     path.write_text(json.dumps(bench() | {"speedup": 9.5}))
     text = trtspec("report", artifact, "--with", path, "--format", "markdown").out
-    assert "* **9.50×** as fast as the target alone" in text, "what is named comes before what is found"
+    assert "* **9.50×** as fast as the target alone" in text, "given documents take precedence over saved ones"
     assert "bench.json" not in text
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules as the table of docs/advise.md: `python -m tests.report.advisor.table` prints it."""
+"""Generator of the rules table of docs/advise.md: `python -m tests.report.advisor.table`."""
 
 from __future__ import annotations
 

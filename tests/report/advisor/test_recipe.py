@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe answers: the planner decides where it can, and more load never speaks for drafting."""
+"""Facts from a recipe: the planner decides if it can, and more load never favours drafting."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pair_of(recipe: Path) -> tuple[Pair, int]:
 
 
 def test_the_planner_decides_by_the_load(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A break-even at 11 requests, as a pair with such steps has it."""
+    """The break-even batch size of this pair is 11."""
     monkeypatch.setattr(Pair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
     expected = {1: "faster-as-planned", 9: "faster-as-planned", 10: "hardly-faster-as-planned", 11: "slower-as-planned"}
     for load, rule in expected.items():
@@ -82,7 +82,7 @@ DRAFTED = [
 
 @pytest.mark.parametrize("row", DRAFTED, ids=lambda row: f"{row['target']}-{row['gpu']}")
 def test_more_load_never_speaks_for_it(row: dict[str, Any], recipe: Path) -> None:
-    """Published models, one of them with experts, of which a few texts read more than one."""
+    """Published models, one of them a mixture of experts, where larger batches read more experts."""
     large = load_recipe(recipe, ["engine.max_batch_size=4096"]).recipe
     found, ranks, speedups = Prediction(pair(row), 3, ()), [], []
     for load in (0.5, 1, 2, 3, 5, 8, 13, 30, 64, 200, 500, 5000):
@@ -93,7 +93,7 @@ def test_more_load_never_speaks_for_it(row: dict[str, Any], recipe: Path) -> Non
         ranks.append(VERDICTS.index(advise(told | known).speculate))
     assert ranks == sorted(ranks, reverse=True)
     assert speedups == sorted(speedups, reverse=True)
-    is_dense = "mixtral" not in row["target"]  # verifying 4 tokens reads most experts, and one token two of eight
+    is_dense = "mixtral" not in row["target"]  # verifying 4 tokens reads most experts, one token reads two of eight
     assert ranks[0] == VERDICTS.index("yes" if is_dense else "no")
 
 

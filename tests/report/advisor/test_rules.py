@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules as a table: each fires, none contradicts another, every answer gets a reason, load never speaks for it."""
+"""Rules: each one can apply, none contradicts another, all have reasons, and load never favours drafting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def advised(**values: Any) -> Advice:
 
 
 def values_at(condition: Condition) -> list[Any]:
-    """Return values at the limits of a condition, and on either side of them."""
+    """Return values at the limits of a condition and on both sides of them."""
     if condition.among:
         return list(condition.among)
     limits = [
@@ -47,7 +47,7 @@ def values_at(condition: Condition) -> list[Any]:
 
 
 def witness(rule: Rule) -> dict[str, Answer]:
-    """Return answers by which a rule fires, and no others."""
+    """Return the minimal facts for which a rule applies."""
     found = {name: next(value for value in values_at(each) if each.holds(value)) for name, each in rule.when.items()}
     return told(**found)
 
@@ -87,7 +87,7 @@ def test_rules_ask_for_answers_that_there_are() -> None:
 
 
 def test_no_rule_contradicts_another() -> None:
-    """Rules that ask for the same answers never say yes and no to the same ones."""
+    """Rules on the same facts never give both yes and no for the same values."""
     for yes, no in product(speculate_rules(), repeat=2):
         if (yes.says, no.says) != ("yes", "no") or yes.when.keys() != no.when.keys():
             continue
@@ -115,7 +115,7 @@ GRID: dict[str, tuple[Any, ...]] = {
 def test_every_combination_gets_an_answer_with_a_reason() -> None:
     seen = set()
     for number, values in enumerate(product(*GRID.values())):
-        if number % 17:  # a prime, so that all values of all answers meet
+        if number % 17:  # a prime, so that all values of all facts are combined
             continue
         given_ = {name: value for name, value in zip(GRID, values, strict=True) if value is not None}
         found = advised(**given_)
@@ -246,4 +246,4 @@ def test_what_is_asked_for_is_not_there_yet(others: dict[str, Any]) -> None:
 
 def test_the_page_has_the_rules() -> None:
     page = (Path(__file__).parents[3] / "docs" / "advise.md").read_text(encoding="utf-8")
-    assert table() in page, "python -m tests.report.advisor.table prints what is to stand there"
+    assert table() in page, "update the table with: python -m tests.report.advisor.table"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of strangers: what they answer is bounded in time and size, and nothing of it is believed."""
+"""Responses of untrusted servers are limited in time and size."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_answer_is_no_larger_than_it_may_be(monkeypatch: pytest.MonkeyPatch) 
 
 @contextmanager
 def dripping() -> Iterator[str]:
-    """Serve an answer that never ends, a byte every few milliseconds."""
+    """Serve an endless response, one byte every few milliseconds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checklist of a real artifact: each row in each of its states, and which documents count."""
+"""The checklist of a real artifact: each row in each state, and matching of documents."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write(path: Path, document: dict[str, Any], age_s: float = 0) -> Path:
 
 
 def changed(facts: Facts, **settings: Any) -> Facts:
-    """Return facts of an artifact whose recipe says something else, by dotted keys with __ for dots."""
+    """Return the facts of an artifact with changed recipe values; keys have __ instead of dots."""
     recipe = facts.recipe.as_dict()
     for path, value in settings.items():
         *places, last = path.split("__")
@@ -118,7 +118,7 @@ def test_a_baseline_is_found_by_itself_and_counts_for_its_target(artifact: Path,
     assert document["manifest"] in row["documents"][0]["path"]
     other = {**document, "target": {**document["target"], "sha256": "0" * 64}, "time": "2099-01-01T00:00:00+00:00"}
     path = write(artifact.parent / "other.json", other)
-    assert rows(trtspec, artifact, "--with", path)["baseline"]["state"] == DONE  # the one that counts goes before
+    assert rows(trtspec, artifact, "--with", path)["baseline"]["state"] == DONE  # the matching one comes first
     (artifact.parents[1] / "state" / "documents" / document["manifest"] / "baseline.json").unlink()
     row = rows(trtspec, artifact, "--with", path)["baseline"]
     assert (row["state"], row["evidence"].rpartition(": ")[2]) == (MISSING, "of another target")
