@@ -184,7 +184,7 @@ def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[objec
             "Memory",
             "SHA-256",
             "not verified",
-            "In 2.8 seconds.",
+            "Total: 2.8 seconds.",
         ),
         *("Acceptance by position and kind", "Comparisons", "greedy text of the target", "1.50×"),
         *("On 2 h100, draft_len 4", "Time per output token", "2.5/s, speculative"),
@@ -196,8 +196,8 @@ def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[objec
 def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], trtspec: Run) -> None:
     text = trtspec("report", artifact, *saved, "--format", "markdown").out
     assert "| draft\\_target (./draft) | 2.00 (2) | 0.80 (2) | up to ~10 |" in text
-    assert "| 1 at once | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% |" in text
-    assert "| 16 at once, target alone | 5.0 | 9.0 | 9.5 | 9.9 | 1,234.5 |" in text
+    assert "| concurrency 1 | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% |" in text
+    assert "| concurrency 16, target alone | 5.0 | 9.0 | 9.5 | 9.9 | 1,234.5 |" in text
     assert "| 0.8 | 3.00 | 2.00 | up to 4+ |" in text
     assert "* **up to ~10** concurrency with a speed-up" in text
     assert "| ngram | 70.0% | 0.50 | - |" in text
@@ -219,11 +219,11 @@ def test_one_load_is_shown_with_what_failed_and_was_not_compared(artifact: Path,
     path = artifact.parent / "load.json"
     path.write_text(json.dumps(document | {"points": [first, rate], "ended_by": "x", "warnings": ["the sweep ended"]}))
     text = trtspec("report", artifact, "--with", path, "--format", "markdown").out
-    assert "| 1 at once | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% | 50% | 50% | 3 | 3 |" in text
+    assert "| concurrency 1 | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% | 50% | 50% | 3 | 3 |" in text
     assert "| 2.5/s | 1,000 | 75.0% | 50% | 3 |" in text
     assert "2.5/s: not compared, as 3 of 35 requests failed (served)" in text
     assert "Warning: the sweep ended." in text
-    assert "* **2.00×** as fast as the target alone (1.90 to 2.10, 1 at once)" in text
+    assert "* **2.00×** as fast as the target alone (1.90 to 2.10, concurrency 1)" in text
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_what_is_of_another_artifact_is_said_to_be(artifact: Path, trtspec: Run)
 
 @pytest.mark.slow
 def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> None:
-    assert "not verified" in trtspec("report", artifact, "--format", "github").out
+    assert "has not been verified" in trtspec("report", artifact, "--format", "github").out
     suite = ElementTree.fromstring(trtspec("report", artifact, "--format", "junit").out)
     assert (suite.get("errors"), suite.get("tests")) == ("1", "1")
     trtspec("verify", artifact, "--max-tokens", 4)

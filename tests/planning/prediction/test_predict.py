@@ -134,8 +134,8 @@ def test_the_table_has_speed_ups_by_batch_and_rate(recipe: Path, trtspec: Run) -
     for row, each in zip(rows, batches, strict=False):
         speedups = [f"{speedup:.2f}x" for speedup in each["speedup"].values()]
         assert row.split() == [str(each["batch"]), f"{each['tokens_per_s']:.0f}", *speedups]
-    assert rows[4].split() == ["no", "faster", "from", "1", "1", "1", "1"]
-    assert "the memory holds 4096 texts of 256 tokens" in rows
+    assert rows[4].split() == ["break-even", "batch", "1", "1", "1", "1"]
+    assert "the memory holds 4096 sequences of 256 tokens" in rows
 
 
 def test_gpus_without_a_link_are_not_predicted_together(recipe: Path) -> None:

@@ -70,7 +70,7 @@ def dripping() -> Iterator[str]:
 @pytest.mark.slow
 def test_one_that_drips_is_late() -> None:
     started = time.monotonic()
-    with dripping() as url, pytest.raises(StepTimeout, match=r"no answer within 0\.2 s"):
+    with dripping() as url, pytest.raises(StepTimeout, match=r"no response within 0\.2 s"):
         fetch(url, timeout_s=0.2)
     assert time.monotonic() - started < 5
 
@@ -90,7 +90,7 @@ def test_one_that_drips_is_late() -> None:
     ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(DeployError, match="is not an http(s) URL"):
+    with pytest.raises(DeployError, match="is not an http"):
         fetch(url)
 
 

@@ -82,7 +82,7 @@ def test_a_new_artifact(artifact: Path, trtspec: Run) -> None:
 def test_the_exit_code_says_something_only_where_that_is_asked_for(artifact: Path, trtspec: Run) -> None:
     shown = trtspec("checklist", artifact)
     assert shown.code == 0
-    assert shown.out.endswith(f"{artifact}: 11 rows missing\n")
+    assert shown.out.endswith(f"{artifact}: 11 items missing\n")
     assert f"verified: trtspec verify {artifact}\n" in shown.out
     assert trtspec("checklist", artifact, "--strict").code == 112
 
@@ -93,7 +93,7 @@ def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
     found = rows(trtspec, artifact)
     assert (found["verified"]["state"], found["gates"]["state"]) == (DONE, DONE)
     keep_verification(artifact, verification_of(artifact, "exact", [Check("parity", False, 0, 1, "not so")]))
-    assert "fails: parity" in rows(trtspec, artifact)["verified"]["evidence"]
+    assert "failed: parity" in rows(trtspec, artifact)["verified"]["evidence"]
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_a_kept_document_that_was_damaged_is_as_good_as_none(artifact: Path, trt
     folder.mkdir(parents=True)
     for kind in KINDS:
         (folder / f"{kind}.json").write_text("{")
-    assert rows(trtspec, artifact)["baseline"]["evidence"].startswith("no document")
+    assert rows(trtspec, artifact)["baseline"]["evidence"].startswith("no saved result")
 
 
 LOOSER = [
