@@ -229,7 +229,7 @@ def test_what_people_see_is_plain_without_a_terminal(recipe: Path, trtspec: Run)
         assert not {"\x1b", "\r"} & {*done.out, *done.err}
 
 
-def seen_on_a_terminal(*arguments: object, **environment: str) -> str:
+def stderr_on_terminal(*arguments: object, **environment: str) -> str:
     """Return the output of stderr on a terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "trtspec", *map(str, arguments)]
@@ -258,8 +258,8 @@ def _read_all(descriptor: int) -> Iterator[bytes]:
 
 @pytest.mark.slow
 def test_colour_is_for_terminals_and_can_be_refused(workplace: Path) -> None:
-    assert "\x1b[31m" in seen_on_a_terminal("inspect", "nosuch")
-    assert "\x1b[3" not in seen_on_a_terminal("inspect", "nosuch", NO_COLOR="1")
+    assert "\x1b[31m" in stderr_on_terminal("inspect", "nosuch")
+    assert "\x1b[3" not in stderr_on_terminal("inspect", "nosuch", NO_COLOR="1")
 
 
 def test_a_bug_shows_its_traceback(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = "checkpoints/target/rank0.safetensors"
 
 
-def say(recipe: Path, old: str, new: str) -> None:
+def replace_text(recipe: Path, old: str, new: str) -> None:
     text = recipe.read_text()
     assert old in text
     recipe.write_text(text.replace(old, new))
@@ -43,7 +43,7 @@ def cold(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A recipe of hub models that was built before the hub cache was emptied."""
     for role in ("target", "draft"):
         indent = " " * (2 if role == "target" else 4)
-        say(recipe, f"model: ./{role}", f"model: org/{role}\n{indent}revision: {COMMIT}")
+        replace_text(recipe, f"model: ./{role}", f"model: org/{role}\n{indent}revision: {COMMIT}")
     download(recipe.parent)
     built = trtspec("build", recipe)
     assert built.code == 0, built.err
@@ -90,7 +90,7 @@ def test_what_is_not_in_the_store_is_downloaded_for(cold: Path, trtspec: Run, mo
     monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", lambda *_: download(cold.parent))
     assert trtspec("build", cold, "--set", "target.dtype=float16").code == 0
     half = (cold.parent / "build" / "tiny" / WEIGHTS).read_bytes()
-    say(cold, f"model: org/target\n  revision: {COMMIT}", "model: ./target\n  dtype: float16")
+    replace_text(cold, f"model: org/target\n  revision: {COMMIT}", "model: ./target\n  dtype: float16")
     shutil.rmtree(cold.parent / "cache")
     assert trtspec("build", cold).code == 0
     assert (cold.parent / "build" / "tiny" / WEIGHTS).read_bytes() == half
@@ -125,7 +125,7 @@ def test_what_is_not_remembered_is_downloaded(
 @pytest.mark.slow  # a separate interpreter opens pickles
 def test_pickles_that_were_opened(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pin = pickled(cold.parent / "target")
-    say(cold, f"model: org/target\n  revision: {COMMIT}", f"model: org/target\n  revision: {COMMIT}\n  {pin}")
+    replace_text(cold, f"model: org/target\n  revision: {COMMIT}", f"model: org/target\n  revision: {COMMIT}\n  {pin}")
     download(cold.parent)
     assert trtspec("build", cold).code == 0
     for name in ("hub", "cache/unpickled"):

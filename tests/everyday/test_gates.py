@@ -118,7 +118,7 @@ def serve(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
     return serve
 
 
-def checks_of(document: dict[str, Any]) -> dict[str, bool]:
+def check_results(document: dict[str, Any]) -> dict[str, bool]:
     return {check["name"]: check["ok"] for check in document["checks"]}
 
 
@@ -129,7 +129,7 @@ def test_a_limit_that_a_server_misses(built: Any, serve: Any, trtspec: Run) -> N
     assert trtspec("bench", "tiny", *FEW).code == 0
     done = trtspec("bench", "tiny", "--gates", *FEW, "--json")
     assert done.code == 112
-    assert checks_of(done.document) == {"lossless": True, "min_acceptance": True, "min_speedup": False}
+    assert check_results(done.document) == {"lossless": True, "min_acceptance": True, "min_speedup": False}
     assert done.document["speedup"] > 0
     shown = trtspec("bench", "tiny", "--gates", *FEW)
     assert (shown.code, "tiny: gates FAILED" in shown.out + shown.err) == (112, True)
@@ -214,7 +214,7 @@ def test_an_engine_that_drafts_whatever_is_asked(built: Any, serve: Any, server:
     assert "lossless: not measured" in done.err
     assert "min_acceptance: not measured" in done.err
     measured = trtspec("bench", "tiny", "--gates", "--baseline", server.url, *FEW, "--json")
-    assert (measured.code, checks_of(measured.document)) == (0, {"lossless": True})
+    assert (measured.code, check_results(measured.document)) == (0, {"lossless": True})
     assert ensure_gates(artifact) is True
 
 
@@ -253,7 +253,7 @@ def test_gates_need_an_artifact_and_the_one_that_is_served(
 def test_gates_in_this_process(recipe: Path, trtspec: Run) -> None:
     assert trtspec("build", recipe, "--set", "gates.min_acceptance=0.99").code == 0
     done = trtspec("bench", "build/tiny", "--gates", *FEW, "--json")
-    assert (done.code, checks_of(done.document)) == (112, {"lossless": True, "min_acceptance": False})
+    assert (done.code, check_results(done.document)) == (112, {"lossless": True, "min_acceptance": False})
     assert trtspec("deploy", "build/tiny").code == 112
     with pytest.raises(GateNotMet, match="min_acceptance"):
         ensure_gates(Path("build/tiny"))

@@ -32,7 +32,9 @@ class Clock:
         return self.left < 0
 
 
-def told(capfd: pytest.CaptureFixture[str], work: list[tuple[str, int, int | None]], waits: int = 1) -> list[str]:
+def progress_lines(
+    capfd: pytest.CaptureFixture[str], work: list[tuple[str, int, int | None]], waits: int = 1
+) -> list[str]:
     clock = Clock(waits)
     progress = Progress(disable=True, get_time=clock)
     for what, done, total in work:
@@ -45,19 +47,22 @@ def told(capfd: pytest.CaptureFixture[str], work: list[tuple[str, int, int | Non
 
 def test_a_line_says_the_share_and_the_time_left(capfd: pytest.CaptureFixture[str]) -> None:
     assert PERIOD_S <= 30
-    assert told(capfd, [("convert-target", 25, 100)]) == ["  convert-target: 25 %, 1 min 30 s left"]
-    assert told(capfd, [("a", 75, 100), ("b", 1, 1000)]) == ["  a: 75 %, 10 s left", "  b: 0 %, 8 h 19 min left"]
+    assert progress_lines(capfd, [("convert-target", 25, 100)]) == ["  convert-target: 25 %, 1 min 30 s left"]
+    assert progress_lines(capfd, [("a", 75, 100), ("b", 1, 1000)]) == [
+        "  a: 75 %, 10 s left",
+        "  b: 0 %, 8 h 19 min left",
+    ]
 
 
 def test_it_is_said_again_each_half_minute(capfd: pytest.CaptureFixture[str]) -> None:
-    lines = told(capfd, [("build-target", 0, None)], waits=3)
+    lines = progress_lines(capfd, [("build-target", 0, None)], waits=3)
     assert lines == [f"  build-target: {spent} elapsed" for spent in ("30 s", "1 min 00 s", "1 min 30 s")]
 
 
 def test_work_that_has_not_begun_or_is_done(capfd: pytest.CaptureFixture[str]) -> None:
-    assert told(capfd, [("a", 0, 100)]) == ["  a: 0 %, unknown time left"]
-    assert told(capfd, [("a", 100, 100)]) == ["  still running after 30 s"]
-    assert told(capfd, [("a", 1, 100)], waits=0) == []
+    assert progress_lines(capfd, [("a", 0, 100)]) == ["  a: 0 %, unknown time left"]
+    assert progress_lines(capfd, [("a", 100, 100)]) == ["  still running after 30 s"]
+    assert progress_lines(capfd, [("a", 1, 100)], waits=0) == []
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ COMMANDS = sorted(command_name(command) for command in discover("trtspec.cli", "
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """A directory with the tiny pair, and the runners for commands in it."""
 
     root: Path
@@ -157,7 +157,7 @@ SCREENS = {
 
 
 @pytest.fixture(scope="module")
-def place(pair_master: Path) -> Iterator[Place]:
+def workspace(pair_master: Path) -> Iterator[Workspace]:
     """The pair in a directory of known path length, with deployments, terminals and commands."""
     root = Path(tempfile.mkdtemp(prefix="screens-", dir="/tmp"))
     assert len(str(root)) == len(HOME)
@@ -176,7 +176,7 @@ def place(pair_master: Path) -> Iterator[Place]:
         patch.setattr("trtspec.deployment.journal.time.time", lambda: 1_700_000_000.0)
         record_deployments()
         assert piped(forks, scratch, ["build", "recipe.yaml"]).code == 0
-        yield Place(root, forks, shown, scratch)
+        yield Workspace(root, forks, shown, scratch)
     shutil.rmtree(root)
     shutil.rmtree(scratch)
 
@@ -202,19 +202,19 @@ def record_deployments() -> None:
         journal.log.write_text("I1114 22:13:20 server starts\n" + "\x1b[31mE1114\x1b[0m out of memory, " * 6 + "ends\n")
 
 
-def look(place: Place, name: str) -> dict[str, Shown]:
+def capture(workspace: Workspace, name: str) -> dict[str, Shown]:
     """Return the output of a command by variant; each command runs once for all tests."""
-    if name not in place.seen:
+    if name not in workspace.seen:
         screen = SCREENS[name]
         argv, seen = shlex.split(screen.command), {}
-        store = {"TRTSPEC_CACHE": str(place.root / screen.store)}
+        store = {"TRTSPEC_CACHE": str(workspace.root / screen.store)}
         for width in WIDTHS[:1] if screen.is_long else WIDTHS:
-            screen.before(place.root)
-            seen[f"terminal, {width} columns"] = place.terminals.run(place.commands, width, argv, **store)
-        screen.before(place.root)
-        seen["pipe"] = piped(place.commands, place.scratch, argv, **store)
-        place.seen[name] = seen
-    return place.seen[name]
+            screen.before(workspace.root)
+            seen[f"terminal, {width} columns"] = workspace.terminals.run(workspace.commands, width, argv, **store)
+        screen.before(workspace.root)
+        seen["pipe"] = piped(workspace.commands, workspace.scratch, argv, **store)
+        workspace.seen[name] = seen
+    return workspace.seen[name]
 
 
 VERDICTS = "(?:Ship it|It pays|Do not ship|Not decided)"  # the set depends on the current speed of the machine
@@ -280,23 +280,23 @@ def compare_golden(name: str, text: str, *, update: bool) -> None:
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_screen_is_the_golden_one(name: str, place: Place, pytestconfig: pytest.Config) -> None:
-    text = described(SCREENS[name].command, look(place, name), place.root)
+def test_a_screen_is_the_golden_one(name: str, workspace: Workspace, pytestconfig: pytest.Config) -> None:
+    text = described(SCREENS[name].command, capture(workspace, name), workspace.root)
     compare_golden(name, text, update=pytestconfig.getoption("update_screens"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_help_is_the_golden_one(name: str, place: Place, pytestconfig: pytest.Config) -> None:
-    shown = place.terminals.run(place.commands, 80, [name, "--help"])
-    text = described(f"{name} --help", {"terminal, 80 columns": shown}, place.root)
+def test_a_help_is_the_golden_one(name: str, workspace: Workspace, pytestconfig: pytest.Config) -> None:
+    shown = workspace.terminals.run(workspace.commands, 80, [name, "--help"])
+    text = described(f"{name} --help", {"terminal, 80 columns": shown}, workspace.root)
     assert not any(line.rstrip().endswith("...") for line in text.splitlines() if not line.startswith("Usage"))
     compare_golden(f"help-{name}", text, update=pytestconfig.getoption("update_screens"))
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_no_line_ends_within_a_word_or_in_spaces(name: str, place: Place) -> None:
+def test_no_line_ends_within_a_word_or_in_spaces(name: str, workspace: Workspace) -> None:
     """Only a word that is longer than a row continues on the next one."""
-    seen = look(place, name)
+    seen = capture(workspace, name)
     whole = set((seen["pipe"].out + seen["pipe"].err).split())
     for line in (*seen["pipe"].out.splitlines(), *seen["pipe"].err.splitlines()):
         assert line == line.rstrip()
@@ -310,8 +310,8 @@ def test_no_line_ends_within_a_word_or_in_spaces(name: str, place: Place) -> Non
 @pytest.mark.parametrize(
     "name", ["check-with-errors", "plan-of-engines", "plan-refused", "inspect", "compare", "init", "migrate-incomplete"]
 )
-def test_a_terminal_and_a_pipe_say_the_same(name: str, place: Place) -> None:
-    seen = look(place, name)
+def test_a_terminal_and_a_pipe_say_the_same(name: str, workspace: Workspace) -> None:
+    seen = capture(workspace, name)
     shown = ESCAPE.sub("", seen["terminal, 80 columns"].out)
     assert words(shown) == words(seen["pipe"].out + seen["pipe"].err)
 
@@ -322,25 +322,27 @@ def words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["check-with-errors", "cache", "doctor", "plan-with-a-warning", "compare"])
-def test_without_colours_the_text_is_the_same(name: str, place: Place) -> None:
+def test_without_colours_the_text_is_the_same(name: str, workspace: Workspace) -> None:
     argv = shlex.split(SCREENS[name].command)
-    plain = place.terminals.run(place.commands, 80, argv, NO_COLOR="1").out
+    plain = workspace.terminals.run(workspace.commands, 80, argv, NO_COLOR="1").out
     assert not list(coloured(plain))
-    before = ESCAPE.sub("", look(place, name)["terminal, 80 columns"].out)
-    assert normal(ESCAPE.sub("", plain), place.root) == normal(before, place.root)
+    before = ESCAPE.sub("", capture(workspace, name)["terminal, 80 columns"].out)
+    assert normal(ESCAPE.sub("", plain), workspace.root) == normal(before, workspace.root)
 
 
 @pytest.mark.parametrize("name", ["build-again", "check-with-errors", "recipes", "help", "unknown-command"])
-def test_continuous_integration_sees_what_a_pipe_has(name: str, place: Place) -> None:
-    seen = piped(place.commands, place.scratch, shlex.split(SCREENS[name].command), CI="true", GITHUB_ACTIONS="true")
-    pipe = look(place, name)["pipe"]
+def test_continuous_integration_sees_what_a_pipe_has(name: str, workspace: Workspace) -> None:
+    seen = piped(
+        workspace.commands, workspace.scratch, shlex.split(SCREENS[name].command), CI="true", GITHUB_ACTIONS="true"
+    )
+    pipe = capture(workspace, name)["pipe"]
     assert seen.code == pipe.code
-    assert [normal(text, place.root) for text in (seen.out, seen.err)] == [
-        normal(text, place.root) for text in (pipe.out, pipe.err)
+    assert [normal(text, workspace.root) for text in (seen.out, seen.err)] == [
+        normal(text, workspace.root) for text in (pipe.out, pipe.err)
     ]
     assert "\x1b" not in seen.out + seen.err
 
 
-def test_a_document_is_alone(place: Place) -> None:
+def test_a_document_is_alone(workspace: Workspace) -> None:
     for command in ("schema", "check recipe.yaml --json", "plan recipe.yaml --json", "verify nosuch --json"):
-        assert json.loads(piped(place.commands, place.scratch, shlex.split(command)).out)
+        assert json.loads(piped(workspace.commands, workspace.scratch, shlex.split(command)).out)

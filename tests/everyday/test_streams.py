@@ -76,7 +76,7 @@ def test_a_table_without_names_of_columns_has_no_empty_line(capfd: pytest.Captur
     assert capfd.readouterr().out == "kind  source\nsize  3\n"
 
 
-def seen(columns: int, *arguments: object, **environment: str) -> str:
+def terminal_output(columns: int, *arguments: object, **environment: str) -> str:
     """Return the stdout of a command on a terminal of this width."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -107,14 +107,14 @@ def _read_all(descriptor: int) -> Iterator[bytes]:
 def test_a_table_fits_the_terminal(recipe: Path) -> None:
     for columns, environment in ((80, {}), (120, {}), (80, {"COLUMNS": "60"})):
         width = int(environment.get("COLUMNS", columns))
-        table = seen(columns, "inspect", recipe.parent / "target", **environment)
+        table = terminal_output(columns, "inspect", recipe.parent / "target", **environment)
         assert max(len(line) for line in ESCAPES.sub("", table).splitlines()) <= width
 
 
 @pytest.mark.slow
 def test_colour_of_a_result_can_be_refused(recipe: Path) -> None:
     for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        wrong = seen(80, "cache", "--verify", **environment)
+        wrong = terminal_output(80, "cache", "--verify", **environment)
         assert "all files match their recorded digests" in wrong
         assert ("\x1b[32m" in wrong) == coloured
 

@@ -55,7 +55,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and access to the packages of this one."""
     environment = make_environment(wheel, tmp_path_factory.mktemp("installed"))
-    site_of(environment).joinpath("others.pth").write_text(f"{site_of(Path(sys.prefix))}\n")
+    site_packages(environment).joinpath("others.pth").write_text(f"{site_packages(Path(sys.prefix))}\n")
     return environment
 
 
@@ -63,7 +63,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and its dependencies without extras."""
     environment = make_environment(wheel, tmp_path_factory.mktemp("bare"))
-    here, there = site_of(environment), site_of(Path(sys.prefix))
+    here, there = site_packages(environment), site_packages(Path(sys.prefix))
     names = {*CORE, *(path.name for name in CORE for path in there.glob(f"{name}-*.dist-info"))}
     for name in names:
         if (there / name).exists():
@@ -78,7 +78,7 @@ def make_environment(wheel: Path, directory: Path) -> Path:
     return directory
 
 
-def site_of(environment: Path) -> Path:
+def site_packages(environment: Path) -> Path:
     (site,) = environment.glob("lib/python*/site-packages")
     return site
 
@@ -166,7 +166,7 @@ def test_a_pages_blocks_run_from_the_wheel(page: str, installed: Path, work: Pat
 )
 def test_what_each_extra_is_for(command: str, extra: str, bare: Path, tmp_path: Path) -> None:
     """Each extra installs the packages listed in docs/install.md."""
-    models = site_of(bare) / "trtspec" / "_data" / "recipes" / "models"
+    models = site_packages(bare) / "trtspec" / "_data" / "recipes" / "models"
     run = subprocess.run(
         [bare / "bin" / "trtspec", *command.format(models=models).split()], cwd=tmp_path, capture_output=True,
         text=True, env=variables(bare, tmp_path), check=False, timeout=300,

@@ -43,7 +43,7 @@ def compare(
     from trtspec.planning.compare.inputs import read_side
 
     places: dict[Path, dict[str, str]] = {}
-    comparison = compare_sides(*(read_side(path, partial(_plan_of, places)) for path in (a, b)))
+    comparison = compare_sides(*(read_side(path, partial(_plan_document, places)) for path in (a, b)))
     if places.keys() == {a, b}:
         comparison = comparison.naming(places[a], places[b])
     if json:
@@ -53,7 +53,7 @@ def compare(
     raise typer.Exit(THEY_DIFFER if exit_code and comparison.differences else 0)
 
 
-def _plan_of(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]:
+def _plan_document(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]:
     """Return a recipe's plan, and store the paths of its models in `places`; a plan has only their names."""
     from trtspec.cli.plan import describe
     from trtspec.core.paths import is_below, recipes_dir

@@ -86,7 +86,9 @@ def build_bars(expected: Expected = lambda step: None) -> Iterator[BuildBars]:
     """Show build steps while the block runs; `expected` returns the expected seconds of a step, or None."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-    with _shown(TextColumn("  {task.description:<20}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()) as shown:
+    with _live_progress(
+        TextColumn("  {task.description:<20}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    ) as shown:
         yield BuildBars(shown, expected)
 
 
@@ -96,12 +98,12 @@ def counter() -> Iterator[Counter]:
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
     counts = TextColumn("{task.completed}/{task.total}")
-    with _shown(TextColumn("  {task.description}"), BarColumn(), counts, TimeRemainingColumn()) as shown:
+    with _live_progress(TextColumn("  {task.description}"), BarColumn(), counts, TimeRemainingColumn()) as shown:
         yield Counter(shown)
 
 
 @contextmanager
-def _shown(*columns: ProgressColumn) -> Iterator[Progress]:
+def _live_progress(*columns: ProgressColumn) -> Iterator[Progress]:
     from rich.progress import Progress
 
     out, ended = console(stderr=True), Event()
@@ -135,11 +137,13 @@ def _describe(task: Task) -> str:
     spent = task.elapsed or 0.0
     if not task.total:
         return f"{duration(spent)} elapsed"
-    seconds = spent * task.remaining / task.completed if task.completed and task.remaining else _left(task, spent)
+    seconds = (
+        spent * task.remaining / task.completed if task.completed and task.remaining else _remaining_s(task, spent)
+    )
     return f"{task.percentage:.0f} %, {'unknown time' if seconds is None else duration(seconds)} left"
 
 
-def _left(task: Task, spent: float) -> float | None:
+def _remaining_s(task: Task, spent: float) -> float | None:
     """Return the seconds left for a task without progress, from the expected duration if known."""
     expected = task.fields.get("expected")
     return None if expected is None else max(0.0, expected - spent)

@@ -25,9 +25,9 @@ def evidence_of(facts: Facts) -> Evidence:
     found = [
         of_manifest(facts.manifest, facts.root),
         of_verification(None if facts.elsewhere else facts.verification),
-        _expected(facts),
+        _profile_evidence(facts),
     ]
-    found += [_loaded(facts), _benched(facts), {"rivals": _rivals(facts), "foreign": foreign(facts)}]
+    found += [_load_evidence(facts), _bench_evidence(facts), {"rivals": _rivals(facts), "foreign": foreign(facts)}]
     return evidence(*found)
 
 
@@ -71,7 +71,7 @@ def own_candidate(facts: Facts) -> Candidate | None:
     return of_method[0] if len(of_method) == 1 else None
 
 
-def _expected(facts: Facts) -> dict[str, Any]:
+def _profile_evidence(facts: Facts) -> dict[str, Any]:
     own = own_candidate(facts)
     if own is None:
         return {}
@@ -82,7 +82,7 @@ def _expected(facts: Facts) -> dict[str, Any]:
     return {"speedup": _ratio(first), "is_expected": True, "load": load, "by_load": by_load, "more": more}
 
 
-def _loaded(facts: Facts) -> dict[str, Any]:
+def _load_evidence(facts: Facts) -> dict[str, Any]:
     if not (found := facts.counted("load")):
         return {}
     points = [each.model_dump() for each in found.points]
@@ -91,7 +91,7 @@ def _loaded(facts: Facts) -> dict[str, Any]:
     )
 
 
-def _benched(facts: Facts) -> dict[str, Any]:
+def _bench_evidence(facts: Facts) -> dict[str, Any]:
     if not (found := facts.counted("bench")):
         return {}
     drafts = found.speculative.acceptance_rate

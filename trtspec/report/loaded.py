@@ -45,11 +45,11 @@ def throughput(facts: Facts) -> Iterator[Section]:
 def _by_load(points: Sequence[LoadPoint], name: str) -> Table:
     """Return a table with a row for each load; empty columns are omitted."""
     cells: dict[str, Callable[[LoadPoint], str]] = {
-        **{f"{side}, tokens/s": partial(_of_arm, arm, "{.output_tokens_per_s:,.0f}") for arm, side in ARMS.items()},
+        **{f"{side}, tokens/s": partial(_arm_value, arm, "{.output_tokens_per_s:,.0f}") for arm, side in ARMS.items()},
         "speed-up": lambda point: _interval(point.speedup),
-        "accepted": partial(_of_arm, "served", "{.acceptance_rate:.1%}"),
-        **{f"{side}, goodput": partial(_of_arm, arm, "{.goodput_share:.0%}") for arm, side in ARMS.items()},
-        **{f"{side}, failed": partial(_of_arm, arm, "{.failed}") for arm, side in ARMS.items()},
+        "accepted": partial(_arm_value, "served", "{.acceptance_rate:.1%}"),
+        **{f"{side}, goodput": partial(_arm_value, arm, "{.goodput_share:.0%}") for arm, side in ARMS.items()},
+        **{f"{side}, failed": partial(_arm_value, arm, "{.failed}") for arm, side in ARMS.items()},
     }
     columns = {head: [cell(point) for point in points] for head, cell in cells.items()}
     known = {head: found for head, found in columns.items() if {*found} - {"-", "0"}}
@@ -106,7 +106,7 @@ def _interval(found: Ratio | None) -> str:
     return f"{found.ratio:.2f} ({found.interval})" if found.interval else f"{found.ratio:.2f}"
 
 
-def _of_arm(arm: str, form: str, point: LoadPoint) -> str:
+def _arm_value(arm: str, form: str, point: LoadPoint) -> str:
     """Return a formatted value of an arm, or "-" if it is unknown."""
     try:
         return form.format(point.arms[arm])

@@ -35,7 +35,7 @@ def advised(recipe: Path, *assignments: str, **values: Any) -> Advice:
     return advise({"recipe": Answer(str(recipe), "told"), **planned, **told}, notes)
 
 
-def pair_of(recipe: Path) -> tuple[Pair, int]:
+def predicted_pair(recipe: Path) -> tuple[Pair, int]:
     context = check_recipe(load_recipe(recipe, ON_H200)).context
     assert context
     found = predict(context)
@@ -62,7 +62,7 @@ def test_requests_that_wait_are_in_no_batch(recipe: Path, monkeypatch: pytest.Mo
 
 
 def test_the_numbers_are_the_planners(recipe: Path) -> None:
-    pair, depth = pair_of(recipe)
+    pair, depth = predicted_pair(recipe)
     found = advised(recipe, *ON_H200, concurrency=7.5, acceptance_rate=0.7)
     assert found.answers["predicted_speedup"].value == min(pair.speedup(0.7, depth, texts) for texts in range(1, 9))
     assert found.answers["break_even_batch"].value == (pair.break_even(0.7, depth) or MOST_TEXTS + 1)

@@ -28,12 +28,12 @@ def named(rule: Rule) -> str:
     return rule.name
 
 
-def told(**values: Any) -> dict[str, Answer]:
+def given_facts(**values: Any) -> dict[str, Answer]:
     return {name: Answer(value, "told") for name, value in values.items()}
 
 
 def advised(**values: Any) -> Advice:
-    return advise(told(**values))
+    return advise(given_facts(**values))
 
 
 def values_at(condition: Condition) -> list[Any]:
@@ -49,7 +49,7 @@ def values_at(condition: Condition) -> list[Any]:
 def witness(rule: Rule) -> dict[str, Answer]:
     """Return the minimal facts for which a rule applies."""
     found = {name: next(value for value in values_at(each) if each.holds(value)) for name, each in rule.when.items()}
-    return told(**found)
+    return given_facts(**found)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=named)
@@ -93,7 +93,7 @@ def test_no_rule_contradicts_another() -> None:
             continue
         grids = [{*values_at(yes.when[name]), *values_at(no.when[name])} for name in yes.when]
         for values in product(*grids):
-            answers = told(**dict(zip(yes.when, values, strict=True)))
+            answers = given_facts(**dict(zip(yes.when, values, strict=True)))
             assert not (yes.fires(answers) and no.fires(answers)), (yes.name, no.name, values)
 
 

@@ -72,7 +72,7 @@ def advise(answers: Answers, notes: Sequence[str] = ()) -> Advice:
         others=tuple(rule for rule in fired if rule is not decided and rule.when),
         methods=methods,
         method_rule=tried,
-        not_told=_not_told(known, [*stronger, *before]),
+        not_told=_missing_facts(known, [*stronger, *before]),
         first=_first(decided.says, methods, known),
         notes=tuple(notes),
     )
@@ -83,7 +83,7 @@ def _rank(rule: Rule) -> int:
     return VERDICTS.index(rule.says) if rule.when else len(VERDICTS)
 
 
-def _not_told(answers: Answers, rules: Sequence[Rule]) -> dict[tuple[str, ...], list[str]]:
+def _missing_facts(answers: Answers, rules: Sequence[Rule]) -> dict[tuple[str, ...], list[str]]:
     """Return the rules that missing facts could make apply, by the options that supply these facts."""
     found: dict[tuple[str, ...], list[str]] = {}
     for rule in rules:

@@ -88,7 +88,7 @@ def gather(root: Path, others: Sequence[Path], prometheus: Prometheus | None) ->
         report=report,
         verified=verified,
         has_copy=report is None and read_copy(root) is not None,
-        documents=[*_kept(root, target_sha256(manifest)), *(read_document(path) for path in others)],
+        documents=[*_saved_results(root, target_sha256(manifest)), *(read_document(path) for path in others)],
         deployed=list(_deployed(manifest.recipe.name, manifest_sha256(root))),
         prometheus=prometheus,
     )
@@ -99,7 +99,7 @@ def modified(path: Path) -> datetime:
     return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
 
 
-def _kept(root: Path, target: str) -> Iterator[Saved]:
+def _saved_results(root: Path, target: str) -> Iterator[Saved]:
     for path in kept_documents(root, target):
         with suppress(TrtspecError):  # ignore damaged files
             yield read_document(path)

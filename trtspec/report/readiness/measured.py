@@ -20,12 +20,12 @@ def baseline(facts: Facts) -> Row:
 
 def profile(facts: Facts) -> Row:
     """Check that drafts were profiled."""
-    return _of_drafts("profile", facts, facts.of_kind("profile"), "trtspec profile RECIPE --prompts FILE --json")
+    return _draft_row("profile", facts, facts.of_kind("profile"), "trtspec profile RECIPE --prompts FILE --json")
 
 
 def tune(facts: Facts) -> Row:
     """Check that draft length and options were tuned."""
-    return _of_drafts("tuning", facts, facts.of_kind("tune"), "trtspec tune RECIPE --prompts FILE --json")
+    return _draft_row("tuning", facts, facts.of_kind("tune"), "trtspec tune RECIPE --prompts FILE --json")
 
 
 def load(facts: Facts) -> Row:
@@ -33,7 +33,7 @@ def load(facts: Facts) -> Row:
     command = f"trtspec bench {facts.recipe.name} --concurrency 1,4,16 --json"
     found, alone = facts.of_kind("load"), facts.of_kind("bench")
     if found or not alone or not facts.drafts:
-        return _of_drafts("load", facts, found, command)
+        return _draft_row("load", facts, found, command)
     single = _row("load", facts, alone, command, _speedup)
     return missing("load", f"{single.evidence}, one request at a time", command, alone)
 
@@ -42,7 +42,7 @@ def _nothing(document: Saved) -> str:
     return ""
 
 
-def _of_drafts(name: str, facts: Facts, found: Sequence[Saved], command: str, describe: Describe = _nothing) -> Row:
+def _draft_row(name: str, facts: Facts, found: Sequence[Saved], command: str, describe: Describe = _nothing) -> Row:
     if not facts.drafts:
         return not_needed(name, NOTHING_DRAFTED)
     return _row(name, facts, found, command, describe)

@@ -37,14 +37,14 @@ def alerts(facts: Facts) -> Row:
 
 def rollback(facts: Facts) -> Row:
     """Check that a rollback target exists: the live revision or a previous one."""
-    found = [way for record in facts.deployed if (way := _way_back(facts, record))]
+    found = [way for record in facts.deployed if (way := _rollback_target(facts, record))]
     if found:
         return done("rollback", "; ".join(found))
     why = "no other revision was deployed under this name; deploy the target alone first"
     return missing("rollback", why, "trtspec build RECIPE --set speculation.method=none --out build/alone")
 
 
-def _way_back(facts: Facts, record: Record) -> str:
+def _rollback_target(facts: Facts, record: Record) -> str:
     """Return a description of the revision that a deployment could roll back to, or ""."""
     if record.manifest != facts.manifest_sha256:
         serves = record.state_now in ("live", "restarting")
