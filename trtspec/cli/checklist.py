@@ -29,9 +29,9 @@ def checklist(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 112 if an item is missing.")] = False,
     json: Json = False,
 ) -> None:
-    """Show an artifact's production readiness and the commands for missing items.
+    """Check an artifact's production readiness.
 
-    Results of `trtspec baseline` for the artifact are found automatically.
+    Shows the commands for missing items. Results of `trtspec baseline` for the artifact are found automatically.
 
     Example: trtspec checklist build/quickstart --with profile.json
     """

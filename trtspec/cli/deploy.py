@@ -24,9 +24,9 @@ KEYS = "TRTSPEC_OPENAI_KEYS"
 HttpPort = Annotated[
     int | None, typer.Option(help="HTTP port (default: the last one used, else the first free from 8000).")
 ]
-GrpcPort = Annotated[int | None, typer.Option(help="gRPC port (default: likewise, from 8001).")]
-MetricsPort = Annotated[int | None, typer.Option(help="Metrics port of Triton (default: likewise, from 8002).")]
-OpenAIPort = Annotated[int | None, typer.Option(help="OpenAI API port (default: likewise, from 9000).")]
+GrpcPort = Annotated[int | None, typer.Option(help="gRPC port (default: as --http-port, from 8001).")]
+MetricsPort = Annotated[int | None, typer.Option(help="Metrics port of Triton (default: as --http-port, from 8002).")]
+OpenAIPort = Annotated[int | None, typer.Option(help="OpenAI API port (default: as --http-port, from 9000).")]
 
 
 def deploy(

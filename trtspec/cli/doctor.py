@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def doctor(json: Json = False) -> None:
-    """Check which software and hardware of this machine trtspec can use.
+    """Check what trtspec can use on this machine.
 
-    Exits with 1 if a requirement is missing.
+    Covers hardware and software. Exits with 1 if a requirement is missing.
 
     Example: trtspec doctor
     """

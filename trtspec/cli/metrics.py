@@ -36,7 +36,7 @@ def metrics(
     name: AnyName = None,
     json: Json = False,
 ) -> None:
-    """Print monitoring configuration, or a deployment's current metrics.
+    """Print monitoring configuration or a deployment's metrics.
 
     dashboard prints JSON for Grafana. rules prints recording and alerting rules for Prometheus. scrape prints a scrape
     configuration for NAME or for all running deployments. docs/metrics.md lists the metrics.

@@ -35,7 +35,7 @@ def plan(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show build steps, required memory and predicted speed-up of a recipe.
+    """Show the steps, memory and predicted speed-up of a recipe.
 
     Does not build.
 

@@ -58,11 +58,11 @@ def profile(
     write: Write = False,
     json: Json = False,
 ) -> None:
-    """Measure which draft and draft length are fastest on your prompts.
+    """Measure which draft and draft length are fastest.
 
-    The target generates greedy responses once on the torch engine. Each candidate drafts at every position of these
-    responses, which gives its acceptance for every draft length; steps are timed on this machine. With --server, the
-    acceptance and the speed are measured from the responses and streams of a running server.
+    The target generates greedy responses to your prompts once on the torch engine. Each candidate drafts at every
+    position of these responses, which gives its acceptance for every draft length; steps are timed on this machine.
+    With --server, the acceptance and the speed are measured from the responses and streams of a running server.
 
     Example: trtspec profile recipes/quickstart.yaml --samples 8 --methods draft_target,ngram
     """

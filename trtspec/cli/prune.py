@@ -34,7 +34,7 @@ def prune(
     seed: Annotated[int, typer.Option(help="Random seed of the search.")] = 0,
     json: Json = False,
 ) -> None:
-    """Create a smaller draft by pruning layers or the draft vocabulary.
+    """Create a smaller draft by pruning layers or vocabulary.
 
     The layers to keep are searched on the target's responses, by the accepted length of greedy chains. The draft has
     the target's architecture, and `trtspec train` can train it. With --vocab, the LM head of the recipe's draft net

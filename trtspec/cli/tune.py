@@ -34,10 +34,10 @@ def tune(
     write: Write = False,
     json: Json = False,
 ) -> None:
-    """Find the fastest draft length, tree and options for your prompts.
+    """Find the fastest draft length, tree and options.
 
-    Uses successive halving: all variants are measured on a few prompts, the better half on twice as many, and so on. An
-    interrupted run resumes where it stopped.
+    Uses successive halving: all variants are measured on a few of your prompts, the better half on twice as many, and
+    so on. An interrupted run resumes where it stopped.
 
     Example: trtspec tune recipes/quickstart.yaml --samples 16
     """

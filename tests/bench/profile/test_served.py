@@ -265,7 +265,7 @@ def test_a_server_that_does_not_do_is_told(trtspec: Run, recipe: Path, script: A
             "--server cannot be combined with --drafts or --methods",
         ),
         (("--baseline", "http://127.0.0.1:1"), "require --server"),
-        (("--server", "./here"), "this is an artifact"),
+        (("--server", "./here"), "requires a server, not an artifact"),
         (("--server", "http://127.0.0.1:1", "--set", "speculation={method: none}"), "drafts nothing"),
     ],
 )
