@@ -188,5 +188,5 @@ def test_undecided_takes_fail_or_pass(trtspec: Run) -> None:
     failed = trtspec("verify", "build/tiny", "--undecided", "maybe")
     assert (failed.code, failed.err) == (
         1,
-        "error: --undecided maybe: expected fail or pass\nhint: as --undecided fail\n",
+        "error: --undecided maybe: expected fail or pass\nhint: e.g. --undecided fail\n",
     )
