@@ -30,15 +30,15 @@ def test_a_build_says_what_it_decides_and_takes_from_the_store(recipe: Path, trt
     first = trtspec("-v", "build", recipe, "--json")
     keys = {step["name"]: step["key"] for step in first.document["steps"]}
     lines = noted(first.err)
-    assert any(line.startswith("pipeline: tiny: backend embedded, because ") for line in lines)
+    assert any(line.startswith("planning: tiny: backend embedded, because ") for line in lines)
     key = keys["convert-target"]
-    assert f"graph: convert-target: never built, so it is built as {key}" in lines
+    assert f"store: convert-target: never built, so it is built as {key}" in lines
     entry = recipe.parent / "cache" / "store" / "entries" / key[:2] / key
-    assert any(re.fullmatch(rf"graph: convert-target: built in .* s, {entry}", line) for line in lines)
-    assert lines[-1] == "pipeline: build/tiny: published"
+    assert any(re.fullmatch(rf"store: convert-target: built in .* s, {entry}", line) for line in lines)
+    assert lines[-1] == "planning: build/tiny: published"
     again = noted(trtspec("--verbose", "build", recipe).err)
-    assert any(re.fullmatch(rf"graph: convert-target: hit in .* s, {entry}", line) for line in again)
-    assert again[-1] == "pipeline: build/tiny: unchanged"
+    assert any(re.fullmatch(rf"store: convert-target: hit in .* s, {entry}", line) for line in again)
+    assert again[-1] == "planning: build/tiny: unchanged"
 
 
 def test_without_it_nothing_is_said(recipe: Path, trtspec: Run) -> None:
@@ -60,11 +60,11 @@ def test_the_server_s_command_line_is_shown(
     assert failed.code == DeployError.exit_code
     lines = noted(failed.err)
     journal = DeploymentJournal("tiny")
-    command = next(line for line in lines if line.startswith(f"deploy: run {server} --model-repository="))
+    command = next(line for line in lines if line.startswith(f"deployment: run {server} --model-repository="))
     assert "'--http-address=unix:<sockets>/http.sock' --http-port=" in command
     assert "--http-restricted-api=shared-memory,model-repository,trace,logging:trtspec-token=<token>" in command
     assert command.endswith(f" ($TRTSPEC_TRITONSERVER), its output goes to {journal.log}")
-    assert any(line.startswith("deploy: tiny is failed, process ") for line in lines)
+    assert any(line.startswith("deployment: tiny is failed, process ") for line in lines)
 
 
 def test_requests_to_the_hub_name_no_token(
