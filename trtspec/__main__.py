@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m trtspec`."""
+"""Entry point of `python -m trtspec`."""
 
 from trtspec.cli.app import main
 

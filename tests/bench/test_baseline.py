@@ -74,7 +74,7 @@ def test_other_prompts_and_what_is_shown(artifact: Path, trtspec: Run) -> None:
     own.write_text("one\ntwo\n")
     shown = trtspec("baseline", artifact, *FEW, "--prompts", own)
     assert shown.code == 0
-    assert "tiny: 2 prompts, 4 tokens each at most" in shown.out
+    assert "tiny: 2 prompts, at most 4 tokens each" in shown.out
     assert "tokens/s (median of 2 runs)" in shown.out
 
 
@@ -138,12 +138,12 @@ def test_an_artifact_that_was_built_again_is_another_one(artifact: Path, trtspec
         deployed(artifact, url, "0" * 64)
         refused = trtspec("baseline", "tiny", *FEW)
     assert refused.code == 1
-    assert "built again since it was deployed" in refused.err
+    assert "rebuilt after its deployment" in refused.err
 
 
 @pytest.mark.parametrize(
     ("what", "message"),
-    [("http://127.0.0.1:1", "an address does not say what is served there"), ("no/artifact", "there is no artifact")],
+    [("http://127.0.0.1:1", "a URL does not identify the artifact"), ("no/artifact", "there is no artifact")],
 )
 def test_what_cannot_be_measured_is_said(workplace: Path, trtspec: Run, what: str, message: str) -> None:
     refused = trtspec("baseline", what)

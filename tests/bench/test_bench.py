@@ -131,7 +131,7 @@ def test_the_baseline_may_be_another_server_and_counts_of_drafts_are_not_every_s
 def test_a_baseline_is_a_server_s(trtspec: Run, workplace: Path) -> None:
     refused = trtspec("bench", "http://127.0.0.1:1", "--baseline", "./artifact")
     assert refused.code == 1
-    assert "--baseline compares two servers" in refused.err
+    assert "--baseline requires two servers" in refused.err
 
 
 @pytest.mark.integration

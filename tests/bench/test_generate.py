@@ -89,8 +89,8 @@ def test_many_prompts(recipe: Path, artifact: Path, trtspec: Run) -> None:
 
 
 REFUSED: list[tuple[tuple[object, ...], str]] = [
-    ((), "say what to go on with: either --prompt TEXT or --prompts FILE"),
-    (("-p", "a", "--prompts", "b.jsonl"), "say what to go on with: either --prompt TEXT or --prompts FILE"),
+    ((), "generate requires either --prompt TEXT or --prompts FILE"),
+    (("-p", "a", "--prompts", "b.jsonl"), "generate requires either --prompt TEXT or --prompts FILE"),
     (("-p", ""), "the prompt is empty"),
     (("-p", "a" * 129), "the prompt has 129 tokens, expected at most 128 (engine.max_input_len)"),
     (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands share: help, one document on stdout, exit codes, plain text without a terminal, light imports."""
+"""Common behaviour of all commands: help, JSON on stdout, exit codes, plain text without a terminal, light imports."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_wrong_usage(trtspec: Run) -> None:
 
 
 def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
-    """Return {command: (arguments, the keys its document has)}."""
+    """Return {command: (arguments, keys of its JSON document)}."""
     recipe = artifact.parents[1] / "recipe.yaml"
     speedup = {"speedup", "speedup_interval", "speedup_total"}
     statistics = "text token_ids prompt_tokens new_tokens drafted accepted acceptance acceptance_rate mean_accepted_len"
@@ -170,7 +170,7 @@ def test_json_is_one_document_on_stdout(artifact: Path, trtspec: Run) -> None:
         done = trtspec(command, *arguments, "--json")
         assert done.code == 0, (command, done.err)
         assert set(done.document) == keys | {"format_version"}, command
-        shown_anyway = "" if command in ("build", "swift") else done.err  # which say what they are at
+        shown_anyway = "" if command in ("build", "swift") else done.err  # these two show progress
         assert shown_anyway == "", command
         assert "\x1b" not in done.err
 
@@ -229,8 +229,8 @@ def test_what_people_see_is_plain_without_a_terminal(recipe: Path, trtspec: Run)
         assert not {"\x1b", "\r"} & {*done.out, *done.err}
 
 
-def seen_on_a_terminal(*arguments: object, **environment: str) -> str:
-    """Return what a terminal would get on stderr."""
+def stderr_on_terminal(*arguments: object, **environment: str) -> str:
+    """Return the output of stderr on a terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "trtspec", *map(str, arguments)]
     plain = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
@@ -251,15 +251,15 @@ def _read_all(descriptor: int) -> Iterator[bytes]:
     while True:
         try:
             chunk = os.read(descriptor, 65536)
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # raised by Linux if the other end is closed
             return
         yield chunk
 
 
 @pytest.mark.slow
 def test_colour_is_for_terminals_and_can_be_refused(workplace: Path) -> None:
-    assert "\x1b[31m" in seen_on_a_terminal("inspect", "nosuch")
-    assert "\x1b[3" not in seen_on_a_terminal("inspect", "nosuch", NO_COLOR="1")
+    assert "\x1b[31m" in stderr_on_terminal("inspect", "nosuch")
+    assert "\x1b[3" not in stderr_on_terminal("inspect", "nosuch", NO_COLOR="1")
 
 
 def test_a_bug_shows_its_traceback(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def test_an_interrupt(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_document_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who deploys and waits has a reader that waits for the document."""
+    """A command that stays in the foreground writes its JSON document immediately."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw))
     print_json({"a": 1})
@@ -313,7 +313,7 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 
 
 def modules_after(*commands: list[Any]) -> set[str]:
-    """Return what a process of its own has imported after running commands."""
+    """Return the modules that a new process has imported after running commands."""
     arguments = [sys.executable, "-c", IMPORTS, json.dumps(commands, default=str)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
     return set(json.loads(done.stderr.splitlines()[-1]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds that are repeated, changed, killed, starved, damaged or doubled: the next one succeeds and nothing is lost."""
+"""Builds that are repeated, changed, killed, out of space, damaged or concurrent: the next build succeeds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trtspec.core.failpoint import failpoint
 from trtspec.planning import pipeline
 from trtspec.store.manifest import load_manifest, verify_files
 
-pytestmark = pytest.mark.slow  # whole builds, many in processes that are killed
+pytestmark = pytest.mark.slow  # complete builds, many in processes that are killed
 
 FAILPOINTS = (
     "journal.finished",
@@ -39,7 +39,7 @@ FAILPOINTS = (
 
 @pytest.fixture(params=["read before", "read meanwhile"])
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have sources read for their digests before anything is built, as small ones are, or while they are converted."""
+    """Hash sources either before the build, as for small ones, or during conversion."""
     if request.param == "read meanwhile":
         monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 0)
 
@@ -49,7 +49,7 @@ def files_below(root: Path) -> list[str]:
 
 
 def check_sound(workplace: Path, trtspec: Run) -> None:
-    """Hold what lies here against its manifest, file by file, and look for what a killed build may have left."""
+    """Check all files against the manifest, and check for leftovers of a killed build."""
     artifact = workplace / "build" / "tiny"
     manifest = load_manifest(artifact)
     assert verify_files(artifact, manifest) == []
@@ -60,7 +60,7 @@ def check_sound(workplace: Path, trtspec: Run) -> None:
 
 
 def flip(path: Path, offset: int = -5) -> None:
-    """Change one byte behind everybody's back: size and modification time stay."""
+    """Change one byte without changing size or modification time."""
     before = path.stat()
     content = bytearray(path.read_bytes())
     content[offset] ^= 1
@@ -118,7 +118,8 @@ def test_a_matrix_builds_each(recipe: Path, trtspec: Run) -> None:
     refused = trtspec("build", recipe, "--out", "one")
     assert (refused.code, refused.err) == (
         1,
-        "error: the recipe makes 2 artifacts, --out names one place\nhint: leave it out, or choose one with --cell\n",
+        "error: the recipe has 2 cells, but --out names one directory\n"
+        "hint: omit --out, or select one cell with --cell\n",
     )
 
 
@@ -145,7 +146,7 @@ def test_a_document_beside_the_weights_is_part_of_the_source(
     document = json.loads(path.read_text()) if path.exists() else {"producer": {"name": "modelopt"}, "quantization": {}}
     path.write_text(json.dumps(document | change))
     again = statuses(trtspec, recipe)
-    copied = ["copy-tokenizer"] if name == "config.json" else []  # which names end ids
+    copied = ["copy-tokenizer"] if name == "config.json" else []  # it defines end ids
     assert [step for step, status in again.items() if status == "built"] == ["convert-target", *copied]
 
 
@@ -175,7 +176,7 @@ def test_the_hand_written_models_are_an_input(
 
 
 def swap_while_converting(monkeypatch: pytest.MonkeyPatch, swap: Callable[[], object]) -> None:
-    """Do something to the source once its tensors were read."""
+    """Modify the source after its tensors were read."""
     from trtspec.backends.steps import convert
 
     write = convert.convert_checkpoint
@@ -215,7 +216,7 @@ def start(recipe: Path, **environment: str) -> subprocess.Popen[str]:
 
 
 def nothing_partial(workplace: Path) -> None:
-    """Look as another process would while a build runs or lies dead: all of it or nothing of it."""
+    """Check that another process sees either a complete artifact or none."""
     artifact = workplace / "build" / "tiny"
     if artifact.exists():
         assert verify_files(artifact, load_manifest(artifact)) == []
@@ -236,7 +237,7 @@ def test_a_build_killed_at(point: str, recipe: Path, trtspec: Run) -> None:
 @pytest.mark.usefixtures("reading")
 def test_a_build_killed_while_it_replaces(point: str, recipe: Path, trtspec: Run) -> None:
     trtspec("build", recipe)
-    if point == "store.before-delete":  # only a damaged entry is thrown away
+    if point == "store.before-delete":  # only a damaged entry is deleted
         flip(recipe.parent / "build" / "tiny" / "checkpoints" / "draft" / "rank0.safetensors")
     flip(recipe.parent / "target" / "model.safetensors")
     with start(recipe, TRTSPEC_FAILPOINT=point) as process:
@@ -259,7 +260,7 @@ def test_builds_killed_at_any_moment(recipe: Path, trtspec: Run) -> None:
     chance = random.Random(20261120)
     for _ in range(6):
         with start(recipe) as process:
-            time.sleep(chance.uniform(0.0, 0.4))  # a fork begins at once
+            time.sleep(chance.uniform(0.0, 0.4))  # a fork starts immediately
             process.kill()
         nothing_partial(recipe.parent)
     assert trtspec("build", recipe).code == 0
@@ -308,7 +309,7 @@ def test_a_flipped_byte_is_noticed_and_built_again(recipe: Path, trtspec: Run) -
     artifact = recipe.parent / "build" / "tiny"
     damaged = artifact / "checkpoints" / "target" / "rank0.safetensors"
     good = damaged.read_bytes()
-    assert damaged.stat().st_nlink == 2  # the store's file and the artifact's are one
+    assert damaged.stat().st_nlink == 2  # the store and the artifact share the file
     flip(damaged)
 
     verified = trtspec("cache", "--verify", "--json")
@@ -317,7 +318,7 @@ def test_a_flipped_byte_is_noticed_and_built_again(recipe: Path, trtspec: Run) -
     (problem,) = verified.document["problems"]
     assert problem.endswith(": files/rank0.safetensors: sha256 differs")
     assert verified.err == ""
-    assert "the next build makes them again" in trtspec("cache", "--verify").out
+    assert "the next build recreates them" in trtspec("cache", "--verify").out
 
     broken = trtspec("generate", artifact, "-p", "the")
     assert (broken.code, broken.err) == (
@@ -376,7 +377,7 @@ ballast = open("ballast", "wb")
 ballast.truncate()
 free = os.statvfs(".").f_bavail * os.statvfs(".").f_frsize
 os.posix_fallocate(ballast.fileno(), 0, free - int(os.environ["LEAVE"]))
-failed = trtspec("build", recipe, surprised=True)  # what seems to have room when it begins
+failed = trtspec("build", recipe, surprised=True)  # appears to have enough space at the start
 verified = trtspec("cache", "--verify")
 left = [str(path) for path in ("build/tiny",) if os.path.exists(path)]
 os.unlink("ballast"); ballast.close()
@@ -385,7 +386,7 @@ print(json.dumps([failed, verified, left, trtspec("build", recipe), trtspec("cac
 
 
 def mounted(directory: Path, *command: str) -> list[str]:
-    """Return a command line that runs a command where `directory` is a file system of 4 MiB of its own."""
+    """Return a command line that mounts a file system of 4 MiB at `directory` and runs a command."""
     mount = 'mount -t tmpfs -o size=4m none "$1" && shift && exec "$@"'
     return ["unshare", "-rm", "sh", "-c", mount, "sh", str(directory), *command]
 

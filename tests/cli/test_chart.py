@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of text: marks stand where their numbers are, in any width."""
+"""Text plots: marks are at the positions of their values, in any width."""
 
 from __future__ import annotations
 

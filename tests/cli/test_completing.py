@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shell offers for the word that is being written, and that a real bash puts it in the line."""
+"""Shell completions, and their insertion by a real bash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Ask = Callable[..., list[str]]
 
 @pytest.fixture
 def ask(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Return what is offered for the last of some words, split as bash splits them."""
+    """Return the completions of the last word, with words split as in bash."""
 
     def asked(*words: str) -> list[str]:
         monkeypatch.setenv("_TRTSPEC_COMPLETE_KEY", "")
@@ -74,7 +74,7 @@ def test_keys_of_overrides(ask: Ask) -> None:
     assert ask("check", "--set", "engine.max_batch") == ["engine.max_batch_size=", "engine.max_batch_size=8"]
     options = ask("check", "--set", "speculation.options.m")
     assert {"speculation.options.min_match=", "speculation.options.max_match="} <= set(options)
-    assert ask("check", "--set", "speculation.sch") == ["speculation.schedule="]  # its items have no path of their own
+    assert ask("check", "--set", "speculation.sch") == ["speculation.schedule="]  # list items are not separate paths
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_every_key_that_is_offered_is_one(recipe: Path) -> None:
     assert len(override_keys("")) > 50
     for key in override_keys(""):
         for value in values_of(key):
-            if not key.startswith("speculation."):  # whose keys belong together
+            if not key.startswith("speculation."):  # keys of this section depend on each other
                 assert load_recipe(recipe, [f"{key}={value}"])
 
 
@@ -141,7 +141,7 @@ def test_a_shell_does_not_wait_for_torch(words: tuple[str, ...], workplace: Path
     assert not loaded & {"torch", "numpy", "transformers", "rich.table", "google.protobuf"}
 
 
-# A real shell
+# Tests with a real shell
 
 SETUP = """PS1=; bind 'set enable-bracketed-paste off'; bind 'set bell-style none'
 eval "$(_TRTSPEC_COMPLETE=source_bash trtspec)"
@@ -151,7 +151,7 @@ printf '%s\\n' ready
 
 
 def typed_in_bash(pieces: list[tuple[str, str]], folder: Path) -> str:
-    """Return the words that a command gets; each piece is what is typed, and what the line ends with then."""
+    """Return the words that a command receives; each piece is the typed text and the expected end of the line."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PATH": f"{PROGRAMS}:{os.environ['PATH']}", "TERM": "dumb", "COLUMNS": "500"}
     shell = subprocess.Popen(
@@ -175,7 +175,7 @@ def read_until(descriptor: int, end: str, seconds: float = 60) -> str:
     said, limit = "", time.monotonic() + seconds
     while not said.endswith(end):
         ready, _, _ = select.select([descriptor], [], [], max(0, limit - time.monotonic()))
-        assert ready, f"bash said only {said!r}"
+        assert ready, f"incomplete output of bash: {said!r}"
         said += os.read(descriptor, 65536).decode()
     return said
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `deploy` reads as percents, and what it says of what is none."""
+"""Parsing of percentages by `deploy`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def test_a_share_of_shadows_is_a_percent(said: str | None, percent: int | None) 
 def test_what_is_no_share_of_shadows_is_refused(said: str) -> None:
     with pytest.raises(DeployError, match="expected a percent") as caught:
         shadow_of(said)
-    assert caught.value.hint == "as --shadow 30%; 0% for none"
+    assert caught.value.hint == "e.g. --shadow 30%; 0% disables mirroring"
 
 
 def test_shares_of_a_canary_grow() -> None:
     assert shares_of("5%, 25%,100%") == (5, 25, 100)
     for said in ("25%,5%", "0%", "a", "5%,5%"):
-        with pytest.raises(DeployError, match="expected growing percents"):
+        with pytest.raises(DeployError, match="expected increasing percentages"):
             shares_of(said)

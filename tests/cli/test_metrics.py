@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec metrics`: what Grafana and Prometheus are given."""
+"""`trtspec metrics`: configuration of Grafana and Prometheus."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_prometheus_takes_what_is_printed(workplace: Path, trtspec: Run) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("scrape",), "no deployment runs"),
+        (("scrape",), "no deployment is running"),
         (("scrape", "nothing"), "no deployment 'nothing'; known: none"),
-        (("rules", "quickstart"), "rules is the same for all deployments"),
-        (("tables",), "'tables' is not one of 'dashboard', 'rules', 'scrape'"),
+        (("rules", "quickstart"), "metrics rules does not take a deployment name"),
+        (("tables",), "'tables' is neither one of 'dashboard', 'rules', 'scrape'"),
     ],
 )
 def test_what_is_asked_wrongly_is_said(workplace: Path, trtspec: Run, arguments: tuple[str, ...], message: str) -> None:

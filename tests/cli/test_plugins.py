@@ -43,7 +43,7 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
         "sha256",
     }
     assert tested.err == ""
-    assert f"{len(names)} of {len(names)} checks hold" in trtspec("plugins", "test").out
+    assert f"{len(names)} of {len(names)} checks passed" in trtspec("plugins", "test").out
 
     listed = trtspec("plugins", "list", "--json").document
     assert [plugin["name"] for plugin in listed["plugins"]] == [

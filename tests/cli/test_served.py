@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deploy`, `status` and `stop`: what they ask a target for and how they say what came of it."""
+"""`deploy`, `status` and `stop`: calls of the deployment target, and output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIVE = {"format_version": 1, "name": "tiny", "state": "live", "endpoints": ENDPO
 
 
 class Target:
-    """Serves nothing and notes what it was asked."""
+    """Deployment target that only records its calls."""
 
     render = None
 
@@ -55,7 +55,7 @@ def use(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Target:
 
 @pytest.fixture(autouse=True)
 def gates(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Note whose gates were asked after, instead of measuring."""
+    """Record the artifacts whose gates are checked, without measuring."""
     asked: list[Path] = []
 
     def hold(artifact: Path, *_: Any, **__: Any) -> bool:
@@ -101,17 +101,17 @@ def test_deploy_to_an_unknown_target(trtspec: Run, workplace: Path) -> None:
         (
             {"probe": {"ok": True, "seconds": 0.5, "error": None}},
             0,
-            f"tiny is live\n  {ENDPOINTS['http']} answered in 0.50 s\n",
+            f"tiny is live\n  {ENDPOINTS['http']} responded in 0.50 s\n",
         ),
         (
             {"state": "unhealthy", "probe": {"ok": False, "seconds": 1, "error": "late"}},
             1,
-            f"tiny is unhealthy\n  {ENDPOINTS['http']} did not answer: late\n",
+            f"tiny is unhealthy\n  {ENDPOINTS['http']} did not respond: late\n",
         ),
         (
             {"state": "dead", "log": "boom", "log_file": "/log"},
             1,
-            "tiny is dead\nthe end of /log:\nboom\n",
+            "tiny is dead\nend of /log:\nboom\n",
         ),
         ({"state": "starting"}, 0, "tiny is starting\n"),
         ({"state": "stopped"}, 0, "tiny is stopped\n"),

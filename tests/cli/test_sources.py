@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds from a hub id and from pickles, end to end: what comes out is what the directory itself gives."""
+"""End-to-end builds from a hub id and from pickles give the same artifact as the directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests._support.hub import COMMIT, Hub, serving
 from tests.conftest import Run
 from trtspec.store.manifest import load_manifest
 
-pytestmark = pytest.mark.slow  # commands in processes of their own, against a hub
+pytestmark = pytest.mark.slow  # commands in separate processes, with a local hub
 
 TOKEN = "hf_averysecrettoken"
 WEIGHTS = "checkpoints/target/rank0.safetensors"
@@ -27,7 +27,7 @@ WEIGHTS = "checkpoints/target/rank0.safetensors"
 
 @pytest.fixture
 def hub(recipe: Path, tmp_path: Path) -> Iterator[Hub]:
-    """A hub that has the recipe's target as org/target, for those with the token."""
+    """A hub that serves the recipe's target as org/target to clients with the token."""
     shutil.copytree(recipe.parent / "target", tmp_path / "served" / "org" / "target")
     with serving(tmp_path / "served") as hub:
         hub.token = TOKEN
@@ -47,7 +47,7 @@ def run(command: str, recipe: Path, hub: Hub, **variables: str) -> subprocess.Co
 
 
 def pickled(root: Path) -> str:
-    """Turn a checkpoint's weights into a pickle and return its pin."""
+    """Convert a checkpoint's weights to a pickle and return its digest pin."""
     torch.save(load_file(root / "model.safetensors"), root / "pytorch_model.bin")
     (root / "model.safetensors").unlink()
     sha256 = hashlib.sha256((root / "pytorch_model.bin").read_bytes()).hexdigest()
@@ -60,7 +60,7 @@ def weights(recipe: Path) -> bytes:
 
 @pytest.fixture
 def expected(artifact: Path) -> bytes:
-    """The target's weights as built from the directory."""
+    """The target's weights, built from the directory."""
     return (artifact / WEIGHTS).read_bytes()
 
 

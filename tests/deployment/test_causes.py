@@ -166,7 +166,7 @@ def test_docker_failure_of_a_container_is_about_up_and_recorded(
         trtspec("history", "tiny", "--json").document
     )
     assert trtspec("rm", "tiny").code == 0
-    assert trtspec("ps").out == "nothing was deployed\n"
+    assert trtspec("ps").out == "no deployments\n"
 
 
 def test_docker_that_fails_for_an_unknown_reason_is_quoted() -> None:
@@ -183,7 +183,7 @@ def test_docker_that_cannot_be_asked_does_not_make_a_deployment_dead(tool: Path,
     assert (refused.code, "'tiny' is unknown" in refused.err) == (1, True)
     forced = trtspec("rm", "--force", "tiny", "--json")
     assert "the docker daemon is not reachable" in forced.document["removed"][0]["left"]
-    assert trtspec("ps").out == "nothing was deployed\n"
+    assert trtspec("ps").out == "no deployments\n"
 
 
 def test_docker_deployment_that_served_before_is_kept_when_the_next_cannot_begin(

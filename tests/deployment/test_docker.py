@@ -154,8 +154,8 @@ def test_a_file_of_somebody_elses_stays(artifact: Path, trtspec: Run, workplace:
     [
         (["--image", "name:tag"], "'name:tag' is not an image with a digest"),
         (["--option", "colour=red"], "unknown option 'colour'; known: image"),
-        (["--option", "image"], "--option is KEY=VALUE, each key once"),
-        (["--image", IMAGE, "--option", f"image={IMAGE}"], "--option is KEY=VALUE, each key once"),
+        (["--option", "image"], "--option requires KEY=VALUE, each key once"),
+        (["--image", IMAGE, "--option", f"image={IMAGE}"], "--option requires KEY=VALUE, each key once"),
         (["--host", "nowhere", "--image", IMAGE], "'nowhere' is not a bind address"),
         (["--name", "a/b", "--image", IMAGE], "'a/b' is not a valid deployment name"),
     ],

@@ -51,7 +51,7 @@ def ended(workplace: Path) -> None:
 
 def test_rm_removes_what_does_not_run(ended: None, trtspec: Run) -> None:
     done = trtspec("rm", "stopped", "failed", "dead")
-    assert (done.code, done.out) == (0, "stopped is removed\nfailed is removed\ndead is removed\n")
+    assert (done.code, done.out) == (0, "stopped removed\nfailed removed\ndead removed\n")
     assert [each["name"] for each in trtspec("ps", "--json").document["deployments"]] == ["live"]
     assert [path.name for path in (state_dir() / "deployments").iterdir()] == ["live"]
 
@@ -59,7 +59,7 @@ def test_rm_removes_what_does_not_run(ended: None, trtspec: Run) -> None:
 def test_rm_of_all_stopped_leaves_what_runs(ended: None, trtspec: Run) -> None:
     done = trtspec("rm", "--all-stopped", "--json")
     assert [each["name"] for each in done.document["removed"]] == ["dead", "failed", "stopped"]
-    assert trtspec("rm", "--all-stopped").out == "no deployment is stopped, failed or dead\n"
+    assert trtspec("rm", "--all-stopped").out == "no ended deployments\n"
     assert [each["name"] for each in deployments()] == ["live"]
 
 
@@ -72,7 +72,7 @@ def test_rm_refuses_what_runs(ended: None, trtspec: Run) -> None:
 
 @pytest.mark.parametrize("words", [(), ("stopped", "--all-stopped")])
 def test_rm_takes_either_names_or_all(ended: None, trtspec: Run, words: tuple[str, ...]) -> None:
-    assert "rm takes either names or --all-stopped" in trtspec("rm", *words).err
+    assert "rm requires either names or --all-stopped" in trtspec("rm", *words).err
 
 
 def test_rm_of_an_unknown_name_suggests_one(ended: None, trtspec: Run) -> None:
@@ -101,7 +101,7 @@ def test_version_prints_those_of_trtspec_and_python(trtspec: Run) -> None:
 
 def test_metrics_of_a_name_that_is_none_is_said_plainly(ended: None, trtspec: Run) -> None:
     said = trtspec("metrics", "quickstart").err
-    assert "'quickstart' is not one of 'dashboard', 'rules', 'scrape', nor a deployment; deployments: dead, " in said
+    assert "'quickstart' is neither one of 'dashboard', 'rules', 'scrape' nor a deployment; deployments: dead, " in said
     assert "Value error" not in said
 
 
@@ -118,7 +118,7 @@ def test_cause_of_death_is_the_killed_supervisor(workplace: Path, trtspec: Run) 
     assert shown.code == 1
     assert shown.out.splitlines() == [
         f"x is dead: its supervisor (process {os.getpid()}) was killed",
-        f"the end of {journal.log}:",
+        f"end of {journal.log}:",
         "E1127 11:00:01.000001 17849 model.cc:12] CUDA error: out of memory",
     ]
     assert trtspec("status", "x", "--json").document["cause"] == f"its supervisor (process {os.getpid()}) was killed"
@@ -201,7 +201,7 @@ def test_rm_with_force_stops_first(echo: Path, trtspec: Run) -> None:
     assert trtspec("rm", "echo").code == 1
     assert trtspec("rm", "--force", "echo").code == 0
     assert wait_until(lambda: not served.record.is_running, 5)
-    assert trtspec("ps").out == "nothing was deployed\n"
+    assert trtspec("ps").out == "no deployments\n"
 
 
 @pytest.mark.triton

@@ -67,7 +67,7 @@ def test_little_of_the_machine_is_exposed(unit: str, tmp_path: Path) -> None:
 
 
 def test_root_is_warned_once_on_a_machine(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "warning: it runs as root, and so will the server and the models in it; a user of its own is safer"
+    said = "warning: running as root, as will the server and its models; use a dedicated user"
     for user, warned in ((1000, False), (0, True), (0, False)):
         monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda user=user: user)
         refused = trtspec("deploy", "nowhere")

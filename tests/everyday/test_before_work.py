@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would end a build is found before any work, all of it at once."""
+"""Errors that would end a build are all reported before any work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 Usage = namedtuple("Usage", "total used free")
 
 
-def say(recipe: Path, old: str, new: str) -> None:
+def replace_text(recipe: Path, old: str, new: str) -> None:
     text = recipe.read_text()
     assert old in text
     recipe.write_text(text.replace(old, new))
@@ -34,7 +34,7 @@ def nothing_was_done(workplace: Path) -> bool:
 def test_a_build_fails_once_with_all_problems(recipe: Path, trtspec: Run, small_disk: None) -> None:
     (recipe.parent / "build").mkdir()
     (recipe.parent / "build" / "tiny").write_text("mine")
-    say(recipe, "engine:", "engine:\n  gpu: h20o\n  backend: vllm\n  max_num_tokens: 1")
+    replace_text(recipe, "engine:", "engine:\n  gpu: h20o\n  backend: vllm\n  max_num_tokens: 1")
     failed = trtspec("build", recipe, "--json")
     assert failed.code == 1
     assert {each["code"] for each in failed.document["problems"] if each["severity"] == "error"} == {
@@ -54,14 +54,14 @@ def test_a_build_fails_once_with_all_problems(recipe: Path, trtspec: Run, small_
 
 @pytest.mark.parametrize("backend", ["vllm", "llmapi"])
 def test_a_step_holds_a_full_batch_with_its_drafts(backend: str, recipe: Path, trtspec: Run) -> None:
-    say(recipe, "engine:", f"engine:\n  backend: {backend}\n  max_num_tokens: 15")
+    replace_text(recipe, "engine:", f"engine:\n  backend: {backend}\n  max_num_tokens: 15")
     assert "hint: at least 16" in trtspec("check", recipe).out
-    say(recipe, "max_num_tokens: 15", "max_num_tokens: 16")
+    replace_text(recipe, "max_num_tokens: 15", "max_num_tokens: 16")
     assert trtspec("check", recipe).code == 0
 
 
 def test_an_unknown_gpu_is_a_problem_on_every_backend(recipe: Path, trtspec: Run) -> None:
-    say(recipe, "engine:", "engine:\n  gpu: h20o")
+    replace_text(recipe, "engine:", "engine:\n  gpu: h20o")
     for backend in ("auto", "embedded", "vllm", "llmapi", "tensorrt_llm"):
         found = trtspec("check", recipe, "--set", f"engine.backend={backend}", "--json").document["problems"]
         assert [each["message"] for each in found if each["path"] == "engine.gpu"] == ["unknown GPU 'h20o'"]
@@ -71,8 +71,8 @@ def test_a_build_without_a_builder_converts_nothing(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nosuch")
-    say(recipe, "engine:", "engine:\n  backend: tensorrt_llm\n  gpu: h200")
-    say(recipe, "  max_seq_len: 256", "  max_seq_len: 256\nserving:\n  streaming: false")
+    replace_text(recipe, "engine:", "engine:\n  backend: tensorrt_llm\n  gpu: h200")
+    replace_text(recipe, "  max_seq_len: 256", "  max_seq_len: 256\nserving:\n  streaming: false")
     failed = trtspec("build", recipe, "--json")
     assert failed.code == 1
     codes = [each["code"] for each in failed.document["problems"] if each["severity"] == "error"]
@@ -132,8 +132,8 @@ def test_an_interrupted_conversion_needs_the_rest(recipe: Path, workplace: Path)
 
 def test_problems_come_before_a_download(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", lambda *_: pytest.fail("nothing is downloaded"))
-    say(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}")
-    say(recipe, "engine:", "engine:\n  gpu: h20o")
+    replace_text(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}")
+    replace_text(recipe, "engine:", "engine:\n  gpu: h20o")
     failed = trtspec("build", recipe, "--out", "/")
     assert failed.code == 1
     assert "unknown GPU 'h20o'" in failed.err
@@ -142,7 +142,7 @@ def test_problems_come_before_a_download(recipe: Path, trtspec: Run, monkeypatch
 
 
 def test_the_recipes_of_a_matrix_fail_together(recipe: Path, trtspec: Run) -> None:
-    say(recipe, "name: tiny", "name: tiny\nmatrix:\n  engine.gpu: [h20o, h10o]")
+    replace_text(recipe, "name: tiny", "name: tiny\nmatrix:\n  engine.gpu: [h20o, h10o]")
     failed = trtspec("build", recipe)
     assert failed.code == 1
     for gpu in ("h20o", "h10o"):

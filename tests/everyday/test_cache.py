@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cache`: what the store has and for whom, and throwing away what nobody has used for long."""
+"""`cache`: entries of the store and their recipes, and removal of unused entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAIT_S = 30
 
 @dataclass(frozen=True)
 class Write(Step):
-    """Writes as many bytes as it is told."""
+    """Step that writes a given number of bytes."""
 
     VERSION = 1
     size: int
@@ -42,7 +42,7 @@ class Write(Step):
 
 @dataclass(frozen=True)
 class Stuck(Write):
-    """Ends before it is done, and can be resumed."""
+    """Step that is interrupted and can be resumed."""
 
     RESUMABLE = True
 
@@ -52,7 +52,7 @@ class Stuck(Write):
 
 
 def built(size: int, days_ago: float, *recipes: str) -> str:
-    """Put an entry into the store that was made and used so long ago; return its key."""
+    """Add an entry with this creation and use time to the store; return its key."""
     import time
 
     then = time.time() - days_ago * DAY
@@ -65,7 +65,7 @@ def built(size: int, days_ago: float, *recipes: str) -> str:
 
 @pytest.fixture
 def keys(workplace: Path) -> dict[int, str]:
-    """The keys of some entries by their sizes."""
+    """The keys of several entries by size."""
     return {
         1000: built(1000, 1, "tiny", "other"),
         2000: built(2000, 40, "tiny"),
@@ -126,10 +126,10 @@ def test_what_was_freed_is_said(keys: dict[int, str], workplace: Path, trtspec: 
     os.link(store.get(keys[4000]).entry.files_dir / "file", workplace / "linked")
     prune = ("cache", "--prune", "--older-than", "30d")
     assert trtspec(*prune, "--dry-run").out.endswith(
-        "2 would be removed, 2.0 KiB would be freed; 3.9 KiB more stay on the disk, where artifacts have them\n"
+        "2 would be removed, 2.0 KiB would be freed; 3.9 KiB more stay on disk because artifacts link to them\n"
     )
     done = trtspec(*prune)
-    assert "2 entries, 3.9 KiB\n2 removed, 2.0 KiB freed; 3.9 KiB more stay on the disk" in done.out
+    assert "2 entries, 3.9 KiB\n2 removed, 2.0 KiB freed; 3.9 KiB more stay on disk" in done.out
     assert (workplace / "linked").stat().st_size == 4000
     assert trtspec(*prune).out.endswith("0 removed, 0 B freed\n")
 
@@ -137,7 +137,7 @@ def test_what_was_freed_is_said(keys: dict[int, str], workplace: Path, trtspec: 
 def test_clearing_frees_what_could_be_resumed(keys: dict[int, str], trtspec: Run) -> None:
     with pytest.raises(StepError):
         open_store().build(Stuck(1 << 16), Inputs({}), None)
-    assert "4 entries, 9.8 KiB, and 64.0 KiB that interrupted builds left\n" in trtspec("cache").out
+    assert "4 entries, 9.8 KiB, and 64.0 KiB from interrupted builds\n" in trtspec("cache").out
     planned = trtspec("cache", "--clear", "--dry-run", "--json").document
     done = trtspec("cache", "--clear", "--json").document
     assert done["freed_bytes"] == planned["freed_bytes"] == 10000 + (1 << 16)
@@ -156,7 +156,7 @@ with open_store().holding(sys.argv[1:], "elsewhere"):
 
 @pytest.fixture
 def holder(keys: dict[int, str]) -> Any:
-    """A process that builds with two of the entries and one that is not there yet."""
+    """A process that holds two of the entries and one that does not exist yet."""
     command = [sys.executable, "-c", HOLDER, keys[4000], keys[1000], "0" * 64]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "holds\n"
@@ -172,7 +172,7 @@ def test_what_a_running_build_holds_stays(
     left = {keys[4000], keys[1000]}
     assert set(trtspec("cache", *how, "--dry-run", "--json").document["removed"]) == {*keys.values()} - left
     done = trtspec("cache", *how)
-    assert done.out.endswith("2 removed, 4.9 KiB freed\n2 are held by a build that runs\n")
+    assert done.out.endswith("2 removed, 4.9 KiB freed\n2 are in use by a running build\n")
     assert {each["key"] for each in trtspec("cache", "--json").document["entries"]} == left
     holder.communicate("", WAIT_S)
     document = trtspec("cache", *how, "--json").document
@@ -223,13 +223,13 @@ def test_a_store_without_room_for_notes_still_builds(harm: str, recipe: Path, tr
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--prune",), "--prune and a limit go together"),
-        (("--older-than", "3d"), "--prune and a limit go together"),
-        (("--max-size", "3GB", "--dry-run"), "--prune and a limit go together"),
-        (("--prune", "--clear", "--max-size", "3GB"), "--clear throws everything away"),
-        (("--dry-run",), "--dry-run is of --prune and --clear"),
-        (("--prune", "--older-than", "30"), "--older-than: '30' is no time\nhint: as 30d, 12h or 2w"),
-        (("--prune", "--max-size", "much"), "--max-size: 'much' is no size\nhint: as 200GB or 500GiB"),
+        (("--prune",), "--prune and a limit require each other"),
+        (("--older-than", "3d"), "--prune and a limit require each other"),
+        (("--max-size", "3GB", "--dry-run"), "--prune and a limit require each other"),
+        (("--prune", "--clear", "--max-size", "3GB"), "--clear cannot be combined with --prune"),
+        (("--dry-run",), "--dry-run requires --prune or --clear"),
+        (("--prune", "--older-than", "30"), "--older-than: '30' is not a duration\nhint: e.g. 30d, 12h or 2w"),
+        (("--prune", "--max-size", "much"), "--max-size: 'much' is not a size\nhint: e.g. 200GB or 500GiB"),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, ...], said: str, keys: dict[int, str], trtspec: Run) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells of a matrix: called after what they vary, chosen by name; documents have one shape with and without them."""
+"""Matrix cells: names, selection by name, and documents of the same shape with and without a matrix."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_cell_that_is_not_chosen_may_be_wrong(recipe: Path, trtspec: Run) -> N
 def test_one_cell_may_go_to_a_place_of_its_own(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + AXIS)
     refused = trtspec("build", recipe, "--out", "one")
-    assert refused.err.endswith("hint: leave it out, or choose one with --cell\n")
+    assert refused.err.endswith("hint: omit --out, or select one cell with --cell\n")
     assert trtspec("build", recipe, "--out", "one", "--cell", "*-2").code == 0
     assert (recipe.parent / "one" / "manifest.json").is_file()
 

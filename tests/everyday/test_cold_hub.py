@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A build whose steps are all in the store needs no source: an emptied hub cache costs no download."""
+"""A build with all steps in the store does not need its sources: an empty hub cache causes no download."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from trtspec.recipe.load import load_recipe
 from trtspec.store.executor import Unobserved
 from trtspec.store.manifest import load_manifest
 
-pytestmark = pytest.mark.slow  # whole builds in forks
+pytestmark = pytest.mark.slow  # complete builds in forks
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = "checkpoints/target/rank0.safetensors"
 
 
-def say(recipe: Path, old: str, new: str) -> None:
+def replace_text(recipe: Path, old: str, new: str) -> None:
     text = recipe.read_text()
     assert old in text
     recipe.write_text(text.replace(old, new))
 
 
 def download(workplace: Path) -> None:
-    """Bring both models into the hub cache."""
+    """Download both models into the hub cache."""
     for role in ("target", "draft"):
         snapshot = workplace / "hub" / f"models--org--{role}" / "snapshots" / COMMIT
         shutil.copytree(workplace / role, snapshot, dirs_exist_ok=True)
@@ -40,10 +40,10 @@ def download(workplace: Path) -> None:
 
 @pytest.fixture
 def cold(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A recipe of hub models that was built, after which the hub cache was emptied."""
+    """A recipe of hub models that was built before the hub cache was emptied."""
     for role in ("target", "draft"):
         indent = " " * (2 if role == "target" else 4)
-        say(recipe, f"model: ./{role}", f"model: org/{role}\n{indent}revision: {COMMIT}")
+        replace_text(recipe, f"model: ./{role}", f"model: org/{role}\n{indent}revision: {COMMIT}")
     download(recipe.parent)
     built = trtspec("build", recipe)
     assert built.code == 0, built.err
@@ -90,7 +90,7 @@ def test_what_is_not_in_the_store_is_downloaded_for(cold: Path, trtspec: Run, mo
     monkeypatch.setattr("trtspec.checkpoints.resolve.fetch_snapshot", lambda *_: download(cold.parent))
     assert trtspec("build", cold, "--set", "target.dtype=float16").code == 0
     half = (cold.parent / "build" / "tiny" / WEIGHTS).read_bytes()
-    say(cold, f"model: org/target\n  revision: {COMMIT}", "model: ./target\n  dtype: float16")
+    replace_text(cold, f"model: org/target\n  revision: {COMMIT}", "model: ./target\n  dtype: float16")
     shutil.rmtree(cold.parent / "cache")
     assert trtspec("build", cold).code == 0
     assert (cold.parent / "build" / "tiny" / WEIGHTS).read_bytes() == half
@@ -122,10 +122,10 @@ def test_what_is_not_remembered_is_downloaded(
     assert trtspec("check", cold).code == 0
 
 
-@pytest.mark.slow  # a pickle is opened by an interpreter of its own
+@pytest.mark.slow  # a separate interpreter opens pickles
 def test_pickles_that_were_opened(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pin = pickled(cold.parent / "target")
-    say(cold, f"model: org/target\n  revision: {COMMIT}", f"model: org/target\n  revision: {COMMIT}\n  {pin}")
+    replace_text(cold, f"model: org/target\n  revision: {COMMIT}", f"model: org/target\n  revision: {COMMIT}\n  {pin}")
     download(cold.parent)
     assert trtspec("build", cold).code == 0
     for name in ("hub", "cache/unpickled"):
@@ -134,7 +134,7 @@ def test_pickles_that_were_opened(cold: Path, trtspec: Run, monkeypatch: pytest.
     assert "nothing to do" in trtspec("build", cold).out
 
 
-@pytest.mark.slow  # as this
+@pytest.mark.slow  # a complete build
 def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests._support.tiny import PAIR_VOCAB, TARGET_SHAPE
     from tests.methods.heads import random_heads, save_heads
@@ -157,7 +157,7 @@ def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch)
 def test_without_the_hubs_client_its_extra_is_named(
     workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one of the packages that the client itself requires."""
+    """The hint does not name a dependency of the client."""
     for package in ("huggingface_hub", "tqdm"):
         monkeypatch.setitem(sys.modules, package, None)
     refused = trtspec("build", "mistral-7b-ngram")

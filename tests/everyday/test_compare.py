@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trtspec compare` says of two recipes, plans, artifacts and reports, and of strangers' files."""
+"""`trtspec compare` on recipes, plans, artifacts, reports and untrusted files."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def changed(recipe: Path, name: str, *edits: tuple[str, str]) -> Path:
     return saved(recipe.parent / name, text)
 
 
-def said_of(outcome: Outcome) -> str:
+def flat_output(outcome: Outcome) -> str:
     return outcome.out + outcome.err
 
 
-def places(outcome: Outcome) -> dict[str, tuple[Any, Any, str]]:
+def differences(outcome: Outcome) -> dict[str, tuple[Any, Any, str]]:
     listed = outcome.document["differences"]
     return {f"{each['section']} {each['path']}": (each["a"], each["b"], each["what"]) for each in listed}
 
@@ -71,9 +71,9 @@ def test_recipes_differ_in_resolved_values_steps_and_memory(trtspec: Run, recipe
     )
     compared = trtspec("compare", recipe, other, "--json")
     assert compared.code == 0
-    found = places(compared)
+    found = differences(compared)
     assert found["recipe speculation.draft_len"] == (3, 4, "differs")
-    assert found["recipe target.dtype"] == ("bfloat16", "float16", "differs")  # the default is the checkpoint's
+    assert found["recipe target.dtype"] == ("bfloat16", "float16", "differs")  # the default comes from the checkpoint
     assert "recipe name" not in found
     assert "steps copy-tokenizer" not in found
     effects = compared.document["effects"]
@@ -94,15 +94,15 @@ def test_recipes_differ_in_resolved_values_steps_and_memory(trtspec: Run, recipe
 @pytest.mark.slow
 def test_people_see_what_differs_and_one_line_of_the_rest(trtspec: Run, recipe: Path) -> None:
     other = changed(recipe, "other.yaml", ("draft_len: 3", "draft_len: 4"))
-    said = said_of(trtspec("compare", recipe, other))
+    said = flat_output(trtspec("compare", recipe, other))
     assert f"a: recipe {recipe}\nb: recipe {other}\n" in said
     assert "engine.max_batch_size" not in said
-    assert "to build b where a is built: emit-repository\n" in said
-    longer = said_of(trtspec("compare", recipe, recipe, "--json"))
+    assert "to build b after a: emit-repository\n" in said
+    longer = flat_output(trtspec("compare", recipe, recipe, "--json"))
     assert '"left_write_bytes": 0' in longer
     assert "the same: recipe " in said
-    assert "engine.max_batch" in said_of(trtspec("compare", recipe, other, "--all"))
-    assert "no difference; compared: recipe " in said_of(trtspec("compare", recipe, recipe))
+    assert "engine.max_batch" in flat_output(trtspec("compare", recipe, other, "--all"))
+    assert "no difference; compared: recipe " in flat_output(trtspec("compare", recipe, recipe))
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_the_bytes_that_are_written_are_those_of_the_artifact(trtspec: Run, reci
 def test_a_draft_that_only_one_has_is_one_line(trtspec: Run, recipe: Path) -> None:
     lines = "  method: draft_target\n  draft_len: 3\n  draft:\n    model: ./draft\n"
     other = changed(recipe, "other.yaml", (lines, "  method: ngram\n"))
-    found = places(trtspec("compare", recipe, other, "--json"))
+    found = differences(trtspec("compare", recipe, other, "--json"))
     drafts = {path: each for path, each in found.items() if path.startswith("recipe speculation.draft.")}
     assert drafts == {}
     assert found["recipe speculation.draft"][0]["model"] == "./draft"
@@ -136,11 +136,11 @@ def test_the_exit_code_is_asked_for(trtspec: Run, recipe: Path) -> None:
 def test_a_saved_plan_is_compared_with_the_recipe_of_today(trtspec: Run, recipe: Path) -> None:
     planned = trtspec("plan", recipe, "--json").document
     plan = saved(recipe.parent / "plan.json", planned)
-    assert places(trtspec("compare", plan, recipe, "--json")) == {}
+    assert differences(trtspec("compare", plan, recipe, "--json")) == {}
     other = changed(recipe, "other.yaml", ("draft_len: 3", "draft_len: 4"))
     compared = trtspec("compare", plan, other, "--json").document
     assert compared["effects"]["steps"] == [{"name": "emit-repository", "what": "differs", "why": "engine_settings"}]
-    # one that an earlier trtspec saved says less
+    # saved by an earlier trtspec, with fewer keys
     for key in ("recipe", "keys_are_final"):
         del planned[key]
     for step in planned["steps"]:
@@ -170,7 +170,7 @@ def test_artifacts_differ_in_recipe_steps_files_and_reports(trtspec: Run, recipe
     saved(other / "reports" / "verify.json", verified(0.6))
     saved(other / "reports" / "bench.json", BENCH)
     compared = trtspec("compare", artifact, other, "--json")
-    found = places(compared)
+    found = differences(compared)
     assert found["recipe speculation.draft_len"] == (3, 4, "differs")
     assert found["verify min_acceptance.value"] == (0.8, 0.6, "differs")
     assert [path for path in found if path.startswith("files ")]
@@ -194,18 +194,18 @@ def test_files_that_only_one_has(trtspec: Run, artifact: Path) -> None:
     write_manifest(other, manifest)
     compared = trtspec("compare", artifact, other, "--json")
     record = {"size": dropped["size"], "sha256": dropped["sha256"]}
-    assert places(compared) == {f"files {dropped['path']}": (record, None, "only in a")}
+    assert differences(compared) == {f"files {dropped['path']}": (record, None, "only in a")}
     assert compared.document["effects"]["files"]["only_a"] == 1
 
 
 @pytest.mark.slow
 def test_a_recipe_and_its_artifact(trtspec: Run, recipe: Path, artifact: Path) -> None:
     compared = trtspec("compare", recipe, artifact, "--json")
-    assert places(compared) == {}
+    assert differences(compared) == {}
     assert set(compared.document["same"]) == {"recipe", "steps"}
     assert set(compared.document["not_compared"]) == {"memory", "tools", "files"}
     assert compared.document["not_compared"]["tools"] == "not in a, a recipe; trtspec build records them"
-    said = said_of(trtspec("compare", recipe, artifact))
+    said = flat_output(trtspec("compare", recipe, artifact))
     assert "not compared: memory: not in b, an artifact; trtspec plan reports it for a recipe" in said
 
 
@@ -216,31 +216,31 @@ def test_reports_side_by_side_with_the_difference_in_per_cent(trtspec: Run, work
     slower = {**BENCH, "speedup": 1.5, "speedup_interval": [1.4, 1.6]}
     one, other = saved(workplace / "a.json", BENCH), saved(workplace / "b.json", slower)
     compared = trtspec("compare", one, other, "--json")
-    assert places(compared) == {
+    assert differences(compared) == {
         "bench speedup": (2.0, 1.5, "differs"),
         "bench speedup_interval": ([1.9, 2.1], [1.4, 1.6], "differs"),
     }
     assert compared.document["differences"][0]["percent"] == -25.0
-    assert "-25.0 %" in said_of(trtspec("compare", one, other))
+    assert "-25.0 %" in flat_output(trtspec("compare", one, other))
     effect = compared.document["effects"]["speedup"]
     assert effect == {"a": [1.9, 2.1], "b": [1.4, 1.6], "overlap": False}
-    assert "speed-up: 1.90 to 2.10 and 1.40 to 1.60; the intervals do not overlap" in said_of(
+    assert "speed-up: 1.90 to 2.10 and 1.40 to 1.60; the intervals do not overlap" in flat_output(
         trtspec("compare", one, other)
     )
-    assert "tokens_per_s" not in said_of(trtspec("compare", one, other, "--all"))  # samples
+    assert "tokens_per_s" not in flat_output(trtspec("compare", one, other, "--all"))  # samples
 
 
 def test_a_report_of_verify_and_one_of_bench_share_metrics(trtspec: Run, workplace: Path) -> None:
     one, other = saved(workplace / "a.json", verified(0.8)), saved(workplace / "b.json", BENCH)
-    assert places(trtspec("compare", one, other, "--json")) == {"report acceptance_rate": (0.8, 0.5, "differs")}
+    assert differences(trtspec("compare", one, other, "--json")) == {"report acceptance_rate": (0.8, 0.5, "differs")}
 
 
 def test_a_report_of_bench_may_have_checks(trtspec: Run, workplace: Path) -> None:
-    """As one of another trtspec that judges the gates on a server, which leaves out what it cannot measure."""
+    """A report of `bench --gates` on a server, which skips some checks."""
     left_out = [{"name": "min_speedup", "reason": "server", "why": "in words"}]
     judged = {**BENCH, "ok": True, "checks": verified(0.5)["checks"], "left_out": left_out}
     one, other = saved(workplace / "a.json", BENCH), saved(workplace / "b.json", judged)
-    found = places(trtspec("compare", one, other, "--json"))
+    found = differences(trtspec("compare", one, other, "--json"))
     assert found == {
         "bench ok": (None, True, "only in b"),
         "bench min_acceptance": (None, {"ok": True, "value": 0.5, "limit": 0.5}, "only in b"),
@@ -252,7 +252,7 @@ def test_a_report_of_bench_may_have_checks(trtspec: Run, workplace: Path) -> Non
 def test_a_report_and_the_artifact_it_is_about(trtspec: Run, workplace: Path, artifact: Path) -> None:
     saved(artifact / "reports" / "verify.json", verified(0.8))
     compared = trtspec("compare", saved(workplace / "now.json", verified(0.4)), artifact, "--json")
-    assert places(compared) == {
+    assert differences(compared) == {
         "verify min_acceptance.value": (0.4, 0.8, "differs"),
         "verify min_acceptance.ok": (False, True, "differs"),
     }
@@ -265,7 +265,7 @@ def test_what_has_nothing_in_common(trtspec: Run, recipe: Path) -> None:
     assert "hint: compare recipes, plans and artifacts with each other, or reports with each other" in refused.err
 
 
-# Strangers' files
+# Untrusted files
 
 BAD: dict[str, tuple[bytes, str]] = {
     "too large": (b"{" + b" " * (4 << 20), "larger than 4,194,304 bytes"),
@@ -320,7 +320,7 @@ def test_a_stranger_cannot_write_to_the_terminal(trtspec: Run, artifact: Path) -
     manifest = read_manifest(other)
     manifest["tools"] = {"\x1b[2J": "", "numpy": "\x1b[2J"}
     write_manifest(other, manifest)
-    said = said_of(trtspec("compare", artifact, other))
+    said = flat_output(trtspec("compare", artifact, other))
     assert "\x1b" not in said
     assert "tools" in said
 
@@ -331,8 +331,8 @@ def test_a_plan_of_a_stranger_cannot_either(trtspec: Run, recipe: Path) -> None:
         step["key_parts"]["\x1b[2J"] = step["key"] = "0" * 64
         step["name"] += "\x1b[2J"
     plan = saved(recipe.parent / "plan.json", planned)
-    assert "\x1b" not in said_of(trtspec("compare", plan, recipe))
-    assert "\x1b" not in said_of(trtspec("compare", recipe, plan))
+    assert "\x1b" not in flat_output(trtspec("compare", plan, recipe))
+    assert "\x1b" not in flat_output(trtspec("compare", recipe, plan))
     planned["steps"][0]["key_parts"]["\x1b[2J"] = 1
     refused = trtspec("compare", saved(plan, planned), recipe)
     assert (refused.code, "\x1b" in refused.err) == (1, False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`deploy --name` and `--host`: one artifact served several times, at an address that is asked for."""
+"""`deploy --name` and `--host`: one artifact served several times, at given addresses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ELSEWHERE = "127.0.0.2"
 
 
 class Target:
-    """Serves nothing and notes what it was asked."""
+    """Deployment target that only records its calls."""
 
     render = None
 
@@ -49,7 +49,7 @@ class Target:
 
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> Target:
-    """A place to deploy to whatever gates there are."""
+    """A deployment target that ignores gates."""
     found = Target()
     monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda: 1000)
     monkeypatch.setattr("trtspec.deployment.base.find_target", lambda name: found)
@@ -79,13 +79,13 @@ def test_keys_are_said_to_guard_the_gateway_alone(
 ) -> None:
     monkeypatch.setenv("TRTSPEC_OPENAI_KEYS", "secret")
     done = trtspec("deploy", "build/tiny", "--name", "one", "--host", "0.0.0.0", "--detach", "--json")
-    assert "--host 127.0.0.1 --openai-host 0.0.0.0 keeps those on loopback" in done.err
+    assert "--host 127.0.0.1 --openai-host 0.0.0.0 keeps them on loopback" in done.err
     assert "secret" not in done.err
 
 
 def test_gateway_of_containers_has_no_address_of_its_own(workplace: Path, trtspec: Run) -> None:
     refused = trtspec("deploy", "build/tiny", "--target", "docker", "--openai-host", "0.0.0.0")
-    assert (refused.code, "--openai-host belongs to --target local, not docker" in refused.err) == (1, True)
+    assert (refused.code, "--openai-host requires --target local, not docker" in refused.err) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_only_the_server_that_takes_requests_listens_elsewhere(tmp_path: Path, m
 
 @pytest.fixture
 def echo(workplace: Path) -> Iterator[Path]:
-    """An artifact that echoes; whatever serves it in the end is stopped."""
+    """An echo artifact; its deployments are stopped at the end."""
     try:
         find_server()
     except DeployError as error:
@@ -166,7 +166,7 @@ def test_one_artifact_is_served_twice(echo: Path, trtspec: Run) -> None:
     for each in found.values():
         answer = Client.at(each["endpoints"]["http"]).generate({"text_input": "hé", "max_tokens": 1})
         assert answer["text_output"] == "hé"
-    assert not port_in_use(DeploymentJournal("two").known().http), "it listens at the other address alone"
+    assert not port_in_use(DeploymentJournal("two").known().http), "it listens only at the other address"
     status = trtspec("status", "two", "--json")
     assert (status.code, status.document["probe"]["ok"], status.document["host"]) == (0, True, ELSEWHERE)
     assert "echo starts" in trtspec("logs", "two").out

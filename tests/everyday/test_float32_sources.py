@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint that `dtype: auto` would narrow to float16 is pointed at; an explicit dtype is taken as meant."""
+"""Warn if `dtype: auto` would narrow a checkpoint to float16; accept an explicit dtype."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gates of engines that run in another process: judged on their server, by `bench --gates` and before it is live."""
+"""Gates of engines in another process: evaluated on their server, by `bench --gates` and before it is live."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FEW = ("--runs", 1, "--max-tokens", 6)
 
 @dataclass
 class Server:
-    """Answers like the ensemble of an engine: with `slip`, differently where it drafts."""
+    """Responds like the ensemble of an engine; with `slip`, speculation changes the text."""
 
     url: str = ""
     slip: str = ""
     counts: bool = True
-    obeys: bool = True  # takes num_draft_tokens
+    obeys: bool = True  # accepts num_draft_tokens
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def answer(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -45,7 +45,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server like ours, that each test may change."""
+    """A server double that each test may change."""
     state = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -71,7 +71,7 @@ def server() -> Iterator[Server]:
 
 @dataclass
 class Target:
-    """A place to deploy to where the server runs already; `live` tells whether one was let go live."""
+    """A deployment target whose server already runs; `live` is true once a deployment went live."""
 
     render = None
 
@@ -94,7 +94,7 @@ class Target:
 
 @pytest.fixture
 def built(recipe: Path, trtspec: Run) -> Any:
-    """Build an artifact of an engine that runs in another process, with these gates; return where it lies."""
+    """Build an artifact for an engine in another process, with these gates; return its path."""
     recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: vllm\n  gpu: h100\n"))
 
     def build(**gates: float) -> Path:
@@ -107,7 +107,7 @@ def built(recipe: Path, trtspec: Run) -> Any:
 
 @pytest.fixture
 def serve(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let an artifact be what the server runs, and what the name "tiny" leads to."""
+    """Make the server serve an artifact, with the deployment name "tiny"."""
 
     def serve(artifact: Path) -> Target:
         target = Target(server, artifact)
@@ -118,7 +118,7 @@ def serve(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
     return serve
 
 
-def checks_of(document: dict[str, Any]) -> dict[str, bool]:
+def check_results(document: dict[str, Any]) -> dict[str, bool]:
     return {check["name"]: check["ok"] for check in document["checks"]}
 
 
@@ -129,10 +129,10 @@ def test_a_limit_that_a_server_misses(built: Any, serve: Any, trtspec: Run) -> N
     assert trtspec("bench", "tiny", *FEW).code == 0
     done = trtspec("bench", "tiny", "--gates", *FEW, "--json")
     assert done.code == 112
-    assert checks_of(done.document) == {"lossless": True, "min_acceptance": True, "min_speedup": False}
+    assert check_results(done.document) == {"lossless": True, "min_acceptance": True, "min_speedup": False}
     assert done.document["speedup"] > 0
     shown = trtspec("bench", "tiny", "--gates", *FEW)
-    assert (shown.code, "tiny: its gates do NOT hold" in shown.out + shown.err) == (112, True)
+    assert (shown.code, "tiny: gates FAILED" in shown.out + shown.err) == (112, True)
     report = json.loads((artifact / "reports" / "verify.json").read_text())
     assert {check["measured_by"] for check in report["checks"]} == {"server"}
     with pytest.raises(GateNotMet, match="min_speedup"):
@@ -154,11 +154,11 @@ def test_the_report_is_the_one_that_deploy_takes(built: Any, serve: Any, server:
     target = serve(artifact)
     assert ensure_gates(artifact) is False
     assert trtspec("verify", artifact).code == 0
-    assert ensure_gates(artifact) is False, "verify saw files, and no engine"
+    assert ensure_gates(artifact) is False, "verify checks files, but runs no engine"
     assert trtspec("bench", "tiny", "--gates", *FEW).code == 0
     assert ensure_gates(artifact) is True
     assert trtspec("verify", artifact).code == 0
-    assert ensure_gates(artifact) is True, "verify does not forget what the server told"
+    assert ensure_gates(artifact) is True, "verify keeps the results of the server"
     server.asked.clear()
     assert trtspec("deploy", artifact, "--detach").code == 0
     assert (target.live, server.asked) == ([server.url], [])
@@ -214,7 +214,7 @@ def test_an_engine_that_drafts_whatever_is_asked(built: Any, serve: Any, server:
     assert "lossless: not measured" in done.err
     assert "min_acceptance: not measured" in done.err
     measured = trtspec("bench", "tiny", "--gates", "--baseline", server.url, *FEW, "--json")
-    assert (measured.code, checks_of(measured.document)) == (0, {"lossless": True})
+    assert (measured.code, check_results(measured.document)) == (0, {"lossless": True})
     assert ensure_gates(artifact) is True
 
 
@@ -242,7 +242,7 @@ def test_gates_need_an_artifact_and_the_one_that_is_served(
     refused = trtspec("bench", "tiny", "--gates", *FEW)
     assert (refused.code, "built again since it was deployed" in refused.err) == (1, True)
     refused = trtspec("bench", server.url, "--gates", *FEW)
-    assert (refused.code, "give the deployment's name" in refused.err) == (1, True)
+    assert (refused.code, "pass the deployment's name" in refused.err) == (1, True)
     refused = trtspec("bench", artifact, "--gates", *FEW)
     assert (refused.code, "serves this artifact, and not this process" in refused.err) == (1, True)
     refused = trtspec("bench", "tiny", "--skip-gate", "lossless")
@@ -253,7 +253,7 @@ def test_gates_need_an_artifact_and_the_one_that_is_served(
 def test_gates_in_this_process(recipe: Path, trtspec: Run) -> None:
     assert trtspec("build", recipe, "--set", "gates.min_acceptance=0.99").code == 0
     done = trtspec("bench", "build/tiny", "--gates", *FEW, "--json")
-    assert (done.code, checks_of(done.document)) == (112, {"lossless": True, "min_acceptance": False})
+    assert (done.code, check_results(done.document)) == (112, {"lossless": True, "min_acceptance": False})
     assert trtspec("deploy", "build/tiny").code == 112
     with pytest.raises(GateNotMet, match="min_acceptance"):
         ensure_gates(Path("build/tiny"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the messages of common mistakes say to do, and that doing it helps."""
+"""Hints for common mistakes, and that following them helps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask_for(recipe: Path, architecture: str) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [architecture]}))
 
 
-def said_of(checked: Outcome) -> str:
+def flat_output(checked: Outcome) -> str:
     return checked.out + checked.err
 
 
@@ -43,43 +43,43 @@ def test_an_architecture_without_a_family_leads_to_the_backends_that_need_none(t
     ask_for(recipe, "LlavaForCausalLM")
     refused = trtspec("check", recipe)
     assert refused.code == 1
-    assert f"hint: engine.backend: {' or '.join(AS_IT_IS)} runs the model without conversion" in said_of(refused)
-    assert "did you mean" not in said_of(refused)
+    assert f"hint: engine.backend: {' or '.join(AS_IT_IS)} runs the model without conversion" in flat_output(refused)
+    assert "did you mean" not in flat_output(refused)
     for backend in AS_IT_IS:
         taken = trtspec("check", recipe, "--set", f"engine.backend={backend}")
         assert taken.code == 0
-        assert "LlavaForCausalLM" not in said_of(taken)
+        assert "LlavaForCausalLM" not in flat_output(taken)
 
 
 def test_an_architecture_with_a_method_that_only_converted_models_have(trtspec: Run, recipe: Path) -> None:
     recipe.write_text(ALONE + "speculation: {method: lookahead}\n")
     ask_for(recipe, "LlavaForCausalLM")
-    assert "no backend runs lookahead on an unconverted model" in said_of(trtspec("check", recipe))
+    assert "no backend runs lookahead on an unconverted model" in flat_output(trtspec("check", recipe))
 
 
 def test_a_missing_schema_says_which_line(trtspec: Run, recipe: Path) -> None:
     edit(recipe, "schema: trtspec.recipe/1\n", "")
-    (line,) = re.findall("hint: add the line (.*)", said_of(trtspec("check", recipe)))
+    (line,) = re.findall("hint: add the line (.*)", flat_output(trtspec("check", recipe)))
     recipe.write_text(f"{line}\n{recipe.read_text()}")
     assert trtspec("check", recipe).code == 0
 
 
 def test_a_dash_for_an_underscore(trtspec: Run, recipe: Path) -> None:
     edit(recipe, "method: draft_target", "method: Draft-Target")
-    assert "hint: did you mean 'draft_target'?" in said_of(trtspec("check", recipe))
+    assert "hint: did you mean 'draft_target'?" in flat_output(trtspec("check", recipe))
 
 
 @pytest.mark.parametrize(("version", "planned"), [("1.2", "1.2.1"), ("1.0", "1.0.3.2510"), ("1.2.1", "1.2.1")])
 def test_a_version_on_the_command_line_is_a_text(version: str, planned: str, trtspec: Run, recipe: Path) -> None:
     changes = ("--set", f"engine.version={version}", "--set", "engine.backend=llmapi")
-    assert f"llmapi engine {planned}," in said_of(trtspec("plan", recipe, *changes))
+    assert f"llmapi engine {planned}," in flat_output(trtspec("plan", recipe, *changes))
 
 
 def test_what_the_command_line_gives_is_still_checked(trtspec: Run, recipe: Path) -> None:
     for wrong in ("name=null", "engine.max_batch_size=1.5", "engine.version=[1.2]"):
         assert trtspec("check", recipe, "--set", wrong).code == 1
     edit(recipe, "name: tiny\n", "name: tiny\nplugins: [1.2]\n")
-    assert 'hint: quote it: "1.2"' in said_of(trtspec("check", recipe))
+    assert 'hint: quote it: "1.2"' in flat_output(trtspec("check", recipe))
 
 
 def test_extends_says_where_it_looked(trtspec: Run, recipe: Path) -> None:
@@ -87,12 +87,12 @@ def test_extends_says_where_it_looked(trtspec: Run, recipe: Path) -> None:
         (recipe.parent / name).write_text(ALONE)
     edit(recipe, "name: tiny\n", "name: tiny\nextends: nope.yaml\n")
     line = recipe.read_text().splitlines().index("extends: nope.yaml") + 1
-    said = said_of(trtspec("check", recipe))
+    said = flat_output(trtspec("check", recipe))
     assert f"{recipe}:{line}:10  extends\n" in said
     assert f"does not exist; looked for {recipe.parent}/nope.yaml" in said
-    assert "did you mean" not in said  # other files end with .yaml too, and are no nearer for it
+    assert "did you mean" not in said  # the extension .yaml does not make other files more similar
     edit(recipe, "nope.yaml", "bace.yaml")
-    assert "hint: did you mean 'base.yaml'?" in said_of(trtspec("check", recipe))
+    assert "hint: did you mean 'base.yaml'?" in flat_output(trtspec("check", recipe))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_bracket_that_is_not_closed_is_shown_where_it_opens(
     text: str, place: str, said: str, trtspec: Run, recipe: Path
 ) -> None:
     recipe.write_text(ALONE + text)
-    shown = said_of(trtspec("check", recipe))
+    shown = flat_output(trtspec("check", recipe))
     assert f"{recipe}:{place}\n" in shown
     assert f"not valid YAML: {said}" in shown
     assert "while" not in shown
@@ -118,15 +118,15 @@ def test_a_bracket_that_is_not_closed_is_shown_where_it_opens(
 
 def test_a_missing_comma_may_be_what_is_wrong(trtspec: Run, recipe: Path) -> None:
     recipe.write_text(ALONE + "gates: {lossless: true,\n  min_acceptance: 0.5\n  min_speedup: 1}\n")
-    assert "hint: close it with `}`, or add the `,` missing before line 6" in said_of(trtspec("check", recipe))
+    assert "hint: close it with `}`, or add the `,` missing before line 6" in flat_output(trtspec("check", recipe))
 
 
 def test_a_plan_without_a_gpu_says_how_to_give_one(trtspec: Run, recipe: Path) -> None:
     plan = ("plan", recipe, "--set", "engine.backend=llmapi")
-    said = said_of(trtspec(*plan))
+    said = flat_output(trtspec(*plan))
     assert "of 0 B" not in said
-    (change,) = re.findall("memory of the GPU is not known: .* --set (.*)", said)
-    known = said_of(trtspec(*plan, "--set", change))
+    (change,) = re.findall("GPU memory is unknown; .* --set (.*)", said)
+    known = flat_output(trtspec(*plan, "--set", change))
     assert "is not known" not in known
     assert re.search(r"memory on 0: .* of 1[23]\d\.\d GiB", known)
     assert trtspec(*plan, "--json").document["memory"]["gpus"][0]["limit_bytes"] == 0
@@ -166,5 +166,5 @@ def test_schemas_that_recipes_name_are_there_and_current() -> None:
         for schema in re.findall(r"^# yaml-language-server: \$schema=(\S+)$", path.read_text(), re.MULTILINE)
     }
     assert named
-    for schema in named:  # made by: trtspec schema > recipes/trtspec-recipe.schema.json
+    for schema in named:  # generated by: trtspec schema > recipes/trtspec-recipe.schema.json
         assert json.loads(schema.read_text()) == editor_schema()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check`, `plan` and `inspect` of hub models whose weights are not here, and `build`, which brings them."""
+"""`check`, `plan` and `inspect` of hub models without local weights, and `build`, which downloads them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHTS = (MODELS / "quickstart-target" / "model.safetensors").stat().st_size
 
 @pytest.fixture
 def hub(tmp_path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub that has the quickstart's models as org/NAME, whose tokenizers count as large."""
+    """A hub that serves the quickstart's models as org/NAME, with tokenizers that count as large files."""
     for name in ("target", "draft", "eagle3"):
         shutil.copytree(MODELS / f"quickstart-{name}", tmp_path / "served" / "org" / name)
     monkeypatch.setattr(hub_metadata, "SMALL_BYTES", 5000)
@@ -37,7 +37,7 @@ def hub(tmp_path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def pair(hub: Hub, workplace: Path) -> Path:
-    """A recipe of the hub's pair."""
+    """A recipe of the pair on the hub."""
     path = workplace / "pair.yaml"
     path.write_text(
         f"""schema: trtspec.recipe/1
@@ -54,7 +54,7 @@ engine: {{backend: embedded}}
 
 @pytest.mark.slow
 def test_it_is_checked_by_its_headers_and_then_without_the_hub(pair: Path, hub: Hub, trtspec: Run) -> None:
-    assert trtspec("check", pair).out == "end ids: 0 (generation_config.json)\npair: fits together\n"
+    assert trtspec("check", pair).out == "end ids: 0 (generation_config.json)\npair: valid\n"
     assert hub.sent < 150_000
     hub.asked.clear()
     hub.refusals["info"] = 500, ""
@@ -76,7 +76,7 @@ def test_a_draft_of_another_vocabulary_is_compared_by_its_whole_tokenizer(pair: 
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_pair_of_190_shards_is_checked_in_no_2_seconds_of_a_processor(hub: Hub, tmp_path: Path) -> None:
-    """The shipped recipe of 405B, as a process: each file is asked for once, by no more of the client than it takes."""
+    """The shipped 405B recipe in a process requests each file once and imports only the required client modules."""
     for name in ("llama-3.1-405b-instruct", "llama-3.2-3b-instruct"):
         shape = next(shape for shape in shapes() if shape.name == name)
         make_checkpoint(shape, hub.root / shape.model)
@@ -96,14 +96,14 @@ def test_a_pair_of_190_shards_is_checked_in_no_2_seconds_of_a_processor(hub: Hub
         )
         return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before, done.stdout
 
-    _, shown = check("first")  # and compiles
+    _, shown = check("first")  # includes compilation
     assert hub.sent < 2_000_000
     documents = [each for each in hub.asked if not each.what.endswith(".safetensors")]
     assert (len(documents), len(hub.asked) - len(documents)) == (10, 193)
     assert not {"huggingface_hub.hf_api", "huggingface_hub.utils._headers"} & set(shown.split())
     assert min(check("second")[0], check("third")[0]) < 2
     hub.asked.clear()
-    assert "fits together" in check("first", HF_HUB_OFFLINE="1")[1]
+    assert ": valid" in check("first", HF_HUB_OFFLINE="1")[1]
     assert hub.asked == []
 
 
@@ -112,7 +112,7 @@ def test_its_plan_says_what_is_downloaded_and_that_keys_are_not_final(pair: Path
     shown = trtspec("plan", pair)
     assert "download of org/target: 19.6 MiB" in shown.out
     assert "disk for the hub cache: " in shown.out
-    assert "its source was never read, so the key is not final" in " ".join(shown.out.split())
+    assert "the key is provisional because the source is not hashed yet" in " ".join(shown.out.split())
     plan = trtspec("plan", pair, "--json").document
     tokenizer = (MODELS / "quickstart-target" / "tokenizer.json").stat().st_size
     assert plan["downloads"][0] == {"model": "org/target", "revision": COMMIT, "bytes": WEIGHTS + tokenizer}
@@ -143,7 +143,7 @@ def test_a_gated_model_says_what_to_do(status: int, pair: Path, hub: Hub, trtspe
 
 @pytest.mark.slow
 def test_offline_it_is_said(pair: Path, hub: Hub, trtspec: Run) -> None:
-    with pytest.MonkeyPatch.context() as patch:  # undone before the hub's own
+    with pytest.MonkeyPatch.context() as patch:  # undone before the hub's fixture
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         shown = " ".join(trtspec("check", pair).out.split())
     assert "not in the hub cache, and HF_HUB_OFFLINE is set" in shown

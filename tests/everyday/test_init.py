@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec init`: what it proposes for directories, for what it can see of a machine, and what it refuses."""
+"""`trtspec init`: proposals for directories and machines, and errors."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ finally:
 
 @pytest.fixture(autouse=True)
 def _no_gpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a machine without nvidia-smi, whatever this one is."""
+    """Simulate a machine without nvidia-smi."""
     monkeypatch.setenv("PATH", str(workplace))
 
 
 def show_gpus(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    """Let nvidia-smi show these."""
+    """Simulate an nvidia-smi that lists these GPUs."""
     doubles = Path(__file__).resolve().parents[1] / "doubles"
     monkeypatch.setenv("PATH", os.pathsep.join([str(doubles), str(Path(sys.executable).parent), "/usr/bin", "/bin"]))
     monkeypatch.setenv("NVIDIA_SMI_DOUBLE", "\n".join(lines))
 
 
-def said(outcome: Outcome) -> str:
-    """Return all that people were shown, with one space wherever there were some."""
+def flat_output(outcome: Outcome) -> str:
+    """Return the output with runs of white space collapsed."""
     return " ".join((outcome.out + outcome.err).split())
 
 
-def recipe_of(outcome: Outcome) -> dict[str, Any]:
-    """Return the recipe of a document, which is what its file holds."""
+def written_recipe(outcome: Outcome) -> dict[str, Any]:
+    """Return the recipe of a document, after checking that it equals its file."""
     recipe: dict[str, Any] = outcome.document["recipe"]
     assert yaml.safe_load(Path(outcome.document["path"]).read_text()) == recipe
     return recipe
 
 
 def whys(outcome: Outcome) -> dict[str, str]:
-    """Return the reasons by path."""
+    """Return the reasons of the choices by path."""
     return {choice["path"]: choice["why"] for choice in outcome.document["choices"]}
 
 
 def shape(name: str, root: Path) -> Path:
-    """Make a published checkpoint's headers."""
+    """Create the headers of a published checkpoint."""
     (found,) = (each for each in shapes() if each.name == name)
     make_checkpoint(found, root / name)
     return root / name
@@ -77,7 +77,7 @@ class TestTheQuickstart:
         assert (made.code, made.err) == (0, "")
         assert set(made.document) == {"format_version", "ok", "path", "recipe", "choices", "problems"}
         assert (made.document["ok"], made.document["path"]) == (True, "quickstart-target.yaml")
-        recipe = recipe_of(made)
+        recipe = written_recipe(made)
         assert recipe["speculation"].pop("draft") == {"model": os.path.relpath(MODELS / "quickstart-draft")}
         assert recipe == {
             "schema": "trtspec.recipe/1",
@@ -94,7 +94,7 @@ class TestTheQuickstart:
     def test_is_checked_planned_and_built(self, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, MODELS / "quickstart-draft", "--name", "mine")
         assert made.code == 0
-        assert said(made).endswith("mine.yaml: written, and fits together; next: trtspec build mine.yaml")
+        assert flat_output(made).endswith("mine.yaml: written and valid; next: trtspec build mine.yaml")
         for command in ("check", "plan", "build"):
             done = trtspec(command, "mine.yaml")
             assert done.code == 0, done.err
@@ -105,20 +105,20 @@ class TestTheQuickstart:
     def test_a_head_of_each_kind(self, method: str, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, MODELS / f"quickstart-{method}", "-o", "head.yaml", "--json")
         assert made.code == 0, made.out
-        assert recipe_of(made)["speculation"]["method"] == method
+        assert written_recipe(made)["speculation"]["method"] == method
         assert HEADS[method] in whys(made)["speculation.method"]
         assert trtspec("plan", "head.yaml").code == 0
 
     def test_no_draft(self, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, "--json")
         assert made.code == 0
-        assert recipe_of(made)["speculation"] == {"method": "ngram", "draft_len": 8}
+        assert written_recipe(made)["speculation"] == {"method": "ngram", "draft_len": 8}
         assert "works without a draft" in whys(made)["speculation.method"]
 
     def test_what_is_said_otherwise(self, trtspec: Run, workplace: Path) -> None:
         arguments = ("--method", "lookahead", "--backend", "embedded", "--gpu", "a100-80gb", "--name", "other")
         made = trtspec("init", TARGET, *arguments, "--json")
-        recipe = recipe_of(made)
+        recipe = written_recipe(made)
         assert (recipe["speculation"], recipe["engine"]["gpu"]) == ({"method": "lookahead"}, "a100-80gb")
         assert made.document["path"] == "other.yaml"
         for path, option in (("speculation.method", "method"), ("engine.backend", "backend"), ("name", "name")):
@@ -151,7 +151,7 @@ class TestTheFile:
         assert json.loads(schema.read_text()) == editor_schema()
         os.utime(schema, (1, 1))
         trtspec("init", TARGET, "--name", "two")
-        assert schema.stat().st_mtime == 1, "the same is not written again"
+        assert schema.stat().st_mtime == 1, "the existing file is not overwritten"
         schema.write_text("{}")
         trtspec("init", TARGET, "--name", "three")
         assert json.loads(schema.read_text()) == editor_schema()
@@ -159,7 +159,7 @@ class TestTheFile:
     def test_is_never_replaced_unasked(self, trtspec: Run, workplace: Path) -> None:
         (workplace / "mine.yaml").write_text("precious")
         refused = trtspec("init", TARGET, "-o", "mine.yaml")
-        assert (refused.code, said(refused)) == (
+        assert (refused.code, flat_output(refused)) == (
             1,
             "error: mine.yaml: the file exists hint: choose another file with --out, or replace it with --force",
         )
@@ -169,13 +169,13 @@ class TestTheFile:
 
     def test_cannot_be_written(self, trtspec: Run, workplace: Path) -> None:
         refused = trtspec("init", TARGET, "-o", "nosuch/mine.yaml")
-        assert (refused.code, said(refused)) == (
+        assert (refused.code, flat_output(refused)) == (
             1,
             "error: nosuch/mine.yaml: cannot be written: No such file or directory hint: choose another file with -o",
         )
         (workplace / "folder").mkdir()
         refused = trtspec("init", TARGET, "-o", "folder", "--force")
-        assert said(refused) == "error: folder: cannot be written: Is a directory hint: choose another file with -o"
+        assert flat_output(refused) == "error: folder: cannot be written: Is a directory hint: choose another file with -o"
         assert {path.name for path in workplace.iterdir()} == {"cache", "folder"}
 
     def test_names_odd_directories(self, trtspec: Run, workplace: Path) -> None:
@@ -184,14 +184,14 @@ class TestTheFile:
         made = trtspec("init", odd, "--json")
         assert made.code == 0, made.err
         assert made.document["recipe"]["name"] == "my-model-1"
-        assert recipe_of(made)["target"]["model"] == "./# My Model: 1"
+        assert written_recipe(made)["target"]["model"] == "./# My Model: 1"
 
 
 class TestTheMachine:
     def test_its_gpu_is_found(self, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         show_gpus(monkeypatch, "NVIDIA L4, 8.9, 1, 23034", "NVIDIA L4, 8.9, 1, 23034")
         made = trtspec("init", TARGET, "--json")
-        assert recipe_of(made)["engine"]["gpu"] == "l4"
+        assert written_recipe(made)["engine"]["gpu"] == "l4"
         assert whys(made)["engine.gpu"] == "nvidia-smi shows 2 of them here"
 
     @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ class TestTheMachine:
         pair = (shape("llama-3.3-70b-instruct", workplace), shape("llama-3.2-1b-instruct", workplace))
         made = trtspec("init", *pair, "--backend", "tensorrt_llm", "--gpu", gpu, "--json")
         assert made.code == 0, made.out
-        target = recipe_of(made)["target"]
+        target = written_recipe(made)["target"]
         assert target["parallel"] == {"tensor": tensor}
         assert target.get("quantization", {}).get("weights") == weights
         if weights is None:
@@ -230,7 +230,7 @@ class TestTheMachine:
     ) -> None:
         show_gpus(monkeypatch, "NVIDIA L4, 8.9, 1, 23034")
         made = trtspec("init", shape("qwen3-8b", workplace), "--backend", "vllm", "--json")
-        recipe = recipe_of(made)
+        recipe = written_recipe(made)
         assert (recipe["target"]["parallel"], recipe["engine"]["max_seq_len"]) == ({"tensor": 1}, 2048)
         assert "8192 would be too much" in whys(made)["engine.max_seq_len"]
 
@@ -239,7 +239,7 @@ class TestTheMachine:
     ) -> None:
         show_gpus(monkeypatch, "NVIDIA L4, 8.9, 1, 23034", "NVIDIA L4, 8.9, 1, 23034")
         made = trtspec("init", shape("llama-3.3-70b-instruct", workplace), "--backend", "vllm", "--json")
-        recipe = recipe_of(made)
+        recipe = written_recipe(made)
         assert (recipe["target"]["parallel"], recipe["engine"]["max_seq_len"]) == ({"tensor": 2}, 8192)
         assert whys(made)["target.parallel.tensor"] == "it does not fit even these"
         assert whys(made)["engine.max_batch_size"].endswith(" of 19.8 GiB used: too much")
@@ -248,7 +248,7 @@ class TestTheMachine:
         pair = (shape("llama-2-7b-chat", workplace), shape("eagle-llama2-chat-7b", workplace))
         made = trtspec("init", *pair, "--backend", "tensorrt_llm", "--gpu", "h100", "--json")
         assert made.code == 0
-        assert "quantization" not in recipe_of(made)["target"]
+        assert "quantization" not in written_recipe(made)["target"]
         assert "EAGLE engines are in float16 or bfloat16" in whys(made)["target.quantization"]
 
     def test_layers_for_further_tokens_are_used_where_the_backend_runs_them(
@@ -265,10 +265,10 @@ class TestTheMachine:
         (root / "config.json").write_text(json.dumps(config | unknown))
         made = trtspec("init", root, "--backend", "llmapi", "--gpu", "h200", "--json")
         assert made.code == 0, made.out
-        assert recipe_of(made)["speculation"] == {"method": "mtp", "draft_len": 1}
+        assert written_recipe(made)["speculation"] == {"method": "mtp", "draft_len": 1}
         refused = trtspec("init", root, "--name", "other")
         assert refused.code == 1
-        assert "architecture 'DeepseekV3ForCausalLM' is not supported; supported: " in said(refused)
+        assert "architecture 'DeepseekV3ForCausalLM' is not supported; supported: " in flat_output(refused)
 
     def test_heads_that_are_fewer_than_the_tree_is_deep(self, trtspec: Run, workplace: Path) -> None:
         import numpy as np
@@ -285,7 +285,7 @@ class TestTheMachine:
         save_file({tensor.name: np.zeros(tensor.shape, np.float16) for tensor in kept}, file)
         made = trtspec("init", TARGET, heads, "--json")
         assert made.code == 0, made.out
-        choices = recipe_of(made)["speculation"]["options"]["choices"]
+        choices = written_recipe(made)["speculation"]["options"]["choices"]
         assert {len(path) for path in choices} == {1, 2}
 
 
@@ -312,8 +312,8 @@ class TestWhatIsRefused:
         (workplace / "empty").mkdir()
         refused = trtspec("init", *arguments)
         assert refused.code == 1
-        assert f"error: {message.format(here=workplace)}" in said(refused)
-        assert hint in said(refused)
+        assert f"error: {message.format(here=workplace)}" in flat_output(refused)
+        assert hint in flat_output(refused)
         assert [path.name for path in workplace.iterdir()] == ["empty"]
 
     def test_an_unknown_architecture(self, trtspec: Run, workplace: Path) -> None:
@@ -324,7 +324,7 @@ class TestWhatIsRefused:
         for pair in ((workplace / "target",), (TARGET, workplace / "draft")):
             refused = trtspec("init", *pair)
             assert refused.code == 1
-            assert "architecture 'Odd' is not supported; supported: " in said(refused)
+            assert "architecture 'Odd' is not supported; supported: " in flat_output(refused)
             assert not list(workplace.glob("*.yaml"))
 
     def test_a_draft_of_unknown_tokens_is_told_by_the_check(self, recipe: Path, workplace: Path, trtspec: Run) -> None:
@@ -336,13 +336,13 @@ class TestWhatIsRefused:
         (problem,) = (each for each in made.document["problems"] if each["severity"] == "error")
         assert (problem["path"], problem["code"]) == ("speculation.draft.model", "vocabulary")
         assert problem["line"]
-        assert Path("odd.yaml").is_file(), "it stays, to be mended"
+        assert Path("odd.yaml").is_file(), "the file is kept for editing"
         shown = trtspec("init", recipe.parent / "target", draft, "-o", "odd.yaml", "--force")
-        assert said(shown).endswith("odd.yaml: written, but does not fit together: see above")
+        assert flat_output(shown).endswith("odd.yaml: written, but invalid; see the errors above")
 
     def test_a_hub_id_without_a_hub(self, trtspec: Run, workplace: Path) -> None:
         refused = trtspec("init", "org/model")
-        assert (refused.code, said(refused)) == (
+        assert (refused.code, flat_output(refused)) == (
             1,
             "error: org/model: not in the hub cache, and HF_HUB_OFFLINE is set "
             "hint: unset HF_HUB_OFFLINE and try again; write ./org/model for a directory",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec init` with hub ids, by the real client in processes of its own, from a hub on this machine."""
+"""`trtspec init` with hub ids, using the real client in separate processes and a local hub."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests._support.hub import COMMIT, Hub, serving
 from trtspec.checkpoints.hub_metadata import UNKNOWN_HEADER_BYTES
 from trtspec.core.paths import recipes_dir
 
-pytestmark = pytest.mark.slow  # a client's process for each command
+pytestmark = pytest.mark.slow  # a new client process for each command
 
 MODELS = recipes_dir() / "models"
 TOKEN = "hf_averysecrettoken"
-# The client asks again after 1, 2, 4 ... seconds, which no test has to wait for.
+# The client retries after 1, 2, 4 ... seconds; skip these waits.
 COMMAND = """
 import sys, time
 time.sleep = lambda _: None
@@ -38,7 +38,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    """A hub that has the quickstart's models as org/NAME, for those with the token."""
+    """A hub that serves the quickstart's models as org/NAME to clients with the token."""
     for name in ("target", "draft", "eagle3", "medusa"):
         shutil.copytree(MODELS / f"quickstart-{name}", tmp_path / "served" / "org" / name)
     with serving(tmp_path / "served") as hub:
@@ -67,7 +67,7 @@ def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def sent(hub: Hub) -> int:
-    """Return how many bytes of weights were asked for, a whole file as a very large number."""
+    """Return the number of requested bytes of weights; a complete file counts as a very large number."""
     total = 0
     for asked in hub.asked:
         if asked.method == "GET" and asked.what.endswith(".safetensors"):
@@ -103,7 +103,7 @@ def test_a_pair_is_checked_without_its_weights_and_built(command: Command, hub: 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
 def test_a_head(method: str, command: Command, hub: Hub) -> None:
-    """EAGLE-3's tables of ids are read, since they are checked against each other."""
+    """The id tables of EAGLE-3 are downloaded, since the check compares them."""
     made = document(command("init", "org/target", f"org/{method}", "--json"))
     assert made["recipe"]["speculation"]["method"] == method
     assert sent(hub) < 3 * UNKNOWN_HEADER_BYTES
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_told_of_the_hubs_models(command: Command, hub: Hub
     done = command("init", "org/target", "org/draft", "-o", "draft.yaml")
     refused(done, "org/draft")
     assert "previews" not in done.stdout + done.stderr
-    # the layers of a head are counted by its tensors
+    # the layers of a head are counted from its tensors
     assert command("init", "org/target", "org/eagle3", "-o", "eagle3.yaml").returncode == 0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in an artifact, and what was kept on this machine, after a stranger had it: none is believed."""
+"""Artifacts and saved results that were tampered with are not trusted."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_records_are_for_this_user_alone(
     assert read_verification(artifact) is None
 
 
-# What a stranger's `reports/verify.json` may be; each prepares it.
+# Variants of a tampered `reports/verify.json`; each function creates one.
 def _fifo(path: Path, victim: Path) -> None:
     os.mkfifo(path)
 
@@ -180,7 +180,7 @@ def test_verify_writes_through_no_link_to_a_directory(artifact: Path, trtspec: R
     (workplace / "theirs").mkdir()
     (artifact / "reports").symlink_to(workplace / "theirs")
     ended = trtspec("verify", artifact, "--max-tokens", 4)
-    assert ended.code == 110  # a link is a file that the manifest does not name
+    assert ended.code == 110  # a link is a file that the manifest does not list
     assert "the report cannot be written" in ended.err
     assert not list((workplace / "theirs").iterdir())
 
@@ -204,7 +204,7 @@ def test_another_manifest_than_the_expected_one_is_refused(recipe: Path, artifac
     assert trtspec("deploy", artifact, "--trust-report", other).code == 102
     document = read_manifest(artifact)
     document["recipe"]["gates"]["min_speedup"] = 0.1
-    write_manifest(artifact, document)  # an attacker can seal it again, and only the digest tells
+    write_manifest(artifact, document)  # an attacker can recompute the checksum; only the digest reveals the change
     assert trtspec("verify", artifact, "--manifest", digest).code == 102
 
 
@@ -283,7 +283,7 @@ def test_mutated_documents_are_refused_in_words(artifact: Path, workplace: Path,
             except ValueError:
                 continue
             if isinstance(document, dict) and document.pop("digest", None):
-                write_manifest(artifact, document)  # sealed again, as an attacker would
+                write_manifest(artifact, document)  # with a recomputed checksum, as an attacker would do
                 _only_in_words(lambda: load_manifest(artifact), changed)
             continue
         path.write_bytes(changed)
@@ -395,7 +395,7 @@ def test_short_writes_change_no_checkpoint(
 def test_an_artifact_with_a_forged_report_is_measured_before_it_is_deployed(
     artifact: Path, trtspec: Run, workplace: Path
 ) -> None:
-    """The forgery of the trial: gates that fail, and a report in the artifact by which they hold."""
+    """Forged artifact: its gates fail, but the report in the artifact claims that they hold."""
     document = read_manifest(artifact)
     document["recipe"]["gates"]["min_acceptance"] = 0.999
     write_manifest(artifact, document)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`logs`: the end of a server's log, however large, and what comes while the server runs."""
+"""`logs`: the end of a server log of any size, and following a running server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 30
 
 @pytest.fixture
 def server() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that runs until it is ended."""
+    """A process that runs until it is terminated."""
     with subprocess.Popen(["sleep", "300"]) as process:
         yield process
         process.kill()
@@ -34,7 +34,7 @@ def server() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def path(server: subprocess.Popen[bytes], workplace: Path) -> Path:
-    """The log of a deployment `tiny`, whose server is that process; not there yet."""
+    """Path of the log of a deployment `tiny` with that server process; the file does not exist yet."""
     journal = DeploymentJournal("tiny")
     journal.root.mkdir(parents=True)
     started = start_time(server.pid)
@@ -80,7 +80,7 @@ def test_a_hundred_lines_unless_asked(path: Path, trtspec: Run) -> None:
 def test_a_huge_log_takes_little_memory(path: Path) -> None:
     with path.open("wb") as file:
         file.write(b"first\n")
-        file.seek(256 << 20)  # a line of zeros that takes no room on the disk
+        file.seek(256 << 20)  # a line of zeros in a sparse file
         file.write(b"\nlast\n")
     tracemalloc.start()
     assert b"".join(log.read_log(path, 1)) == b"last\n"
@@ -153,6 +153,6 @@ def test_what_is_refused(path: Path, trtspec: Run) -> None:
     assert "the deployment's log is not on this machine" in trtspec("logs", "tiny").err
     refused = trtspec("logs", "tiny", "-f", "--json")
     assert refused.code == 1
-    assert refused.document["error"]["hint"] == "leave one of them out"
+    assert refused.document["error"]["hint"] == "omit one of them"
     assert "no deployment 'tony'; known: tiny\nhint: did you mean 'tiny'?" in trtspec("logs", "tony").err
     assert trtspec("logs", "tiny", "--lines", -1).code == 1

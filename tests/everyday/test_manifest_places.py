@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manifest says what was built, not where; `verify` finds the source all the same."""
+"""Manifests do not contain paths; `verify` still finds the source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Build = Callable[[Path, str], Path]
 
 @pytest.fixture
 def build(pair_master: Path, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
-    """Build a copy of the pair in a directory of its own, with a store of its own."""
+    """Build a copy of the pair in a separate directory with a separate store."""
 
     def make(place: Path, recipe: str) -> Path:
         shutil.copytree(pair_master, place)

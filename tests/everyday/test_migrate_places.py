@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where `migrate` writes: beside a recipe of the user's, here for any other, and never into the installation."""
+"""Output path of `migrate`: next to a user's recipe, else the current directory, never the installation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_installation_is_not_written_to(recipe: Path, trtspec: Run, monkeypa
     refused = trtspec("migrate", recipe, "--to", "1.3", "-o", installed / "new.yaml")
     assert (refused.code, refused.err) == (
         1,
-        f"error: {installed}/new.yaml: trtspec's installation is not written to\n"
-        "hint: name a file of your own with --output\n",
+        f"error: {installed}/new.yaml: refusing to write into the installation of trtspec\n"
+        "hint: choose another file with --output\n",
     )
     assert list(installed.iterdir()) == []

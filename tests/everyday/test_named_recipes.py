@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes by the name that `trtspec recipes` lists, from standard input, and several at once."""
+"""Recipes by name, from standard input, and several in one command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Feed = Callable[[str], None]
 
 @pytest.fixture
 def feed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feed]:
-    """Let a text be what stands at standard input."""
+    """Use a text as standard input."""
     before = os.dup(0)
 
     def put(text: str) -> None:
@@ -34,7 +34,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feed]:
 
 def test_a_shipped_recipe_by_its_name(workplace: Path, trtspec: Run) -> None:
     checked = trtspec("check", "quickstart-ngram")
-    assert (checked.code, checked.out) == (0, "end ids: 0 (generation_config.json)\nquickstart-ngram: fits together\n")
+    assert (checked.code, checked.out) == (0, "end ids: 0 (generation_config.json)\nquickstart-ngram: valid\n")
     document = trtspec("check", "quickstart-ngram", "--json").document
     assert [each["file"] for each in document["recipes"]] == ["quickstart-ngram"]
     assert trtspec("plan", "quickstart-ngram", "--json").document["name"] == "quickstart-ngram"
@@ -42,8 +42,8 @@ def test_a_shipped_recipe_by_its_name(workplace: Path, trtspec: Run) -> None:
 
 def test_a_file_of_that_name_wins(recipe: Path, trtspec: Run) -> None:
     recipe.rename(recipe.with_name("quickstart"))
-    assert trtspec("check", "quickstart").out == "end ids: 0 (generation_config.json)\ntiny: fits together\n"
-    (recipe.parent / "quickstart-ngram").mkdir()  # a directory is no recipe
+    assert trtspec("check", "quickstart").out == "end ids: 0 (generation_config.json)\ntiny: valid\n"
+    (recipe.parent / "quickstart-ngram").mkdir()  # directories are not recipes
     assert trtspec("check", "quickstart-ngram").code == 0
 
 
@@ -57,13 +57,13 @@ def test_only_a_bare_name_is_looked_up(workplace: Path, trtspec: Run) -> None:
 def test_a_shipped_recipe_is_extended_by_its_name(workplace: Path, trtspec: Run) -> None:
     mine = workplace / "mine.yaml"
     mine.write_text("extends: quickstart-ngram\nname: mine\n")
-    assert trtspec("check", mine).out == "end ids: 0 (generation_config.json)\nmine: fits together\n"
+    assert trtspec("check", mine).out == "end ids: 0 (generation_config.json)\nmine: valid\n"
     (workplace / "quickstart-ngram").write_text("name: [\n")
-    assert trtspec("check", mine).code == 1, "a file of that name beside it wins"
+    assert trtspec("check", mine).code == 1, "a file of that name takes precedence"
     (workplace / "sub").mkdir()
     below = workplace / "sub" / "below.yaml"
     below.write_text("extends: quickstart-ngram\nname: below\n")
-    assert trtspec("check", below).code == 0, "not one of the current directory"
+    assert trtspec("check", below).code == 0, "not relative to the current directory"
     below.write_text("extends: models/quickstart\nname: below\n")
     assert trtspec("check", below).code == 1
 
@@ -83,7 +83,7 @@ def test_standard_input(recipe: Path, feed: Feed, trtspec: Run) -> None:
     text = recipe.read_text()
     recipe.unlink()
     feed(text)
-    assert trtspec("check", "-").out == "end ids: 0 (generation_config.json)\ntiny: fits together\n"
+    assert trtspec("check", "-").out == "end ids: 0 (generation_config.json)\ntiny: valid\n"
     feed(text)
     assert trtspec("plan", "-", "--json").document["name"] == "tiny"
     feed(text)
@@ -102,11 +102,11 @@ def test_several_recipes_at_once(recipe: Path, trtspec: Run) -> None:
     wrong.write_text(recipe.read_text().replace("./draft", "./nowhere"))
     checked = trtspec("check", recipe, wrong, "quickstart-ngram", "nosuch.yaml", recipe)
     assert checked.code == 1
-    verdicts = [line for line in checked.out.splitlines() if line.endswith(": fits together") or " error in " in line]
+    verdicts = [line for line in checked.out.splitlines() if line.endswith(": valid") or " error in " in line]
     assert verdicts == [
-        "tiny: fits together",
+        "tiny: valid",
         f"1 error in {wrong}",
-        "quickstart-ngram: fits together",
+        "quickstart-ngram: valid",
         "1 error in nosuch.yaml",
     ]
     document = trtspec("check", recipe, wrong, "nosuch.yaml", "--json").document

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard output that is full, closed or left: no command of ours shows a traceback."""
+"""Full or closed stdout and closed pipes never cause a traceback."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ COMMANDS = {
     "an error": "inspect nosuch --json",
     "wrong usage is not about the output": "chek",
 }
-# Those that compute, and need what takes long to import.
+# Commands that compute, with slow imports.
 COMPUTE = ("verify", "swift", "bench", "generate", "doctor")
-# Those whose interpreter's own start and end are looked at too.
+# Commands that also run in a new interpreter, to test its start and exit.
 WHOLE = ("help", "check", "an error")
 AS_CLOSED = "import os, sys; os.close(1); sys.stdout = None; from trtspec.cli.app import main; main(sys.argv[1:])"
 
@@ -53,7 +53,7 @@ def run(arguments: str, redirection: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_in_fork(name: str, redirection: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as `run` does, in a fork; an interpreter has no standard output where that is closed."""
+    """Run a command like `run`, in a fork; a closed stdout becomes None, as in a new interpreter."""
     kind = forked.Computing if name in COMPUTE else forked.Popen
     arguments = COMMANDS[name].split()
     if redirection == ">&-":
@@ -102,5 +102,5 @@ def test_a_full_standard_error_ends_a_command(recipe: Path) -> None:
 
 
 def test_files_do_not_get_the_number_of_a_closed_output(recipe: Path) -> None:
-    assert run("build recipe.yaml", ">&- 2>&-").returncode == 1  # its last line has no reader
+    assert run("build recipe.yaml", ">&- 2>&-").returncode == 1  # nobody reads the last line
     assert run("cache --verify", "").returncode == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands state about a recipe is true: counts, reasons, places of models, values as JSON has them."""
+"""Statements of commands about a recipe are true: counts, reasons, model paths and JSON values."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_null_in_the_file_is_still_no_section(recipe: Path, trtspec: Run) -> Non
 
 @pytest.fixture
 def unknown(recipe: Path) -> Path:
-    """A model of an architecture that no family reads, of 256 positions."""
+    """A model of an unsupported architecture with 256 positions."""
     root = recipe.parent / "unknown"
     shutil.copytree(recipe.parent / "target", root)
     config = json.loads((root / "config.json").read_text())
@@ -95,7 +95,7 @@ def test_init_gives_the_positions_as_the_reason_where_they_bound_a_text(
     assert why["engine.max_seq_len"] == (256, "the target's maximum positions")
     assert "FP8 while loading" in why["target.quantization"][1]
     changed = trtspec("check", "u.yaml", "--set", "target.quantization.weights=fp8")
-    assert changed.code == 0, "the setting that init names is taken"
+    assert changed.code == 0, "the setting suggested by init is valid"
 
 
 @pytest.mark.parametrize("backend", [name for name, each in backends().items() if len(each.versions()) > 1])

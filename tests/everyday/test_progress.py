@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long work in a log: a line with progress and time left every half minute, by a clock of the test's own."""
+"""Progress lines in a log every 30 s, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtspec.store.step import Step
 
 
 class Clock:
-    """Time that passes while somebody waits, for so many waits."""
+    """Simulated clock that advances on each of a number of waits."""
 
     def __init__(self, waits: int) -> None:
         self.now, self.left = 100.0, waits
@@ -26,13 +26,15 @@ class Clock:
         return self.now
 
     def wait(self, seconds: float) -> bool:
-        """Let time pass; True at the end, as of an event that is set."""
+        """Advance the time; return True after the last wait, like a set event."""
         self.now += seconds
         self.left -= 1
         return self.left < 0
 
 
-def told(capfd: pytest.CaptureFixture[str], work: list[tuple[str, int, int | None]], waits: int = 1) -> list[str]:
+def progress_lines(
+    capfd: pytest.CaptureFixture[str], work: list[tuple[str, int, int | None]], waits: int = 1
+) -> list[str]:
     clock = Clock(waits)
     progress = Progress(disable=True, get_time=clock)
     for what, done, total in work:
@@ -45,19 +47,22 @@ def told(capfd: pytest.CaptureFixture[str], work: list[tuple[str, int, int | Non
 
 def test_a_line_says_the_share_and_the_time_left(capfd: pytest.CaptureFixture[str]) -> None:
     assert PERIOD_S <= 30
-    assert told(capfd, [("convert-target", 25, 100)]) == ["  convert-target: 25 %, 1 min 30 s left"]
-    assert told(capfd, [("a", 75, 100), ("b", 1, 1000)]) == ["  a: 75 %, 10 s left", "  b: 0 %, 8 h 19 min left"]
+    assert progress_lines(capfd, [("convert-target", 25, 100)]) == ["  convert-target: 25 %, 1 min 30 s left"]
+    assert progress_lines(capfd, [("a", 75, 100), ("b", 1, 1000)]) == [
+        "  a: 75 %, 10 s left",
+        "  b: 0 %, 8 h 19 min left",
+    ]
 
 
 def test_it_is_said_again_each_half_minute(capfd: pytest.CaptureFixture[str]) -> None:
-    lines = told(capfd, [("build-target", 0, None)], waits=3)
-    assert lines == [f"  build-target: {spent} so far" for spent in ("30 s", "1 min 00 s", "1 min 30 s")]
+    lines = progress_lines(capfd, [("build-target", 0, None)], waits=3)
+    assert lines == [f"  build-target: {spent} elapsed" for spent in ("30 s", "1 min 00 s", "1 min 30 s")]
 
 
 def test_work_that_has_not_begun_or_is_done(capfd: pytest.CaptureFixture[str]) -> None:
-    assert told(capfd, [("a", 0, 100)]) == ["  a: 0 %, unknown time left"]
-    assert told(capfd, [("a", 100, 100)]) == ["  still at work after 30 s"]
-    assert told(capfd, [("a", 1, 100)], waits=0) == []
+    assert progress_lines(capfd, [("a", 0, 100)]) == ["  a: 0 %, unknown time left"]
+    assert progress_lines(capfd, [("a", 100, 100)]) == ["  still running after 30 s"]
+    assert progress_lines(capfd, [("a", 1, 100)], waits=0) == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,7 @@ def test_commands_tell_it_without_a_terminal(
         sleep(0.2)
     assert "  lossless: 25 %, " in capfd.readouterr().err
     sleep(0.05)
-    assert capfd.readouterr().err == ""  # nobody is left who tells
+    assert capfd.readouterr().err == ""  # the reporting thread has ended
 
 
 @pytest.mark.slow
@@ -105,7 +110,7 @@ def test_many_texts_are_long_work(trtspec: Run, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("trtspec.bench.generate.generate_many", lambda *_, **__: sleep(0.2) or [])
     done = trtspec("generate", "build/tiny", "--prompts", "some.jsonl")
     assert done.document == {"format_version": 1, "results": []}
-    assert "  still at work after 0 s\n" in done.err
+    assert "  still running after 0 s\n" in done.err
 
 
 def test_a_line_of_a_build_is_not_folded(capfd: pytest.CaptureFixture[str]) -> None:

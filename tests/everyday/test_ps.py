@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ps`: every deployment with the state that its process has, whatever was recorded last."""
+"""`ps`: the state of each deployment follows its process, not the last record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESSES = f"{HTTP}; 127.0.0.1:18001; http://127.0.0.1:18002/metrics"
 
 
 def recorded(name: str, state: str, *, runs: bool = True) -> Record:
-    """Record a deployment whose process is this one, or has ended."""
+    """Record a deployment whose process is this one or has ended."""
     journal = DeploymentJournal(name)
     journal.root.mkdir(parents=True)
     record = Record(
@@ -40,7 +40,7 @@ def recorded(name: str, state: str, *, runs: bool = True) -> Record:
 
 @pytest.fixture
 def deployed(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One deployment of each kind, all of them since a known moment."""
+    """One deployment of each state, all with a known start time."""
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setattr("trtspec.deployment.journal.time.time", lambda: 1_700_000_000.0)
     recorded("running", "live")
@@ -95,11 +95,11 @@ def test_the_table_is_a_row_each(command: str, deployed: None, trtspec: Run) -> 
     ]
     assert rows[4][4].startswith(f"{os.getpid()}  2023-11-14 ")
     assert rows[4][4].endswith(f"  {ADDRESSES}")
-    assert rows[1][4].split()[::3] == ["-", "-"], "nothing answers at the addresses of what was stopped"
+    assert rows[1][4].split()[::3] == ["-", "-"], "a stopped deployment has no endpoints"
 
 
 def test_nothing_was_deployed(workplace: Path, trtspec: Run) -> None:
-    assert trtspec("ps").out == "nothing was deployed\n"
+    assert trtspec("ps").out == "no deployments\n"
     assert trtspec("status", "--json").document == {"format_version": 1, "deployments": []}
     assert not (workplace / "state").exists()
 
@@ -136,7 +136,7 @@ def test_a_server_that_is_started_again_is_no_live_one_and_says_why(deployed: No
     shown = trtspec("status", "running")
     assert (shown.code, shown.out) == (
         1,
-        "running is restarting\n  started again 2 times, last because the process of tensorrt_llm died\n",
+        "running is restarting\n  restarted 2 times, last because the process of tensorrt_llm died\n",
     )
 
 
@@ -145,4 +145,4 @@ def test_what_goes_wrong_beside_a_server_is_said_by_its_status(deployed: None, t
     beside = "openai exited with status 3; restarting in 4 s"
     journal.write(replace(journal.known(), state="restarting", beside=beside))
     assert trtspec("status", "running", "--json").document["beside"] == beside
-    assert trtspec("status", "running").out == f"running is restarting\n  beside it, last: {beside}\n"
+    assert trtspec("status", "running").out == f"running is restarting\n  last sidecar event: {beside}\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine refuses (permissions, room, a file in the way) is said in words, whatever the command."""
+"""Errors of the operating system (permissions, disk space, existing files) are explained by every command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_directory_that_may_be_listed_only(recipe: Path) -> None:
 
 
 def live(workplace: Path) -> None:
-    """Leave the record of a deployment whose process is gone."""
+    """Write the record of a deployment whose process has ended."""
     root = workplace / "state" / "deployments" / "tiny"
     root.mkdir(parents=True)
     record = Record("tiny", "live", "build/tiny", 1, None, 1, 2, 3, "trtspec_test_", True)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command as people see it: golden screens of terminals of 80 and 120 columns, and of pipes.
+"""Golden screens of every command, on terminals of 80 and 120 columns and in pipes.
 
-A golden file of `screens/` has a section for each of them. `pytest tests/everyday/test_screens.py --update-screens`
-writes them anew; what they then look like is for people to judge. What varies is replaced before:
+A golden file in `screens/` has a section for each. `pytest tests/everyday/test_screens.py --update-screens`
+regenerates them; review the result. Variable parts are replaced:
 
-    the directory                  /home/ada/work/models, which is as long
-    seconds, speeds, speed-ups     N.NN, as wide as the column that they are in
+    the directory                  /home/ada/work/models, which has the same length
+    seconds, speeds, speed-ups     N.NN, padded to the width of the column
     dates                          YYYY-MM-DD
-    the first 12 digits of a key   digest-00001, numbered in the order in which they are shown
+    the first 12 digits of a key   digest-00001, numbered in order of appearance
     versions of programs           N.N.N
 
-The machine's memory, its disks, what `doctor` finds and what a server under load answers are made up
+The machine's memory and disks, the findings of `doctor` and the results of a load benchmark are simulated
 (`tests/_support/forks.py`).
 """
 
@@ -37,7 +37,7 @@ from trtspec.deployment.journal import DeploymentJournal, Record
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not has_tmux(), reason="tmux is not installed: no screen can be looked at"),
+    pytest.mark.skipif(not has_tmux(), reason="tmux is not installed, which captures the screens"),
 ]
 
 GOLDEN = Path(__file__).with_name("screens")
@@ -62,8 +62,8 @@ COMMANDS = sorted(command_name(command) for command in discover("trtspec.cli", "
 
 
 @dataclass(frozen=True)
-class Place:
-    """A directory with the tiny pair, and what commands are run with there."""
+class Workspace:
+    """A directory with the tiny pair, and the runners for commands in it."""
 
     root: Path
     commands: Commands
@@ -73,32 +73,32 @@ class Place:
 
 
 def forget(root: Path) -> None:
-    """Leave nothing in the store of screens that begin with an empty one."""
+    """Clear the store, for screens that start with an empty one."""
     shutil.rmtree(root / "fresh", ignore_errors=True)
 
 
 def unbuild(root: Path) -> None:
-    """Leave no artifact either."""
+    """Clear the store and remove the artifact."""
     forget(root)
     shutil.rmtree(root / "build", ignore_errors=True)
 
 
 def unmeasure(root: Path) -> None:
-    """Leave nothing of what was measured of the artifact."""
+    """Remove the saved measurements of the artifact."""
     for folder in ("documents", "verified"):
         shutil.rmtree(root / "state" / folder, ignore_errors=True)
     shutil.rmtree(root / "build" / "tiny" / "reports", ignore_errors=True)
 
 
 def unwrite(root: Path) -> None:
-    """Leave nothing of the recipes that commands wrote."""
+    """Remove the recipes written by commands."""
     for name in ("target.yaml", "recipe-1.2.1.yaml", "llama-3.3-70b-fp8-tp1-1.3.yaml"):
         (root / name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Screen:
-    """A command, what is done before each of its runs, and whether it runs long: then it is seen in fewer ways."""
+    """A command, its set-up before each run, and whether it is slow and therefore captured in fewer variants."""
 
     command: str
     before: Callable[[Path], None] = lambda root: None
@@ -106,7 +106,7 @@ class Screen:
     store: str = "cache"
 
 
-# None needs that another was seen before.
+# The screens are independent of each other.
 SCREENS = {
     "plan-of-a-new-pair": Screen("plan recipe.yaml", forget, store="fresh"),
     "build": Screen("build recipe.yaml", unbuild, store="fresh"),
@@ -157,8 +157,8 @@ SCREENS = {
 
 
 @pytest.fixture(scope="module")
-def place(pair_master: Path) -> Iterator[Place]:
-    """The pair in a directory with a path of known length, what was deployed there, terminals and commands."""
+def workspace(pair_master: Path) -> Iterator[Workspace]:
+    """The pair in a directory of known path length, with deployments, terminals and commands."""
     root = Path(tempfile.mkdtemp(prefix="screens-", dir="/tmp"))
     assert len(str(root)) == len(HOME)
     shutil.copytree(pair_master, root, dirs_exist_ok=True)
@@ -176,13 +176,13 @@ def place(pair_master: Path) -> Iterator[Place]:
         patch.setattr("trtspec.deployment.journal.time.time", lambda: 1_700_000_000.0)
         record_deployments()
         assert piped(forks, scratch, ["build", "recipe.yaml"]).code == 0
-        yield Place(root, forks, shown, scratch)
+        yield Workspace(root, forks, shown, scratch)
     shutil.rmtree(root)
     shutil.rmtree(scratch)
 
 
 def make_large_pair(root: Path) -> None:
-    """Make a pair of published shapes, whose files are headers over holes, with a recipe."""
+    """Create a pair with published shapes as sparse files, and a recipe."""
     known = {shape.name: shape for shape in shapes()}
     for name, shape in (("large-target", "llama-3.1-8b-instruct"), ("large-draft", "llama-3.2-1b-instruct")):
         make_checkpoint(known[shape], root / name)
@@ -191,10 +191,10 @@ def make_large_pair(root: Path) -> None:
 
 
 def record_deployments() -> None:
-    """Record one deployment that seems to run, one that was stopped and one that died; nothing is sent a signal."""
+    """Record one apparently running, one stopped and one dead deployment; no process receives a signal."""
     record = Record("running", "live", "/build/tiny", 1, start_time(1), 18000, 18001, 18002, "x", detached=True)
     record = replace(record, backend="embedded", method="draft_target")
-    gone = replace(record, started=1)  # as long as no process of this number began then
+    gone = replace(record, started=1)  # no process with this id has this start time
     for each in (record, replace(gone, name="ended", state="stopped"), replace(gone, name="killed")):
         journal = DeploymentJournal(each.name)
         journal.root.mkdir(parents=True)
@@ -202,26 +202,26 @@ def record_deployments() -> None:
         journal.log.write_text("I1114 22:13:20 server starts\n" + "\x1b[31mE1114\x1b[0m out of memory, " * 6 + "ends\n")
 
 
-def look(place: Place, name: str) -> dict[str, Shown]:
-    """Return what is seen of a command, by where it is seen; each is run once for all tests."""
-    if name not in place.seen:
+def capture(workspace: Workspace, name: str) -> dict[str, Shown]:
+    """Return the output of a command by variant; each command runs once for all tests."""
+    if name not in workspace.seen:
         screen = SCREENS[name]
         argv, seen = shlex.split(screen.command), {}
-        store = {"TRTSPEC_CACHE": str(place.root / screen.store)}
+        store = {"TRTSPEC_CACHE": str(workspace.root / screen.store)}
         for width in WIDTHS[:1] if screen.is_long else WIDTHS:
-            screen.before(place.root)
-            seen[f"terminal, {width} columns"] = place.terminals.run(place.commands, width, argv, **store)
-        screen.before(place.root)
-        seen["pipe"] = piped(place.commands, place.scratch, argv, **store)
-        place.seen[name] = seen
-    return place.seen[name]
+            screen.before(workspace.root)
+            seen[f"terminal, {width} columns"] = workspace.terminals.run(workspace.commands, width, argv, **store)
+        screen.before(workspace.root)
+        seen["pipe"] = piped(workspace.commands, workspace.scratch, argv, **store)
+        workspace.seen[name] = seen
+    return workspace.seen[name]
 
 
-VERDICTS = "(?:Ship it|It pays|Do not ship|Not decided)"  # which of them depends on how fast the machine is today
+VERDICTS = "(?:Ship it|It pays|Do not ship|Not decided)"  # the set depends on the current speed of the machine
 
 
 def normal(text: str, root: Path) -> str:
-    """Return a text without what varies, as wide where its layout depends on that."""
+    """Return a text with variable parts replaced, keeping widths that affect the layout."""
     text = text.replace(str(root), HOME)
     text = re.sub(r"\d+(\.\d+) s\b", lambda found: f"N.{'N' * (len(found[1]) - 1)} s", text)
     text = re.sub(r"\d+ tokens/s", "NNN tokens/s", text)
@@ -242,7 +242,7 @@ def _speeds(found: re.Match[str]) -> str:
 
 
 def coloured(screen: str) -> Iterator[str]:
-    """Yield the lines that have a colour, with its name before them."""
+    """Yield the coloured lines, prefixed with the name of the colour."""
     for line in screen.splitlines():
         codes = {int(code) for found in ESCAPE.findall(line) for code in found.split(";") if code}
         names = [name for code, name in COLOURS.items() if code in codes]
@@ -251,7 +251,7 @@ def coloured(screen: str) -> Iterator[str]:
 
 
 def described(command: str, seen: dict[str, Shown], root: Path) -> str:
-    """Return the text of a golden file."""
+    """Return the content of a golden file."""
     codes = {shown.code for shown in seen.values()}
     assert len(codes) == 1, "the exit code is the same everywhere"
     sections = {"exit code": str(codes.pop())}
@@ -275,28 +275,28 @@ def compare_golden(name: str, text: str, *, update: bool) -> None:
     if update:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    assert path.is_file(), f"no golden screen {path.name}: pytest --update-screens"
-    assert text == path.read_text(encoding="utf-8"), f"{path.name} has changed; if it is right, pytest --update-screens"
+    assert path.is_file(), f"missing golden screen {path.name}; run pytest --update-screens"
+    assert text == path.read_text(encoding="utf-8"), f"{path.name} has changed; if correct, run pytest --update-screens"
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_screen_is_the_golden_one(name: str, place: Place, pytestconfig: pytest.Config) -> None:
-    text = described(SCREENS[name].command, look(place, name), place.root)
+def test_a_screen_is_the_golden_one(name: str, workspace: Workspace, pytestconfig: pytest.Config) -> None:
+    text = described(SCREENS[name].command, capture(workspace, name), workspace.root)
     compare_golden(name, text, update=pytestconfig.getoption("update_screens"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_help_is_the_golden_one(name: str, place: Place, pytestconfig: pytest.Config) -> None:
-    shown = place.terminals.run(place.commands, 80, [name, "--help"])
-    text = described(f"{name} --help", {"terminal, 80 columns": shown}, place.root)
+def test_a_help_is_the_golden_one(name: str, workspace: Workspace, pytestconfig: pytest.Config) -> None:
+    shown = workspace.terminals.run(workspace.commands, 80, [name, "--help"])
+    text = described(f"{name} --help", {"terminal, 80 columns": shown}, workspace.root)
     assert not any(line.rstrip().endswith("...") for line in text.splitlines() if not line.startswith("Usage"))
     compare_golden(f"help-{name}", text, update=pytestconfig.getoption("update_screens"))
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_no_line_ends_within_a_word_or_in_spaces(name: str, place: Place) -> None:
-    """Only a word that is longer than a row goes on in the next one."""
-    seen = look(place, name)
+def test_no_line_ends_within_a_word_or_in_spaces(name: str, workspace: Workspace) -> None:
+    """Only a word that is longer than a row continues on the next one."""
+    seen = capture(workspace, name)
     whole = set((seen["pipe"].out + seen["pipe"].err).split())
     for line in (*seen["pipe"].out.splitlines(), *seen["pipe"].err.splitlines()):
         assert line == line.rstrip()
@@ -310,37 +310,39 @@ def test_no_line_ends_within_a_word_or_in_spaces(name: str, place: Place) -> Non
 @pytest.mark.parametrize(
     "name", ["check-with-errors", "plan-of-engines", "plan-refused", "inspect", "compare", "init", "migrate-incomplete"]
 )
-def test_a_terminal_and_a_pipe_say_the_same(name: str, place: Place) -> None:
-    seen = look(place, name)
+def test_a_terminal_and_a_pipe_say_the_same(name: str, workspace: Workspace) -> None:
+    seen = capture(workspace, name)
     shown = ESCAPE.sub("", seen["terminal, 80 columns"].out)
     assert words(shown) == words(seen["pipe"].out + seen["pipe"].err)
 
 
 def words(text: str) -> list[str]:
-    r"""Return the words of a text in any order: a \ at the end of a line and a ; between lines are layout."""
+    r"""Return the sorted words of a text, without the line separators \ and ;."""
     return sorted(re.sub(r" \\\n|;", " ", text).split())
 
 
 @pytest.mark.parametrize("name", ["check-with-errors", "cache", "doctor", "plan-with-a-warning", "compare"])
-def test_without_colours_the_text_is_the_same(name: str, place: Place) -> None:
+def test_without_colours_the_text_is_the_same(name: str, workspace: Workspace) -> None:
     argv = shlex.split(SCREENS[name].command)
-    plain = place.terminals.run(place.commands, 80, argv, NO_COLOR="1").out
+    plain = workspace.terminals.run(workspace.commands, 80, argv, NO_COLOR="1").out
     assert not list(coloured(plain))
-    before = ESCAPE.sub("", look(place, name)["terminal, 80 columns"].out)
-    assert normal(ESCAPE.sub("", plain), place.root) == normal(before, place.root)
+    before = ESCAPE.sub("", capture(workspace, name)["terminal, 80 columns"].out)
+    assert normal(ESCAPE.sub("", plain), workspace.root) == normal(before, workspace.root)
 
 
 @pytest.mark.parametrize("name", ["build-again", "check-with-errors", "recipes", "help", "unknown-command"])
-def test_continuous_integration_sees_what_a_pipe_has(name: str, place: Place) -> None:
-    seen = piped(place.commands, place.scratch, shlex.split(SCREENS[name].command), CI="true", GITHUB_ACTIONS="true")
-    pipe = look(place, name)["pipe"]
+def test_continuous_integration_sees_what_a_pipe_has(name: str, workspace: Workspace) -> None:
+    seen = piped(
+        workspace.commands, workspace.scratch, shlex.split(SCREENS[name].command), CI="true", GITHUB_ACTIONS="true"
+    )
+    pipe = capture(workspace, name)["pipe"]
     assert seen.code == pipe.code
-    assert [normal(text, place.root) for text in (seen.out, seen.err)] == [
-        normal(text, place.root) for text in (pipe.out, pipe.err)
+    assert [normal(text, workspace.root) for text in (seen.out, seen.err)] == [
+        normal(text, workspace.root) for text in (pipe.out, pipe.err)
     ]
     assert "\x1b" not in seen.out + seen.err
 
 
-def test_a_document_is_alone(place: Place) -> None:
+def test_a_document_is_alone(workspace: Workspace) -> None:
     for command in ("schema", "check recipe.yaml --json", "plan recipe.yaml --json", "verify nosuch --json"):
-        assert json.loads(piped(place.commands, place.scratch, shlex.split(command)).out)
+        assert json.loads(piped(workspace.commands, workspace.scratch, shlex.split(command)).out)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The speed-up, its interval, and a limit that is judged by it: another run is measured while it does not decide."""
+"""The speed-up, its interval, and a gate on it: more runs are measured while the result is undecided."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPTS = [f"prompt {number}" for number in range(8)]
 )
 def test_a_limit_is_held_against_the_interval(limit: float, reached: bool | None) -> None:
     assert Speedup(2.0, 1.6, 2.4, 1.9, samples=6).reaches(limit) is reached
-    assert Speedup(2.0, 1.6, 2.4, 1.9, samples=5).reaches(limit) is None, "too few to be sure of anything"
+    assert Speedup(2.0, 1.6, 2.4, 1.9, samples=5).reaches(limit) is None, "too few for a significant result"
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_the_interval_holds_the_true_median_about_as_often_as_it_says() -> None:
     found = [speedup_of(list(ratios), 1.0) for ratios in samples]
     assert 0.90 <= np.mean([each.low <= 2.0 <= each.high for each in found]) <= 0.99
     assert all(each.low <= each.median <= each.high for each in found)
-    assert found[0] == speedup_of(list(samples[0]), 1.0), "the same ratios, the same interval"
+    assert found[0] == speedup_of(list(samples[0]), 1.0), "the interval is deterministic"
 
 
 def test_more_ratios_are_surer() -> None:
@@ -48,7 +48,7 @@ def test_more_ratios_are_surer() -> None:
 
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that measures a server which is these many times as fast with speculation, in turn."""
+    """Return a function that measures a server with these speed-ups in turn."""
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
@@ -104,7 +104,7 @@ def test_verify_and_bench_say_how_fast_and_how_sure(recipe: Any, trtspec: Run) -
     check = {each["name"]: each for each in done.document["checks"]}["min_speedup"]
     assert (check["ok"], check["value"]) == (True, done.document["speedup"])
     assert "median of 3 ratios by prompt; 95 % interval" in check["detail"]
-    assert "; an interval of fewer than 6 prompts is not sure" in check["detail"], "no run makes three prompts six"
+    assert "; an interval of fewer than 6 prompts is not sure" in check["detail"], "more runs do not add prompts"
     once = trtspec("verify", "build/tiny", "--max-tokens", 4, "--runs", 1)
     assert "with speculation " in once.out + once.err
 
@@ -136,10 +136,10 @@ def test_undecided_policy_follows_the_option_then_ci(environment: dict[str, str]
 
 @pytest.fixture
 def undecided_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every measured speed-up one whose interval includes 1.05."""
+    """Make the interval of every measured speed-up include 1.05."""
     monkeypatch.setattr(Comparison, "speedup", Speedup(1.06, 0.97, 1.25, 1.09, samples=12))
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("TRTSPEC_UNDECIDED", "")  # which the options set, and monkeypatch removes again
+    monkeypatch.setenv("TRTSPEC_UNDECIDED", "")  # set by the options, removed by monkeypatch
 
 
 @pytest.mark.integration
@@ -155,9 +155,9 @@ def test_undecided_gate_passes_with_a_warning_and_fails_where_asked(
     assert "undecided after" in failed.out + failed.err
     monkeypatch.setenv("TRTSPEC_UNDECIDED", "")
     monkeypatch.setenv("CI", "true")
-    assert trtspec(name, "build/tiny", *options, *few).code == 112, "what CI does by default"
+    assert trtspec(name, "build/tiny", *options, *few).code == 112, "the default in CI"
     if name == "deploy":
-        return  # that it serves where the gate passes is said below, without a server
+        return  # the tests below cover a passing gate, without a server
     passed = trtspec(name, "build/tiny", *options, *few, "--undecided", "pass")
     assert passed.code == 0
     assert re.search(r"min_speedup +undecided ", passed.out)
@@ -188,5 +188,5 @@ def test_undecided_takes_fail_or_pass(trtspec: Run) -> None:
     failed = trtspec("verify", "build/tiny", "--undecided", "maybe")
     assert (failed.code, failed.err) == (
         1,
-        "error: --undecided maybe: expected fail or pass\nhint: as --undecided fail\n",
+        "error: --undecided maybe: expected fail or pass\nhint: e.g. --undecided fail\n",
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes where: results to stdout, notes to stderr; a table has one line a row in a pipe and fits a terminal."""
+"""Results go to stdout and notes to stderr; tables have one line per row in a pipe and fit a terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_results_are_on_stdout_and_notes_on_stderr(recipe: Path, trtspec: Run) -
     assert re.fullmatch(r"build/tiny: built \(.* s\)\nmanifest sha256:[0-9a-f]{64}\n", built.out)
     assert "convert-target" in built.err
     checked = trtspec("check", recipe)
-    assert (checked.out, checked.err) == ("end ids: 0 (generation_config.json)\ntiny: fits together\n", "")
+    assert (checked.out, checked.err) == ("end ids: 0 (generation_config.json)\ntiny: valid\n", "")
     for arguments, said in ((("inspect", "build/tiny"), "kind"), (("recipes",), "quickstart"), (("cache",), "entries")):
         shown = trtspec(*arguments)
         assert said in shown.out
@@ -61,7 +61,7 @@ def test_with_json_the_result_is_not_shown_besides(arguments: tuple[str, ...], r
 def test_a_row_is_one_line_in_a_pipe(
     capfd: pytest.CaptureFixture[str], trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for columns, force in (("40", ""), ("300", ""), ("80", "1")):  # neither asks for another layout of what is read on
+    for columns, force in (("40", ""), ("300", ""), ("80", "1")):  # neither changes the layout in a pipe
         monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setenv("FORCE_COLOR", force)
         show_table("title", ("name", "n"), [LONG, ("b", "12"), ("c\nd", "")], (1,))
@@ -76,8 +76,8 @@ def test_a_table_without_names_of_columns_has_no_empty_line(capfd: pytest.Captur
     assert capfd.readouterr().out == "kind  source\nsize  3\n"
 
 
-def seen(columns: int, *arguments: object, **environment: str) -> str:
-    """Return what a terminal of so many columns gets on stdout."""
+def terminal_output(columns: int, *arguments: object, **environment: str) -> str:
+    """Return the stdout of a command on a terminal of this width."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     plain = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
@@ -98,7 +98,7 @@ def _read_all(descriptor: int) -> Iterator[bytes]:
     while True:
         try:
             chunk = os.read(descriptor, 65536)
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # raised by Linux if the other end is closed
             return
         yield chunk
 
@@ -107,15 +107,15 @@ def _read_all(descriptor: int) -> Iterator[bytes]:
 def test_a_table_fits_the_terminal(recipe: Path) -> None:
     for columns, environment in ((80, {}), (120, {}), (80, {"COLUMNS": "60"})):
         width = int(environment.get("COLUMNS", columns))
-        table = seen(columns, "inspect", recipe.parent / "target", **environment)
+        table = terminal_output(columns, "inspect", recipe.parent / "target", **environment)
         assert max(len(line) for line in ESCAPES.sub("", table).splitlines()) <= width
 
 
 @pytest.mark.slow
 def test_colour_of_a_result_can_be_refused(recipe: Path) -> None:
     for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        wrong = seen(80, "cache", "--verify", **environment)
-        assert "every file is what was recorded" in wrong
+        wrong = terminal_output(80, "cache", "--verify", **environment)
+        assert "all files match their recorded digests" in wrong
         assert ("\x1b[32m" in wrong) == coloured
 
 

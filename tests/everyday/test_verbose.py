@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`-v`: what is decided and run, on stderr and without secrets; and wrong usage as a document."""
+"""`-v`: decisions and commands on stderr without secrets; usage errors as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE = re.compile(r" *[0-9]+\.[0-9]{2} s  [a-z_]+: .*")
 
 
 def noted(err: str) -> list[str]:
-    """Return what was logged, without the seconds."""
+    """Return the log lines without the seconds."""
     return [line.split(" s  ", 1)[1] for line in err.splitlines() if LINE.fullmatch(line)]
 
 
@@ -45,7 +45,7 @@ def test_without_it_nothing_is_said(recipe: Path, trtspec: Run) -> None:
     assert noted(trtspec("-v", "plan", recipe).err)
     assert trtspec("plan", recipe).err == ""
     assert logging.getLogger("trtspec").handlers == []
-    assert trtspec("plan", "-v", recipe).code == 1, "it belongs before the command"
+    assert trtspec("plan", "-v", recipe).code == 1, "-v must come before the command"
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`verify`: parity that compared nothing does not hold, and what another engine runs is said to be its server's."""
+"""`verify`: empty parity comparisons fail, and checks of other engines are left to their server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_quantized_parity_of_nothing_fails() -> None:
 
 
 def test_a_chosen_end_is_a_place() -> None:
-    """Sixty-four texts that end at once where the source goes on: none agrees, and none of them less than none."""
+    """Sixty-four texts end immediately where the source continues: none agrees, and the count is not negative."""
     check = quantized(0.9, *[(answer(0, "end_id"), 1)] * 64)
     assert (check.ok, check.value) == (False, 0.0)
     assert check.detail.startswith("0.0% of 64 tokens")
@@ -92,7 +92,7 @@ def test_a_limit_that_is_no_share(value: str, recipe: Path, trtspec: Run) -> Non
 
 @pytest.fixture
 def copied(recipe: Path, trtspec: Run) -> Path:
-    """The artifact of an engine that takes the sources as they are, with a limit of its own."""
+    """The artifact of an engine that uses the sources unchanged, with its own limit."""
     recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: vllm\n  gpu: h100\n"))
     assert trtspec("build", recipe, "--set", "gates.min_speedup=99").code == 0
     return recipe.parent / "build" / "tiny"
@@ -163,7 +163,7 @@ def test_a_bit_that_was_forgotten_is_found_by_reading_all(artifact: Path, trtspe
     with damaged.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
-    DigestCache(cache_dir() / "artifacts.json").learn_own({damaged: recorded})  # as if nobody had written to it
+    DigestCache(cache_dir() / "artifacts.json").learn_own({damaged: recorded})  # pretend that the file is unchanged
     assert verify_changed(artifact, load_manifest(artifact))[0] == []
     found = trtspec("verify", artifact, "--reread")
     assert found.code == 110

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the wheel holds, and that it does without a clone what the pages promise."""
+"""Contents of the wheel, and execution of the documentation's commands without a clone."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
 def without_clone(page: str) -> list[Block]:
-    """Return the blocks of a page that need no clone."""
+    """Return the blocks of a page that do not require a clone."""
     return [block for block in blocks_of(page, *SHELLS) if block.marker in ("", "wheel")]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built without a network, from what a clone holds and a checkpoint that git ignores."""
+    """A wheel built offline from a clone and a checkpoint ignored by git."""
     pytest.importorskip("hatchling", reason="hatchling is not installed: make setup")
     clone = tmp_path_factory.mktemp("wheel")
     for name in BUILT_FROM:
@@ -53,17 +53,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel, which sees the other packages of this one."""
+    """A virtual environment with the wheel and access to the packages of this one."""
     environment = make_environment(wheel, tmp_path_factory.mktemp("installed"))
-    site_of(environment).joinpath("others.pth").write_text(f"{site_of(Path(sys.prefix))}\n")
+    site_packages(environment).joinpath("others.pth").write_text(f"{site_packages(Path(sys.prefix))}\n")
     return environment
 
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and what it requires without extras."""
+    """A virtual environment with the wheel and its dependencies without extras."""
     environment = make_environment(wheel, tmp_path_factory.mktemp("bare"))
-    here, there = site_of(environment), site_of(Path(sys.prefix))
+    here, there = site_packages(environment), site_packages(Path(sys.prefix))
     names = {*CORE, *(path.name for name in CORE for path in there.glob(f"{name}-*.dist-info"))}
     for name in names:
         if (there / name).exists():
@@ -78,13 +78,13 @@ def make_environment(wheel: Path, directory: Path) -> Path:
     return directory
 
 
-def site_of(environment: Path) -> Path:
+def site_packages(environment: Path) -> Path:
     (site,) = environment.glob("lib/python*/site-packages")
     return site
 
 
 def variables(environment: Path, work: Path) -> dict[str, str]:
-    """Return what a shell without a network has, in which trtspec's own directories are below `work`."""
+    """Return the environment of an offline shell with trtspec's directories below `work`."""
     return {
         "HOME": str(work),
         "PATH": os.pathsep.join([str(environment / "bin"), "/usr/local/bin", "/usr/bin", "/bin"]),
@@ -96,7 +96,7 @@ def variables(environment: Path, work: Path) -> dict[str, str]:
 
 
 def test_the_wheel_holds_what_a_clone_does(wheel: Path) -> None:
-    """Every file below trtspec/ and of the folders that paths.py serves, and nothing that git ignores."""
+    """The wheel has every file below trtspec/ and the directories of paths.py, but no ignored files."""
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     served = {*re.findall(r'_shipped\("(\w+)"\)', (ROOT / "trtspec" / "core" / "paths.py").read_text())}
     assert served == {*SHIPPED}
@@ -111,7 +111,7 @@ def files_below(folder: Path, root: Path) -> list[Path]:
 
 
 def test_what_the_code_reads_beside_itself_is_there(installed: Path, tmp_path: Path) -> None:
-    """Each `MODELS`, `DATA` and `VERSIONS` of a module, and every place of paths.py, from the installed wheel."""
+    """All `MODELS`, `DATA` and `VERSIONS` paths of modules and all paths of paths.py exist in the wheel."""
     script = """
 import importlib
 from pathlib import Path
@@ -139,13 +139,13 @@ for place in {*places}:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all pages have their store, so that nothing is built twice."""
+    """Working directory with a store that all pages share."""
     return tmp_path_factory.mktemp("work")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if without_clone(page)])
 def test_a_pages_blocks_run_from_the_wheel(page: str, installed: Path, work: Path, tmp_path: Path) -> None:
-    """All that need no clone."""
+    """Run all blocks that do not require a clone."""
     for block in without_clone(page):
         run_block(block, tmp_path, variables(installed, work))
 
@@ -165,8 +165,8 @@ def test_a_pages_blocks_run_from_the_wheel(page: str, installed: Path, work: Pat
     ],
 )
 def test_what_each_extra_is_for(command: str, extra: str, bare: Path, tmp_path: Path) -> None:
-    """As docs/install.md lists it."""
-    models = site_of(bare) / "trtspec" / "_data" / "recipes" / "models"
+    """Each extra installs the packages listed in docs/install.md."""
+    models = site_packages(bare) / "trtspec" / "_data" / "recipes" / "models"
     run = subprocess.run(
         [bare / "bin" / "trtspec", *command.format(models=models).split()], cwd=tmp_path, capture_output=True,
         text=True, env=variables(bare, tmp_path), check=False, timeout=300,

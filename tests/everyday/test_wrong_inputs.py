@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hundred wrong recipes, damaged files, odd environments and hostile machines: each is answered in words.
+"""Two hundred invalid recipes, damaged files and unusual environments: each gives a proper error.
 
-An answer is an exit code of ours, no traceback, and for every problem its place and what to do about it.
+A proper error has a documented exit code, no traceback, and a location and hint for each problem.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from trtspec.cli.app import main
 from trtspec.recipe.hints import SAY_IT_THEMSELVES
 from trtspec.recipe.validate import recipe_keys
 
-pytestmark = pytest.mark.slow  # many commands from start to end
+pytestmark = pytest.mark.slow  # many complete commands
 
 EXIT_CODES = {0, 1, 2, 100, 101, 102, 110, 111, 112}
 SECONDS = 60
-# The same inputs each time: what fails here fails everywhere. The fixtures are put back by each example itself.
+# Deterministic inputs. Each example restores the fixtures itself.
 COMMON = {
     "deadline": None,
     "derandomize": True,
@@ -44,7 +44,7 @@ COMMON = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said."""
+    """Output of a command."""
 
     code: int
     out: str
@@ -52,7 +52,7 @@ class Answer:
 
 
 def ask(*arguments: object) -> Answer:
-    """Run a command in this process, which may take SECONDS."""
+    """Run a command in this process, with a limit of SECONDS."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"{arguments} did not end")
@@ -69,7 +69,7 @@ def ask(*arguments: object) -> Answer:
 
 
 def hold(answer: Answer) -> dict[str, Any]:
-    """Return the document of an answer in words."""
+    """Check the error of a command and return its JSON document."""
     assert "Traceback" not in answer.out + answer.err, answer.err
     assert answer.code in EXIT_CODES, answer
     document: dict[str, Any] = json.loads(answer.out)
@@ -138,7 +138,7 @@ def edited(document: dict[str, Any], path: str, value: Any) -> None:
 
 @st.composite
 def edits(draw: st.DrawFn) -> list[tuple[str, Any]]:
-    """Return one to three changes of a recipe: likely mistakes, odd values anywhere, keys that do not exist."""
+    """Return one to three changes of a recipe: likely mistakes, unusual values and unknown keys."""
     found: list[tuple[str, Any]] = []
     for _ in range(draw(st.integers(1, 3))):
         kind = draw(st.integers(0, 9))
@@ -172,7 +172,7 @@ def test_a_wrong_recipe(
     wrong = recipe.with_name("wrong.yaml")
     wrong.write_bytes(text.encode("utf-8", "surrogatepass"))
     checked = hold(ask("check", wrong, "--json"))
-    if checked["ok"] or noise:  # else it begins with the same check
+    if checked["ok"] or noise:  # otherwise it starts with the same check
         planned = hold(ask("plan", wrong, "--json"))
         assert ("steps" in planned or "recipes" in planned) == checked["ok"]
 
@@ -188,7 +188,7 @@ def flip(path: Path, share: float) -> None:
 
 
 def revalue(path: Path, share: float) -> None:
-    """Put an odd value into a JSON document, or into a header of safetensors; cut another file."""
+    """Put an unusual value into a JSON document or a safetensors header; truncate other files."""
     data, header = path.read_bytes(), b""
     if path.suffix == ".safetensors":
         size = int.from_bytes(data[:8], "little")
@@ -238,9 +238,9 @@ SOURCES = (
 
 @contextlib.contextmanager
 def damaged(path: Path, damage: str, share: float) -> Iterator[None]:
-    """Have a file damaged for a while; its directory is put back whole."""
+    """Damage a file while the block runs; then restore its directory."""
     whole = path.read_bytes()
-    path.write_bytes(whole)  # an artifact's files are links into the store, whose file is not to be damaged
+    path.write_bytes(whole)  # an artifact's files are hard links into the store, which must stay intact
     try:
         DAMAGES[damage](path, share)
         yield
@@ -316,7 +316,7 @@ def test_no_room_for_a_file(recipe: Path, command: str, size: int) -> None:
     document = hold(Answer(ended.returncode, ended.stdout, ended.stderr))
     if ended.returncode:
         assert "error" in document or not document["ok"]
-    assert not list(recipe.parent.glob("build/*")) or ended.returncode == 0, "nothing that is not whole is to be seen"
+    assert not list(recipe.parent.glob("build/*")) or ended.returncode == 0, "no partial artifact is visible"
 
 
 @pytest.mark.parametrize("place", ["", "target", "cache", "state", "build"])
@@ -335,7 +335,7 @@ def test_a_place_without_permission(recipe: Path, place: str, mode: int) -> None
 
 @pytest.fixture
 def own_mounts(tmp_path: Path) -> None:
-    """Skip where nobody may mount a file system."""
+    """Skip if file systems cannot be mounted."""
     (tmp_path / "probe").mkdir()
     may = ["unshare", "--mount", "mount", "-t", "tmpfs", "probe", str(tmp_path / "probe")]
     if not shutil.which("unshare") or subprocess.run(may, check=False, capture_output=True, timeout=SECONDS).returncode:

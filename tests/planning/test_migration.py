@@ -176,7 +176,7 @@ def test_the_command_replaces_nothing_unasked(trtspec: Run, engine_recipe: Path)
     beside.write_text("mine")
     refused = trtspec("migrate", engine_recipe, "--to", "1.3")
     assert refused.code == 1
-    assert "a file lies here already" in refused.err
+    assert "the file already exists" in refused.err
     assert beside.read_text() == "mine"
     assert trtspec("migrate", engine_recipe, "--to", "1.3", "--force").code == 0
     assert beside.read_text() != "mine"
@@ -187,7 +187,7 @@ def test_the_command_exits_with_1_where_something_is_left_to_fill_in(trtspec: Ru
     engine_recipe.write_text(quantized)
     done = trtspec("migrate", engine_recipe, "--to", "1.3")
     assert done.code == 1
-    assert "fill in what is open, then trtspec check" in done.out
+    assert "fill in the open values, then run trtspec check" in done.out
 
 
 def test_who_leaves_engines_is_told_who_else_builds_them() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's Chromium, which `make browser` unpacks, driven over pipes by its DevTools protocol."""
+"""Driver of Debian's Chromium (unpacked by `make browser`) over pipes with the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trtspec.core.processes import die_with_parent
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
-HIGH = 10  # descriptors above those that the child wants
+HIGH = 10  # descriptors above those that the child uses
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
@@ -31,7 +31,7 @@ FLAGS = (
 
 
 def chromium() -> tuple[Path, dict[str, str]]:
-    """Return the program and the environment it needs; skips the test where there is none."""
+    """Return the program and its environment; skip the test if it is missing."""
     unpacked = Path(os.environ.get("ENGINES", ROOT)) / ".browser" / "usr" / "lib"
     program = unpacked / "chromium" / "chromium"
     if program.is_file():
@@ -44,7 +44,7 @@ def chromium() -> tuple[Path, dict[str, str]]:
 
 
 class Browser:
-    """A running Chromium with one page; every wait for it has a bound."""
+    """A running Chromium with one page; all waits are bounded."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self._reading, self._writing = reading, writing
@@ -56,7 +56,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Return the result of a command."""
+        """Send a DevTools command and return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         message |= {"sessionId": self._session} if self._session else {}
@@ -70,7 +70,7 @@ class Browser:
             self.events.append(answer)
 
     def open(self, page: Path, width: int, *, dark: bool = False, media: str = "") -> None:
-        """Show a file in a window of a width."""
+        """Open a file in a window of this width."""
         self.events.clear()
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
@@ -81,7 +81,7 @@ class Browser:
             self.events.append(self._next())
 
     def run(self, script: str) -> Any:
-        """Return what an expression is in the page."""
+        """Return the value of an expression in the page."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
@@ -98,12 +98,12 @@ class Browser:
         return base64.b64decode(self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)["data"])
 
     def requested(self) -> list[str]:
-        """Return the addresses that were asked for since the page was opened."""
+        """Return the URLs requested since the page was opened."""
         sent = [event["params"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
         return [each["request"]["url"] for each in sent]
 
     def complaints(self) -> list[str]:
-        """Return what the console has, and what was refused or thrown."""
+        """Return console messages, blocked requests and exceptions."""
         kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
         return [json.dumps(event["params"]) for event in self.events if event["method"] in kinds]
 
@@ -111,7 +111,7 @@ class Browser:
         give_up = time.monotonic() + WAIT_S
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._reading], [], [], max(0.0, give_up - time.monotonic()))
-            assert ready, "Chromium did not answer in time"
+            assert ready, "Chromium did not respond in time"
             read = os.read(self._reading, 1 << 20)
             assert read, "Chromium has ended"
             self._rest += read
@@ -122,7 +122,7 @@ class Browser:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """Run Chromium with a profile in a folder: it reads commands from descriptor 3 and answers on 4."""
+    """Run Chromium with a profile in a directory; it reads commands from descriptor 3 and responds on 4."""
     program, environment = chromium()
     theirs, ours = map(_high, os.pipe())
     mine, its = map(_high, os.pipe())

@@ -1,4 +1,4 @@
-// Returns what is wrong with a page's layout, in words; an empty list where nothing is.
+// Return a list of layout defects of the page, which is empty if there are none.
 (() => {
   const wrong = [];
   const root = document.documentElement;

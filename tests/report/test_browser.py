@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser: on a desktop, a phone and paper, light and dark; with real documents."""
+"""The report in a real browser: desktop, phone and paper, light and dark, with real documents."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from trtspec.cli.app import main
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-SAVED = [HERE / "documents" / f"{name}.json" for name in ("profile", "load")]  # of real runs of the quickstart
+SAVED = [HERE / "documents" / f"{name}.json" for name in ("profile", "load")]  # from real runs of the quickstart
 LAYOUT = (HERE / "layout.js").read_text()
 SEEN = [(width, dark) for width in (1280, 390) for dark in (False, True)]
-PAPER = 718  # pixels of A4 within its margins
+PAPER = 718  # pixels of A4 without margins
 CUT = """[...document.querySelectorAll(".scroll, pre")].filter(e => e.scrollWidth > e.clientWidth + 1)
 .map(e => e.textContent.slice(0, 60))"""
 AXE = """axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations
@@ -30,7 +30,7 @@ AXE = """axe.run(document, {resultTypes: ["violations"]}).then(found => found.vi
 
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     capfd.readouterr()
     with pytest.raises(SystemExit):
         main([str(argument) for argument in arguments])
@@ -39,21 +39,21 @@ def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A browser."""
+    """A running browser."""
     with browser(tmp_path_factory.mktemp("chromium")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the page is; asks for the browser first, without which nothing need be built."""
+    """Directory of the page; requires the browser first, to skip before building."""
     chromium()
     return tmp_path_factory.mktemp("page")
 
 
 @pytest.fixture
 def page(root: Path, pair_master: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
-    """The report of the tiny pair as it was built, verified and measured, with other measurements of the quickstart."""
+    """The report of the built, verified and measured tiny pair, with more measurements of the quickstart."""
     out = root / "report.html"
     if out.exists():
         return out
@@ -72,7 +72,7 @@ def page(root: Path, pair_master: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
 @pytest.mark.parametrize(("width", "dark"), SEEN)
 def test_nothing_is_cut_or_overlaps(width: int, dark: bool, shown: Browser, page: Path) -> None:
     shown.open(page, width, dark=dark)
-    if folder := os.environ.get("TRTSPEC_PICTURES"):  # for people to look at
+    if folder := os.environ.get("TRTSPEC_PICTURES"):  # for visual inspection
         (Path(folder) / f"report-{width}-{'dark' if dark else 'light'}.png").write_bytes(shown.picture())
     assert shown.run(LAYOUT) == []
     background = shown.run("getComputedStyle(document.body).backgroundColor")
@@ -81,7 +81,7 @@ def test_nothing_is_cut_or_overlaps(width: int, dark: bool, shown: Browser, page
 
 @pytest.mark.parametrize(("width", "dark"), SEEN)
 def test_everyone_can_use_it(width: int, dark: bool, shown: Browser, page: Path) -> None:
-    """By axe-core's rules."""
+    """Check the page with axe-core."""
     try:
         axe = (modules(HERE / "axe") / "axe-core" / "axe.min.js").read_text()
     except Unavailable as reason:
@@ -111,7 +111,7 @@ def test_it_is_whole_on_paper(shown: Browser, page: Path) -> None:
 
 
 def test_what_is_wrong_is_seen(shown: Browser, page: Path, root: Path) -> None:
-    """Of a page that is made worse."""
+    """The checks report the defects of a damaged page."""
     other = root / "worse.html"
     text = page.read_text()
     wide = '<p style="width:2000px;max-width:none">wide</p><p style="margin-top:-40px">over</p>'

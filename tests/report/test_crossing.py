@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where speculation stops paying, between the loads that were measured."""
+"""Interpolation of the break-even load between measured loads."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LOADS = (1, 4, 16, 64)
     [
         ([2.0, 1.5, 1.1, 0.9], 2.5, 32.0),  # halfway on a logarithmic axis
         ([2.0, 1.0, 0.5, 0.4], 1.0, 4.0),
-        ([2.0, None, 0.0, None], 1.0, 4.0),  # over a gap
-        ([0.9, 1.2, 0.6, 0.5], 1 + 1 / 3, 4 * 4 ** (1 / 3)),  # it begins to pay first
+        ([2.0, None, 0.0, None], 1.0, 4.0),  # across a missing value
+        ([0.9, 1.2, 0.6, 0.5], 1 + 1 / 3, 4 * 4 ** (1 / 3)),  # below 1 at the first load
     ],
 )
 def test_it_lies_where_the_line_meets_one(ratios: list[float | None], place: float, load: float) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of a real artifact, with documents of the forms that the commands print."""
+"""Reports of a real artifact, with documents in the formats of the commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOID = {"meta", "line", "rect", "circle", "path", "polyline"}
 
 
 class Page(HTMLParser):
-    """Reads a page strictly: every tag closes, in order."""
+    """Strict HTML parser: every tag must close in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -180,14 +180,14 @@ def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[objec
     for said in (
         *(
             "1.50 times as fast",
-            "Expected: speed-up against load",
+            "Expected: speed-up by load",
             "Memory",
             "SHA-256",
             "not verified",
-            "In 2.8 seconds.",
+            "Total: 2.8 seconds.",
         ),
-        *("Acceptance by position and kind", "What was compared", "greedy text of the target", "1.50×"),
-        *("On 2 h100, draft_len 4", "Time of each further token", "2.5/s, speculative"),
+        *("Acceptance by position and kind", "Comparisons", "greedy text of the target", "1.50×"),
+        *("On 2 h100, draft_len 4", "Time per output token", "2.5/s, speculative"),
     ):
         assert said in page.text
 
@@ -196,16 +196,16 @@ def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[objec
 def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], trtspec: Run) -> None:
     text = trtspec("report", artifact, *saved, "--format", "markdown").out
     assert "| draft\\_target (./draft) | 2.00 (2) | 0.80 (2) | up to ~10 |" in text
-    assert "| 1 at once | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% |" in text
-    assert "| 16 at once, target alone | 5.0 | 9.0 | 9.5 | 9.9 | 1,234.5 |" in text
+    assert "| concurrency 1 | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% |" in text
+    assert "| concurrency 16, target alone | 5.0 | 9.0 | 9.5 | 9.9 | 1,234.5 |" in text
     assert "| 0.8 | 3.00 | 2.00 | up to 4+ |" in text
-    assert "* **up to ~10** requests at once it pays for" in text
+    assert "* **up to ~10** concurrency with a speed-up" in text
     assert "| ngram | 70.0% | 0.50 | - |" in text
     assert "| speculative | 11.0 | 80.0% | 3.00 |" in text
     assert "| chat | 2.00 (1.90 to 2.10) | 2.75 (2.65 to 2.85) | better |" in text
     assert "| convert-target | built | 2.50 |" in text
     assert "| tokens/s | 120.0 | 100.0 | 140.0 |" in text
-    assert "| a request, s | 0.200 | 0.400 | 0.250 |" in text
+    assert "| per request, s | 0.200 | 0.400 | 0.250 |" in text
     assert "| c | 70.0% | 0.80 | 0.60 |" in text
 
 
@@ -219,11 +219,11 @@ def test_one_load_is_shown_with_what_failed_and_was_not_compared(artifact: Path,
     path = artifact.parent / "load.json"
     path.write_text(json.dumps(document | {"points": [first, rate], "ended_by": "x", "warnings": ["the sweep ended"]}))
     text = trtspec("report", artifact, "--with", path, "--format", "markdown").out
-    assert "| 1 at once | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% | 50% | 50% | 3 | 3 |" in text
+    assert "| concurrency 1 | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% | 50% | 50% | 3 | 3 |" in text
     assert "| 2.5/s | 1,000 | 75.0% | 50% | 3 |" in text
     assert "2.5/s: not compared, as 3 of 35 requests failed (served)" in text
     assert "Warning: the sweep ended." in text
-    assert "* **2.00×** as fast as the target alone (1.90 to 2.10, 1 at once)" in text
+    assert "* **2.00×** as fast as the target alone (1.90 to 2.10, concurrency 1)" in text
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_what_is_of_another_artifact_is_said_to_be(artifact: Path, trtspec: Run)
 
 @pytest.mark.slow
 def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> None:
-    assert "not verified" in trtspec("report", artifact, "--format", "github").out
+    assert "has not been verified" in trtspec("report", artifact, "--format", "github").out
     suite = ElementTree.fromstring(trtspec("report", artifact, "--format", "junit").out)
     assert (suite.get("errors"), suite.get("tests")) == ("1", "1")
     trtspec("verify", artifact, "--max-tokens", 4)
@@ -299,7 +299,7 @@ BETTER = "Do not ship this draft: ngram is 2.20 times (2.10 to 2.30) as fast as 
 
 
 def rated(of_own: float, of_ngram: float) -> dict[str, Any]:
-    """Return a profile with other speed-ups of its two methods."""
+    """Return a profile with these speed-ups of its two methods."""
     found = profile()
     for method, speedup in zip(found["methods"], (of_own, of_ngram), strict=True):
         for each in (*method["best"], *method["speedups"]):
@@ -323,7 +323,7 @@ def rated(of_own: float, of_ngram: float) -> dict[str, Any]:
             {"bench": bench(), "load": load()},
             "It pays: 1.50 times (1.20 to 1.80) as fast as the target alone at 1 request; from 16 requests on it does "
             "not pay; not verified yet: trtspec verify ",
-            ("up to ~10 requests at once it pays for",),
+            ("up to ~10 concurrency with a speed-up",),
         ),
         (
             {"bench": bench() | SLOWER | {"manifest": "0" * 64}},
@@ -387,12 +387,12 @@ def test_saved_documents_of_the_artifact_and_its_target_are_found(artifact: Path
     kept = {each["name"]: each["is_kept"] for each in done["documents"]}
     assert kept == dict.fromkeys(["bench.json", "load.json", "profile.json", "train-draft_target.json"], True)
     assert {"Training", "Draft length", "Speed with and without speculation"} <= {*done["sections"]}
-    assert "Shown with what trtspec saved of it here: bench.json" in Page(out.read_text()).text
-    assert "shown with what was saved of it here: bench.json" in trtspec("report", artifact, "-o", out).err
+    assert "Includes results saved on this machine: bench.json" in Page(out.read_text()).text
+    assert "includes results saved on this machine: bench.json" in trtspec("report", artifact, "-o", out).err
     path = artifact.parent / "mine.json"
     path.write_text(json.dumps(bench() | {"speedup": 9.5}))
     text = trtspec("report", artifact, "--with", path, "--format", "markdown").out
-    assert "* **9.50×** as fast as the target alone" in text, "what is named comes before what is found"
+    assert "* **9.50×** as fast as the target alone" in text, "given documents take precedence over saved ones"
     assert "bench.json" not in text
 
 

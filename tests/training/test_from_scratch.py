@@ -98,7 +98,7 @@ def test_one_that_gives_less_than_it_takes_is_refused(recipe: Path, trtspec: Run
     sizes = ("--layers", "12", "--hidden-size", "32")
     ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", *ONE_STEP, *sizes)
     assert ended.code == 112
-    assert "refused: a step gives" in ended.out
+    assert "rejected: a step gives" in ended.out
     assert "takes as long as" in ended.out
     assert not Path("drafts").exists()
 

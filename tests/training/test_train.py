@@ -113,7 +113,7 @@ def test_a_second_run_does_nothing_again(recipe: Path, prompts: Path, trtspec: R
 def test_a_draft_that_gains_nothing_is_refused(recipe: Path, prompts: Path, trtspec: Run) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts, *FAST[:-1], "1e-12", "--write")
     assert ended.code == 112
-    assert "refused: all held-out prompts gain" in ended.out
+    assert "rejected: all held-out prompts gain" in ended.out
     assert not Path("drafts").exists()
     assert load_recipe(recipe).recipe.speculation.draft.model.endswith("/draft")
 
@@ -125,7 +125,7 @@ def test_prompts_that_are_too_long_are_counted(recipe: Path, prompts: Path, trts
     found = trtspec(*arguments, "--json").document
     assert found["prompts_left_out"] == 7
     assert sum(each["prompts"] for each in found["kinds"]) <= 13
-    assert "7 prompts were longer than the engine takes with --max-tokens, and left out" in trtspec(*arguments).out
+    assert "7 prompts skipped: too long for the engine with --max-tokens" in trtspec(*arguments).out
 
 
 def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) -> None:

@@ -125,7 +125,7 @@ def test_a_worse_draft_is_refused(asked: Callable[..., Any], models: Path) -> No
     ended = asked("--result", job, "--set", "speculation.draft.model=./good")
     assert ended.code == 112
     assert "trained by specforge" in ended.out
-    assert "refused: all held-out prompts gain -" in ended.out
+    assert "rejected: all held-out prompts gain -" in ended.out
     assert not Path("drafts").exists()
 
 
@@ -236,10 +236,10 @@ def test_what_a_trainer_cannot_be_given(asked: Callable[..., Any], models: Path)
     method = asked("--trainer", "modelopt", "--set", "speculation.method=medusa")
     assert (method.code, "those of eagle3, dflash, dspark can" in method.err) == (1, True)
     both = asked("--trainer", "modelopt", "--write")
-    assert (both.code, "--result and --write do not go with it" in both.err) == (1, True)
+    assert (both.code, "cannot be combined with --result or --write" in both.err) == (1, True)
     for whose in (("--trainer", "modelopt"), ("--result", ".")):
         ours = asked(*whose, "--lora", "4")
-        assert (ours.code, "--lora and --loss do not go with --trainer" in ours.err) == (1, True)
+        assert (ours.code, "--lora and --loss cannot be combined with --trainer" in ours.err) == (1, True)
     sizes = asked("--trainer", "modelopt", "--layers", "2")
     assert (sizes.code, "the sizes of the recipe's draft cannot be changed" in sizes.err) == (1, True)
     bare = asked("--trainer", "modelopt", "--set", "speculation.draft=null")

@@ -22,7 +22,7 @@ Work = Enum("Work", {kind.replace("-", "_"): kind for kind in KINDS}, type=str) 
 
 
 class Drafts(str, Enum):
-    """What there is to draft with."""
+    """Kind of draft that is available."""
 
     none = "none"
     model = "model"
@@ -35,51 +35,57 @@ def advise(
         Path | None,
         typer.Argument(
             metavar="RECIPE",
-            help="A recipe: with it the planner decides where it can.",
+            help="Recipe file or name; its plan supplies facts.",
             show_default=False,
             autocompletion=completing.recipes,
         ),
     ] = None,
     set_: Set = None,
-    concurrency: Annotated[float | None, typer.Option(min=0.01, help="Requests that run at once.")] = None,
-    request_rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a second.")] = None,
-    prompt_tokens: Annotated[float | None, typer.Option(min=1, help="Tokens of a prompt.")] = None,
-    output_tokens: Annotated[float | None, typer.Option(min=1, help="Tokens of an answer.")] = None,
-    tpot: Annotated[float | None, typer.Option(min=0.001, help="Milliseconds a token, of the target alone.")] = None,
-    tpot_target: Annotated[float | None, typer.Option(min=0.001, help="Milliseconds that a token may take.")] = None,
+    concurrency: Annotated[float | None, typer.Option(min=0.01, help="Concurrent requests.")] = None,
+    request_rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second.")] = None,
+    prompt_tokens: Annotated[float | None, typer.Option(min=1, help="Prompt length in tokens.")] = None,
+    output_tokens: Annotated[float | None, typer.Option(min=1, help="Output length in tokens.")] = None,
+    tpot: Annotated[
+        float | None, typer.Option(min=0.001, help="Milliseconds per output token without speculation.")
+    ] = None,
+    tpot_target: Annotated[
+        float | None, typer.Option(min=0.001, help="Required milliseconds per output token.")
+    ] = None,
     gpu_utilization: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=100,
-            help="Percent of its arithmetic in use while it generates: DCGM's PIPE_TENSOR_ACTIVE, not nvidia-smi's.",
+            help="Tensor core utilization while generating, in percent (DCGM PIPE_TENSOR_ACTIVE, not nvidia-smi).",
         ),
     ] = None,
-    memory_left: Annotated[float | None, typer.Option(min=0, help="GB of a GPU that a draft may take.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="Of sampling; 0 is greedy.")] = None,
+    memory_left: Annotated[float | None, typer.Option(min=0, help="GPU memory available to a draft, in GB.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = None,
     acceptance_rate: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Part of the tokens drafted in a row that are accepted.")
+        float | None, typer.Option(min=0, max=1, help="Share of consecutive draft tokens accepted.")
     ] = None,
-    mean_accepted_len: Annotated[float | None, typer.Option(min=1, help="Tokens that a step gives.")] = None,
+    mean_accepted_len: Annotated[float | None, typer.Option(min=1, help="Mean tokens generated per step.")] = None,
     work: Annotated[
-        Work | None, typer.Option(metavar="KIND", help=f"What is mostly asked: {', '.join(KINDS)}.")
+        Work | None, typer.Option(metavar="KIND", help=f"Main kind of request: {', '.join(KINDS)}.")
     ] = None,
     draft: Annotated[
-        Drafts | None, typer.Option(help="What there is to draft with: a smaller model, a trained head, MTP layers.")
+        Drafts | None, typer.Option(help="Available draft: a smaller model, a trained head or MTP layers.")
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option(metavar="URL", help="Read a server's metrics: ours, vLLM's, SGLang's, TensorRT-LLM's.")
+        str | None, typer.Option(metavar="URL", help="Read metrics from a Triton, vLLM, SGLang or TensorRT-LLM server.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0, max=300, help="Between the two readings of --metrics.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0, max=300, help="Seconds between the two readings of --metrics.")] = 5,
     prometheus: Annotated[
-        str | None, typer.Option(metavar="URL", help="Ask a Prometheus for the same metrics.")
+        str | None, typer.Option(metavar="URL", help="Query a Prometheus server for the same metrics.")
     ] = None,
     selector: Annotated[
-        str, typer.Option(metavar="LABELS", help="Which series of Prometheus, as 'instance=\"a:8002\"'.")
+        str, typer.Option(metavar="LABELS", help="Label matchers for --prometheus, e.g. 'instance=\"a:8002\"'.")
     ] = "",
     json: Json = False,
 ) -> None:
-    """Advise whether to speculate, with what, and say which rule decides and what it does not know.
+    """Recommend whether to speculate and with which method.
+
+    Reports the rule that decides and the facts that are missing.
 
     Example: trtspec advise --concurrency 4 --output-tokens 300 --draft head
     """
@@ -129,37 +135,41 @@ def _planned(recipe: Path, overrides: list[str], told: dict[str, Answer]) -> tup
 
 
 COLOURS = {"yes": "green", "measure": "yellow", "no": "red"}
-SAID = {"yes": "yes", "measure": "measure it", "no": "no"}
+SOURCES = {"told": "command line"}
+VERDICTS = {"yes": "yes", "measure": "measure it", "no": "no"}
 
 
 def show(found: Advice) -> None:
-    """Show the verdict with its rule, what to try, what else fired, and what was not told."""
+    """Show the verdict with its rule, the methods to try, the other rules that apply, and missing facts."""
     from trtspec.cli.render import say, say_command, show_table
 
-    rows = [(name.replace("_", " "), _shown(each), each.source) for name, each in sorted(found.answers.items())]
+    rows = [
+        (name.replace("_", " "), _format_value(each), SOURCES.get(each.source, each.source))
+        for name, each in sorted(found.answers.items())
+    ]
     if rows:
-        show_table("", ("answer", "", "from"), rows)
+        show_table("", ("fact", "value", "source"), rows)
     for note in found.notes:
         say(note, "yellow")
-    others = [(rule.name, SAID[rule.says], rule.reason(found.answers)) for rule in found.others]
+    others = [(rule.name, VERDICTS[rule.says], rule.reason(found.answers)) for rule in found.others]
     if others:
-        show_table("beside the rule that decides", ("rule", "says", "because"), others)
-    untold = [(", ".join(options), ", ".join(rules)) for options, rules in found.not_told.items()]
-    if untold:
-        show_table("what was not told, and which rules it could make decide", ("option", "rules"), untold)
+        show_table("other rules that apply", ("rule", "verdict", "reason"), others)
+    missing = [(", ".join(options), ", ".join(rules)) for options, rules in found.not_told.items()]
+    if missing:
+        show_table("missing facts, and the rules that need them", ("option", "rules"), missing)
     if found.speculate != "no":
         say(f"try {', then '.join(found.methods)}: {_because(found, found.method_rule)}")
     for command in found.first:
         say_command("first", command)
-    said = f"speculate: {SAID[found.speculate]}, by {found.decided_by.name}: {_because(found, found.decided_by)}"
-    say(said, COLOURS[found.speculate])
+    verdict = f"speculate: {VERDICTS[found.speculate]}, by {found.decided_by.name}: {_because(found, found.decided_by)}"
+    say(verdict, COLOURS[found.speculate])
 
 
 def _because(found: Advice, rule: Rule) -> str:
     return f"{rule.reason(found.answers)}; source: {rule.source}"
 
 
-def _shown(answer: Answer) -> str:
+def _format_value(answer: Answer) -> str:
     value: Any = answer.value
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: finds the commands in this folder, runs one, and turns errors into exit codes.
+"""Command-line entry point: discover the commands in this package, run one, and map errors to exit codes.
 
-A module of this folder joins by defining its function as `command`; the function's name is the command's, with -
-for _. Modules import nothing heavy at the top, so that `--help` stays instant.
+A module registers a command by assigning its function to `command`. The command is named after the function, with -
+instead of _. Modules defer heavy imports so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -33,76 +33,76 @@ from trtspec.core.registry import discover
 VERBOSE = {"-v", "--verbose"}
 INTERRUPTED = 130
 INTERNAL_ERROR = 70
-# The interpreter's last collections look at everything once more, a quarter of the time of a `plan`, for nobody.
+# Freezing skips the interpreter's final garbage collections, which take a quarter of the time of a `plan`.
 atexit.register(gc.freeze)
-_exhausted: list[int] = []  # the exit code, where memory or threads ran out
+_exhausted: list[int] = []  # the exit code if memory or threads ran out
 
 
-@atexit.register  # before all others, so it runs after them
+@atexit.register  # registered first, therefore run last
 def _leave() -> None:
-    """Leave out the libraries' own clean-up: OpenBLAS waits for ever for a thread that it could not start."""
+    """Skip the clean-up of libraries after exhaustion: OpenBLAS waits forever for a thread that failed to start."""
     if _exhausted:
         os._exit(_exhausted[0])
 
 
-REFUSED_HINT = "give room or access there, or another place: --out, TRTSPEC_CACHE, TRTSPEC_STATE, HF_HUB_CACHE"
+REFUSED_HINT = "free space or grant access, or use another path: --out, TRTSPEC_CACHE, TRTSPEC_STATE, HF_HUB_CACHE"
 
 
 @cache
 def make_command(only: str = "", *, reads_signatures: bool = True) -> Any:
-    """Return click's command with every command of this folder, or the one that a module of it is named after.
+    """Return the click command with all subcommands, or only the one defined in module `only`.
 
-    Typer takes 0.1 s to read all signatures; without them there are names and what `--help` says of them.
+    Reading all signatures takes typer 0.1 s. Without signatures the commands have only their names and help texts.
     """
     app = typer.Typer(
         name="trtspec",
         cls=Group,
-        help="Speculative decoding for TensorRT-LLM: one recipe from two checkpoints to served, verified, faster text.",
+        help="Speculative decoding for TensorRT-LLM: build, verify, serve and benchmark from one recipe.",
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for command in [_command_of(only)] if only else discover("trtspec.cli", "command").values():
-        said = app.command(name=command_name(command), help=command.__doc__, cls=Command)
-        said(command if reads_signatures else _unread)
+    for command in [_find_command(only)] if only else discover("trtspec.cli", "command").values():
+        register = app.command(name=command_name(command), help=command.__doc__, cls=Command)
+        register(command if reads_signatures else _unread)
     return typer.main.get_command(app)
 
 
 def _unread() -> None:
-    raise AssertionError("a command runs whose signature was not read")
+    raise AssertionError("a command was run without reading its signature")
 
 
-def _asked(arguments: Sequence[str]) -> Any:
-    """Return what `make_command` makes for these arguments, with no more commands than they need."""
+def _command_for(arguments: Sequence[str]) -> Any:
+    """Return the click command for these arguments, with only the subcommands that they need."""
     before = [*takewhile(lambda each: each.startswith("-"), arguments)]
     word = next(iter(arguments[len(before) :]), "").replace("-", "_")
     if completing.VARIABLE in os.environ:
         return make_command()
-    if not _command_of(word):
+    if not _find_command(word):
         return make_command(reads_signatures=False)
     return make_command("" if {*before} - VERBOSE else word)
 
 
-def _command_of(module: str) -> Any:
-    """Return the command of a module of this folder; None where there is none."""
+def _find_command(module: str) -> Any:
+    """Return the command that a module of this package defines, or None."""
     if not module.isidentifier() or module not in {each.name for each in pkgutil.iter_modules(cli.__path__)}:
         return None
     return getattr(importlib.import_module(f"trtspec.cli.{module}"), "command", None)
 
 
 def command_name(command: Any) -> str:
-    """Return what a command is called on the command line."""
+    """Return the name of a command on the command line."""
     return str(command.__name__).replace("_", "-")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 wrong usage, 130 interrupted, 70 a bug, else as errors.py says."""
+    """Run the command line and exit: 0 success, 1 wrong usage, 130 interrupted, 70 a bug, else see core/errors.py."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     with guarded_streams():
         try:
-            code = _end_of(arguments)
+            code = _exit_code(arguments)
             sys.stdout.flush()
         except OutputError as error:
             code = TrtspecError.exit_code
@@ -112,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _end_of(arguments: Sequence[str]) -> int:
-    """Run a command, show what ended it, and return its exit code."""
+def _exit_code(arguments: Sequence[str]) -> int:
+    """Run a command, report its error if it fails, and return its exit code."""
     try:
         code = _run(arguments)
     except OutputError:
@@ -130,7 +130,7 @@ def _end_of(arguments: Sequence[str]) -> int:
         code = INTERRUPTED
     except Exception as error:
         if exhausted := exhaustion(error):
-            del error  # and with it what its frames hold
+            del error  # frees the memory that its frames hold
             _show_exhausted(exhausted, as_json="--json" in arguments)
             _exhausted.append(exhausted.exit_code)
             return exhausted.exit_code
@@ -139,17 +139,17 @@ def _end_of(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         print("this is a bug in trtspec; please report it with the lines above", file=sys.stderr)  # noqa: T201
         code = INTERNAL_ERROR
-    if code == INTERRUPTED:  # within a command typer makes this code of the interrupt
+    if code == INTERRUPTED:  # typer turns an interrupt within a command into this code
         print("interrupted", file=sys.stderr)  # noqa: T201
     return code or 0
 
 
 def _run(arguments: Sequence[str]) -> int | None:
-    if completing.VARIABLE in os.environ:  # a shell asks
+    if completing.VARIABLE in os.environ:  # a shell requests completions
         completing.rejoin(os.environ)
     try:
-        code: int | None = _asked(arguments)(args=arguments, prog_name="trtspec", standalone_mode=False)
-    except OSError as error:  # the last to say it in words; whoever knows what was being done says more
+        code: int | None = _command_for(arguments)(args=arguments, prog_name="trtspec", standalone_mode=False)
+    except OSError as error:  # fallback: callers that know the operation raise a more specific error
         refused = describe_refusal(error, "a disk that is written to")
         if refused is None:
             raise
@@ -166,7 +166,7 @@ def _run(arguments: Sequence[str]) -> int | None:
 
 
 def _show_exhausted(error: TrtspecError, *, as_json: bool) -> None:
-    """Print an error by what is loaded already, since there may be no memory for more."""
+    """Print an error without further imports, since memory may be exhausted."""
     if as_json:
         document = {
             "format_version": 1,
@@ -178,7 +178,7 @@ def _show_exhausted(error: TrtspecError, *, as_json: bool) -> None:
 
 
 def _show_usage_error(error: TyperException, *, as_json: bool) -> None:
-    if error.message:  # typer lets pydantic convert values
+    if error.message:  # typer converts values with pydantic
         from trtspec.core.diagnostics import plain_words
 
         error.message = plain_words(error.message)
@@ -188,11 +188,11 @@ def _show_usage_error(error: TyperException, *, as_json: bool) -> None:
         context = getattr(error, "ctx", None)
         hint = f"{context.command_path} --help" if context else None
         print_json(render_error(TrtspecError(error.format_message(), hint=hint)))
-    error.show()  # type: ignore[attr-defined]  # every usage error can show itself
+    error.show()  # type: ignore[attr-defined]  # every usage error has this method
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"trtspec {__version__}")  # noqa: T201
         raise typer.Exit
 
@@ -202,7 +202,7 @@ def _root(
     version: bool = typer.Option(
         False, "--version", "-V", callback=_show_version, is_eager=True, help="Show the version."
     ),
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Say on stderr what is decided, run and waited for."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Log decisions, subprocesses and waits to stderr."),
 ) -> None:
     if verbose:
         from trtspec.cli.verbose import verbose as showing_logs

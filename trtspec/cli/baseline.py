@@ -17,21 +17,22 @@ def baseline(
         str,
         typer.Argument(
             metavar="ARTIFACT-or-NAME",
-            help="An artifact, measured in this process, or the name of a deployment.",
+            help="Artifact (measured in this process) or deployment name.",
             show_default=False,
             autocompletion=completing.deployments,
         ),
     ],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file for the document.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the result as JSON to this file.")] = None,
     prompts: Prompts = None,
-    max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
-    runs: Annotated[int, typer.Option(help="Times that every prompt is asked.", min=1)] = 3,
+    max_tokens: Annotated[int, typer.Option(help="New tokens per prompt.", min=1)] = 64,
+    runs: Annotated[int, typer.Option(help="Number of runs over the prompts.", min=1)] = 3,
     allow_code: AllowCode = None,
     json: Json = False,
 ) -> None:
-    """Measure the target alone, one request at a time, before anything is drafted for it.
+    """Measure the target without speculation.
 
-    The document has the digests of target and prompts, the machine and the versions; `checklist` reads it.
+    Requests are sent one at a time. The result records the digests of the target and of the prompts, the machine and
+    the versions; `trtspec checklist` reads it.
 
     Example: trtspec baseline build/quickstart -o baseline.json
     """
@@ -69,7 +70,7 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
 
 
 def _served(name: str) -> tuple[Any, Path]:
-    """Return a deployment's client and artifact; raises DeployError where that was built again since."""
+    """Return a client and the artifact of a deployment; raise DeployError if the artifact was rebuilt since."""
     from trtspec.core.errors import DeployError
     from trtspec.deployment.base import address_of
     from trtspec.serving.triton.client import Client
@@ -77,10 +78,10 @@ def _served(name: str) -> tuple[Any, Path]:
 
     url, document = address_of(name)
     if not document:
-        raise DeployError("an address does not say what is served there", where=name, hint="give the deployment's name")
+        raise DeployError("a URL does not identify the artifact", where=name, hint="pass the name of a deployment")
     root = Path(document["artifact"])
     if document.get("manifest", "") not in ("", manifest_sha256(root)):
-        raise DeployError("the artifact was built again since it was deployed", where=str(root), hint="deploy it again")
+        raise DeployError("the artifact was rebuilt after its deployment", where=str(root), hint="deploy it again")
     return Client.at(url), root
 
 
@@ -93,18 +94,18 @@ def _write(out: Path, document: dict[str, Any]) -> None:
     try:
         replace_file(out, json.dumps(document, indent=1).encode() + b"\n")
     except OSError as error:
-        raise TrtspecError(f"the document cannot be written: {error.strerror}", where=str(out)) from None
+        raise TrtspecError(f"cannot write the result: {error.strerror}", where=str(out)) from None
 
 
 def show(document: dict[str, Any]) -> None:
-    """Show what was measured, and of what."""
+    """Show the measurements and where they were taken."""
     from trtspec.cli.render import say, show_table
 
     rows = [
-        ("seconds a request", *(f"{document['request_s'][key]:.3f}" for key in ("mean", "p50", "p95"))),
-        ("milliseconds a token", *(f"{document['ms_per_token'].get(key, 0):.2f}" for key in ("mean", "p50", "p95"))),
+        ("seconds per request", *(f"{document['request_s'][key]:.3f}" for key in ("mean", "p50", "p95"))),
+        ("milliseconds per token", *(f"{document['ms_per_token'].get(key, 0):.2f}" for key in ("mean", "p50", "p95"))),
     ]
-    title = f"{document['name']}: {document['prompts']['count']} prompts, {document['max_tokens']} tokens each at most"
+    title = f"{document['name']}: {document['prompts']['count']} prompts, at most {document['max_tokens']} tokens each"
     show_table(title, ("target alone", "mean", "median", "p95"), rows, (1, 2, 3))
     machine, engine = document["machine"], document["engine"]
     where = ", ".join(machine["gpus"]) or f"{machine['cores']} cores of {machine['cpu']}"

@@ -22,18 +22,18 @@ def bench(
         str | None,
         typer.Argument(
             metavar="URL-or-ARTIFACT",
-            help="A server's http:// address, a deployment's name, or an artifact.",
+            help="Server URL, deployment name or artifact.",
             show_default=False,
             autocompletion=completing.deployments,
         ),
     ] = None,
     prompts: Prompts = None,
-    max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
+    max_tokens: Annotated[int, typer.Option(help="New tokens per prompt.", min=1)] = 64,
     runs: Annotated[
-        int, typer.Option(help=f"Runs of each side; --gates adds some, up to {MAX_RUNS}, for a close limit.", min=1)
+        int, typer.Option(help=f"Runs with and without speculation; --gates may add runs, up to {MAX_RUNS}.", min=1)
     ] = 3,
     baseline: Baseline = None,
-    gates: Annotated[bool, typer.Option("--gates", help="Judge the recipe's gates, and write the report.")] = False,
+    gates: Annotated[bool, typer.Option("--gates", help="Evaluate the recipe's gates and write the report.")] = False,
     allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
     undecided: Undecided = None,
@@ -61,9 +61,10 @@ def bench(
     compare: load.Compare = None,
     absolute: load.Absolute = False,
 ) -> None:
-    """Measure speculation against the target alone, on the same engine in the same run, one request at a time.
+    """Measure speculation against the target alone.
 
-    With --concurrency or --rate a server is measured under that load, by streams. --compare compares two such runs.
+    Both sides run on the same engine in the same run, one request at a time. With --concurrency or --rate, a server is
+    measured under that load with streaming requests. --compare compares two results of such runs.
 
     Example: trtspec bench build/quickstart
     """
@@ -73,19 +74,24 @@ def bench(
     )  # fmt: skip
     if compare:
         if what is not None or asked.said not in ([], ["--min-ratio"]):
-            raise TrtspecError("--compare measures nothing", hint="trtspec bench --compare A.json B.json")
+            raise TrtspecError(
+                "--compare cannot be combined with a target or load options",
+                hint="trtspec bench --compare A.json B.json",
+            )
         raise typer.Exit(compare_saved(*compare, min_ratio, absolutely=absolute, json=json))
     if absolute:
-        raise TrtspecError("--absolute is of --compare", hint="trtspec bench --compare A.json B.json --absolute")
+        raise TrtspecError("--absolute requires --compare", hint="trtspec bench --compare A.json B.json --absolute")
     if what is None:
-        raise TrtspecError("nothing to measure is named", hint="trtspec bench --help")
+        raise TrtspecError("missing argument URL-or-ARTIFACT", hint="trtspec bench --help")
     if asked.is_load:
         if gates:
-            raise TrtspecError("--gates are judged one request at a time", hint="leave --concurrency and --rate out")
+            raise TrtspecError("--gates cannot be combined with a load", hint="omit --concurrency and --rate")
         raise typer.Exit(bench_load(what, asked, prompts, max_tokens, runs, baseline, json=json))
     if asked.said:
-        said = ", ".join(asked.said)
-        raise TrtspecError(f"{said} is of a load", hint="add --concurrency 1,2,4,8 or --rate 1,2,4")
+        names = ", ".join(asked.said)
+        raise TrtspecError(
+            f"{names} requires --concurrency or --rate", hint="add --concurrency 1,2,4,8 or --rate 1,2,4"
+        )
     bench_one_at_a_time(what, prompts, max_tokens, runs, baseline, skip_gate or (), gates=gates, json=json)
 
 

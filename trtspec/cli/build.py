@@ -18,10 +18,12 @@ def build(
     recipe: Recipe,
     set_: Set = None,
     cell: Cell = None,
-    out: Annotated[Path | None, typer.Option(help="Where the artifact goes, instead of build/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Artifact directory (default: build/NAME).")] = None,
     json: Json = False,
 ) -> None:
-    """Make the artifact of a recipe; what was made before is not made again.
+    """Build an artifact from a recipe.
+
+    Steps that were built before are reused.
 
     Example: trtspec build recipes/quickstart.yaml
     """
@@ -34,8 +36,8 @@ def build(
 
     recipes = load_matrix(recipe, set_ or (), cell or ())
     if out and len(recipes) > 1:
-        message = f"the recipe makes {len(recipes)} artifacts, --out names one place"
-        raise TrtspecError(message, hint="leave it out, or choose one with --cell")
+        message = f"the recipe has {len(recipes)} cells, but --out names one directory"
+        raise TrtspecError(message, hint="omit --out, or select one cell with --cell")
     documents, store = [], open_store()
     builds = [(loaded, out or artifact_place(loaded.recipe)) for loaded in recipes]
     for (loaded, place), checked in zip(builds, check_builds(builds, store), strict=True):

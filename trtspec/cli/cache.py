@@ -15,19 +15,25 @@ if TYPE_CHECKING:
 
 
 def cache(
-    verify: Annotated[bool, typer.Option("--verify", help="Hash every file of the store.")] = False,
-    clear: Annotated[bool, typer.Option("--clear", help="Throw everything away; artifacts keep their files.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Throw away what the limits below do not keep.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the digest of every file.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all entries; artifacts keep their files.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove entries beyond --older-than or --max-size.")] = False,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="With --prune: what no build used for so long, as 30d or 12h.")
+        str | None,
+        typer.Option(metavar="AGE", help="With --prune: remove entries unused for this long, e.g. 30d or 12h."),
     ] = None,
     max_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="With --prune: what is beyond it, as 200GB, least used first.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="With --prune: remove least recently used entries above this size, e.g. 200GB."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what --prune or --clear would do.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the effect of --prune or --clear only.")] = False,
     json: Json = False,
 ) -> None:
-    """Show, verify, prune or clear the store of built steps; what a running build needs stays.
+    """Show, verify, prune or clear the store of built steps.
+
+    Entries that a running build needs are kept.
 
     Example: trtspec cache --prune --older-than 30d --dry-run
     """
@@ -37,7 +43,7 @@ def cache(
     from trtspec.planning.pipeline import open_store
 
     limits, store = _limits(clear, prune, older_than, max_size, dry_run), open_store()
-    with counter():  # which says that it is at work: every file of a store may be read
+    with counter():  # shows activity: this may read every file of the store
         removed = _remove(store, limits, clear, dry_run) if limits else None
         problems = store.verify() if verify else []
     document = describe(store, removed, problems, dry_run)
@@ -50,7 +56,7 @@ def cache(
 
 
 def _limits(clear: bool, prune: bool, older_than: str | None, max_size: str | None, dry_run: bool) -> Limits | None:
-    """Return what is to be kept, None where nothing is to be thrown away."""
+    """Return the limits of the entries to keep, or None if no entry is to be removed."""
     from trtspec.cli.quantities import parse_bytes, parse_seconds
     from trtspec.core.errors import TrtspecError
     from trtspec.store.prune import Limits
@@ -59,11 +65,11 @@ def _limits(clear: bool, prune: bool, older_than: str | None, max_size: str | No
     size = parse_bytes(max_size, "--max-size") if max_size is not None else None
     is_limited = age is not None or size is not None
     if clear and (prune or is_limited):
-        raise TrtspecError("--clear throws everything away", hint="leave it out, or --prune and its limits")
+        raise TrtspecError("--clear cannot be combined with --prune and its limits", hint="omit one of them")
     if prune != is_limited:
-        raise TrtspecError("--prune and a limit go together", hint="as: trtspec cache --prune --older-than 30d")
+        raise TrtspecError("--prune and a limit require each other", hint="e.g. trtspec cache --prune --older-than 30d")
     if dry_run and not (clear or prune):
-        raise TrtspecError("--dry-run is of --prune and --clear", hint="trtspec cache shows what there is")
+        raise TrtspecError("--dry-run requires --prune or --clear", hint="trtspec cache lists the entries")
     if clear:
         return Limits(max_bytes=0)
     return Limits(age, size) if prune else None
@@ -80,7 +86,7 @@ def _remove(store: Store, limits: Limits, clear: bool, dry_run: bool) -> Removed
 
 
 def describe(store: Store, removed: Removed | None, problems: list[str], dry_run: bool) -> dict[str, Any]:
-    """Return the document of `cache --json`; a recipe's bytes are those of all its entries, shared ones too."""
+    """Return the document of `cache --json`; the bytes of a recipe include entries shared with other recipes."""
     from trtspec.store.prune import Removed, by_recipe, uses_of
 
     uses, gone = uses_of(store), removed or Removed()
@@ -113,7 +119,7 @@ def describe(store: Store, removed: Removed | None, problems: list[str], dry_run
 
 
 def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> None:
-    """Show what lies there, for whom, and what was removed or found wrong where somebody asked for that."""
+    """Show the entries and recipes, and the results of removal and verification if requested."""
     from trtspec.cli.layout import counted
     from trtspec.cli.render import say, show_table
     from trtspec.store.disk_space import amount
@@ -128,7 +134,7 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
         totals = [(each["name"], str(each["entries"]), amount(each["bytes"])) for each in recipes]
         show_table("", ("recipe", "entries", "size"), totals, (1, 2))
     left = document["resumable_bytes"]
-    rest = f", and {amount(left)} that interrupted builds left" if left else ""
+    rest = f", and {amount(left)} from interrupted builds" if left else ""
     say(f"{counted(len(entries), 'entry', 'entries')}, {amount(document['bytes'])}{rest}")
     if was_removing:
         _show_removed(document)
@@ -142,10 +148,10 @@ def _show_removed(document: dict[str, Any]) -> None:
 
     would = "would be " if document["dry_run"] else ""
     linked = document["linked_bytes"]
-    stays = f"; {amount(linked)} more stay on the disk, where artifacts have them" if linked else ""
+    stays = f"; {amount(linked)} more stay on disk because artifacts link to them" if linked else ""
     say(f"{len(document['removed'])} {would}removed, {amount(document['freed_bytes'])} {would}freed{stays}")
     if held := sum(entry["held"] for entry in document["entries"]):
-        say(f"{held} are held by a build that runs")
+        say(f"{held} are in use by a running build")
 
 
 def _show_problems(problems: list[str]) -> None:
@@ -154,9 +160,9 @@ def _show_problems(problems: list[str]) -> None:
     for problem in problems:
         say(problem, "red")
     if problems:
-        say("the next build makes them again")
+        say("the next build recreates them")
     else:
-        say("every file is what was recorded", "green")
+        say("all files match their recorded digests", "green")
 
 
 command = cache

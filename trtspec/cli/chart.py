@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plot of text: a row for each load, and on it a letter for each series where its number is. Knows no stream.
+"""Text plot: one row per load, with one letter per series at its value. Independent of the output stream.
 
 requests  0x         1x         2x
        1  .          ┆        b───a
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from math import ceil
 
 MARK, BETWEEN, SEVERAL = "┆", "─", "*"
-LEAST, MOST = 24, 72  # columns of the part that is drawn
+LEAST, MOST = 24, 72  # columns of the plot area
 
 Marks = Sequence[tuple[str, float]]
 
 
 def chart(name: str, rows: Sequence[tuple[str, Marks]], width: int) -> list[str]:
-    """Return the lines of a plot in a width, or none where it is too narrow; `name` is what the rows' labels are.
+    """Return the lines of a plot of this width, or [] if the width is too small; `name` heads the row labels.
 
-    A row has pairs of a letter and a number, as in "2.1 times as fast". 1 is marked.
+    A row is a label and pairs of a letter and a speed-up. The speed-up 1 is marked.
     """
     head = max(len(name), *(len(label) for label, _ in rows))
     columns = min(width - head - 6, MOST)

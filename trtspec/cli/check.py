@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Checked(NamedTuple):
-    """What was found of one recipe of a file; a file that cannot be read as one has no name."""
+    """Result for one recipe of a file; `name` is None if the file could not be loaded."""
 
     file: str
     name: str | None
@@ -25,13 +25,13 @@ class Checked(NamedTuple):
     end_ids: EndIds | None = None
 
     def where(self) -> dict[str, Any]:
-        """Return which recipe it is, and where its texts end."""
+        """Return the recipe's name and file, and its end-of-sequence ids with their source."""
         ends = {"end_ids": [*self.end_ids.ids], "end_ids_from": self.end_ids.source} if self.end_ids else {}
         return {"name": self.name, "file": self.file, **ends}
 
 
 def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = False) -> None:
-    """Say everything that can be known of recipes without loading a tensor.
+    """Validate recipes without loading weights.
 
     Example: trtspec check recipes/quickstart.yaml
     """
@@ -63,7 +63,7 @@ def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[C
 
 
 def _show(checked: Sequence[Checked]) -> None:
-    """Show what was found in a file."""
+    """Show the diagnostics of one file."""
     from trtspec.cli.render import problems_of, say, show_diagnostics
 
     found = _diagnostics(checked)
@@ -72,11 +72,11 @@ def _show(checked: Sequence[Checked]) -> None:
     names = ", ".join(each.name or "" for each in checked)
     for ends in dict.fromkeys(str(each.end_ids) for each in checked if each.end_ids):
         say(f"end ids: {ends}")
-    say(f"{problems_of(found)} in {checked[0].file}" if errors else f"{names}: fits together")
+    say(f"{problems_of(found)} in {checked[0].file}" if errors else f"{names}: valid")
 
 
 def _diagnostics(checked: Iterable[Checked]) -> list[Diagnostic]:
-    """Return what was found, once where several cells have it."""
+    """Return the distinct diagnostics of all cells."""
     return list(dict.fromkeys(diagnostic for each in checked for diagnostic in each.diagnostics))
 
 

@@ -21,17 +21,17 @@ def checklist(
     artifact: Artifact,
     with_: Annotated[
         list[Path] | None,
-        typer.Option("--with", metavar="FILE", help="A saved document of baseline, bench or profile with --json."),
+        typer.Option("--with", metavar="FILE", help="Saved --json output of baseline, bench or profile; repeatable."),
     ] = None,
     prometheus: Annotated[
-        str | None, typer.Option(metavar="URL", help="Ask this Prometheus for metrics and alerts.")
+        str | None, typer.Option(metavar="URL", help="Query this Prometheus server for metrics and alerts.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 112 where something is missing.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 112 if an item is missing.")] = False,
     json: Json = False,
 ) -> None:
-    """Say what is done and what is missing before an artifact goes into production, with the command that does it.
+    """Check an artifact's production readiness.
 
-    What `baseline` measured of the artifact is found by itself.
+    Shows the commands for missing items. Results of `trtspec baseline` for the artifact are found automatically.
 
     Example: trtspec checklist build/quickstart --with profile.json
     """
@@ -51,7 +51,7 @@ def checklist(
 
 
 def show(rows: Sequence[Row], artifact: str) -> None:
-    """Show the rows, the commands of what is missing, and how much that is."""
+    """Show the rows, the commands for the missing items, and their number."""
     from trtspec.cli.layout import counted
     from trtspec.cli.render import say, say_command, show_table
     from trtspec.report.readiness.checklist import missing_of
@@ -60,7 +60,7 @@ def show(rows: Sequence[Row], artifact: str) -> None:
     open_ = missing_of(rows)
     for row in open_:
         say_command(row.name, row.command)
-    verdict = f"{counted(len(open_), 'row')} missing" if open_ else "nothing is missing"
+    verdict = f"{counted(len(open_), 'item')} missing" if open_ else "nothing is missing"
     say(f"{artifact}: {verdict}", "red" if open_ else "green")
 
 

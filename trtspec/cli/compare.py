@@ -20,19 +20,21 @@ THEY_DIFFER = 2
 WIDEST = 60
 
 
-def _thing(name: str) -> Any:
-    told = "A recipe or its shipped name, an artifact, or a saved document of plan, verify or bench."
-    return typer.Argument(metavar=name, help=told, show_default=False, autocompletion=completing.recipes)
+def _argument(name: str) -> Any:
+    text = "Recipe file or name, artifact, or saved --json output of plan, verify or bench."
+    return typer.Argument(metavar=name, help=text, show_default=False, autocompletion=completing.recipes)
 
 
 def compare(
-    a: Annotated[Path, _thing("A")],
-    b: Annotated[Path, _thing("B")],
-    all_: Annotated[bool, typer.Option("--all", help="Show what is the same, too.")] = False,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 2 where they differ.")] = False,
+    a: Annotated[Path, _argument("A")],
+    b: Annotated[Path, _argument("B")],
+    all_: Annotated[bool, typer.Option("--all", help="Also show equal values.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 2 if they differ.")] = False,
     json: Json = False,
 ) -> None:
-    """Say what differs between two recipes, plans, artifacts or reports, and what that changes.
+    """Compare two recipes, plans, artifacts or reports.
+
+    Shows the differences and their effects on the build, the speed-up and the files.
 
     Example: trtspec compare recipes/quickstart.yaml recipes/quickstart-ngram.yaml
     """
@@ -41,7 +43,7 @@ def compare(
     from trtspec.planning.compare.inputs import read_side
 
     places: dict[Path, dict[str, str]] = {}
-    comparison = compare_sides(*(read_side(path, partial(_plan_of, places)) for path in (a, b)))
+    comparison = compare_sides(*(read_side(path, partial(_plan_document, places)) for path in (a, b)))
     if places.keys() == {a, b}:
         comparison = comparison.naming(places[a], places[b])
     if json:
@@ -51,8 +53,8 @@ def compare(
     raise typer.Exit(THEY_DIFFER if exit_code and comparison.differences else 0)
 
 
-def _plan_of(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]:
-    """Return a recipe's plan, and note where its models lie: a plan has their names alone."""
+def _plan_document(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]:
+    """Return a recipe's plan, and store the paths of its models in `places`; a plan has only their names."""
     from trtspec.cli.plan import describe
     from trtspec.core.paths import is_below, recipes_dir
     from trtspec.planning.init.recipe_text import relative_model
@@ -65,13 +67,13 @@ def _plan_of(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]
     places[recipe] = {
         path: relative_model(each.model, Path.cwd())
         for path, each in models.items()
-        if each and not is_below(Path(each.model), recipes_dir())  # whose names tell them apart
+        if each and not is_below(Path(each.model), recipes_dir())  # their names are unique
     }
     return document
 
 
 def show(comparison: Comparison, *, everything: bool) -> None:
-    """Show what differs, then what it changes, then what was the same and what was not compared."""
+    """Show the differences, their effects, and the sections that are equal or were not compared."""
     from itertools import groupby
     from operator import attrgetter
 
@@ -83,9 +85,11 @@ def show(comparison: Comparison, *, everything: bool) -> None:
             say(f"   {_plain(remark)}", "yellow")
     places = comparison.places if everything else comparison.differences
     document = comparison.as_dict()
-    why = {step["name"]: step["why"] for step in document["effects"]["steps"] or ()}
+    reasons = {step["name"]: step["why"] for step in document["effects"]["steps"] or ()}
     for section, those in groupby(places, key=attrgetter("section")):
-        rows = [(_line(each.path), *(_cell(each, v) for v in (each.a, each.b)), _change(each, why)) for each in those]
+        rows = [
+            (_line(each.path), *(_cell(each, v) for v in (each.a, each.b)), _change(each, reasons)) for each in those
+        ]
         show_table("", (section, "a", "b", ""), rows)
     _show_effects(document["effects"])
     for section, reason in comparison.not_compared.items():
@@ -95,7 +99,7 @@ def show(comparison: Comparison, *, everything: bool) -> None:
 
 
 def _cell(place: Place, value: Any) -> str:
-    """Return a value as people read it."""
+    """Return a value formatted for the table."""
     from trtspec.store.disk_space import amount
 
     if value is None:
@@ -104,7 +108,7 @@ def _cell(place: Place, value: Any) -> str:
         return amount(value)
     if place.section == "files":
         return f"{amount(value['size'])} {value['sha256'][:12]}"
-    if isinstance(value, dict):  # a whole draft, which only one of them has
+    if isinstance(value, dict):  # a whole draft section that only one side has
         value = value.get("model", value)
     text = value if isinstance(value, str) else json.dumps(value)
     return _line(text[:12] if place.section == "steps" else text)
@@ -116,16 +120,16 @@ def _line(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a stranger's text so that it cannot write elsewhere on the terminal."""
+    """Return untrusted text with control characters escaped."""
     return text if text.isprintable() else repr(text)
 
 
-def _change(place: Place, why: dict[str, str]) -> str:
-    """Return in a word or two how a value changes, of a step why."""
+def _change(place: Place, reasons: dict[str, str]) -> str:
+    """Return a short description of the change; for a step, the reason."""
     if place.what != "differs":
         return "" if place.what == "same" else place.what
     if place.section == "steps":
-        return _plain(why.get(place.path, ""))
+        return _plain(reasons.get(place.path, ""))
     is_measured = place.section not in ("recipe", "files") and place.percent is not None
     return f"{place.percent:+.1f} %" if is_measured else ""
 
@@ -137,10 +141,10 @@ def _show_effects(effects: dict[str, Any]) -> None:
     if build := effects["build"]:
         sizes = {verb: build[f"left_{verb}_bytes"] for verb in ("read", "write")}
         known = [f"{amount(size)} to {verb}" for verb, size in sizes.items() if size]
-        say("; ".join(["to build b where a is built: " + (_plain(", ".join(build["steps"])) or "nothing"), *known]))
+        say("; ".join(["to build b after a: " + (_plain(", ".join(build["steps"])) or "nothing"), *known]))
     if speedup := effects["speedup"]:
         intervals = " and ".join("{:.2f} to {:.2f}".format(*speedup[letter]) for letter in "ab")
-        verdict = "overlap: the difference may be chance" if speedup["overlap"] else "do not overlap"
+        verdict = "overlap: the difference may be noise" if speedup["overlap"] else "do not overlap"
         say(f"speed-up: {intervals}; the intervals {verdict}")
     if files := effects["files"]:
         apart = f"{files['different']} different, {files['only_a']} only in a, {files['only_b']} only in b"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shell is offered for arguments, by typer's completion; nothing is loaded that a pressed key would wait for.
+"""Shell completions for arguments and options, through typer. Slow imports are avoided.
 
-A callback never fails: where something is wrong, a shell offers files, and the command itself will say what it is.
+A callback never raises: it returns no completions, the shell offers files, and the command itself reports the error.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, MutableMapping
 from functools import wraps
 from pathlib import Path
 
-VARIABLE = "_TRTSPEC_COMPLETE"  # set by the shell's function while it asks
-KEY = "_TRTSPEC_COMPLETE_KEY"  # the key of an override that bash has split
+VARIABLE = "_TRTSPEC_COMPLETE"  # set by the shell's completion function
+KEY = "_TRTSPEC_COMPLETE_KEY"  # the key of an override that bash split at `=`
 
-Offers = list[tuple[str, str]]  # each with a word of help, which zsh and fish show
+Offers = list[tuple[str, str]]  # pairs of a completion and a help text, which zsh and fish show
 Callback = Callable[[str], Offers]
 
 
@@ -33,13 +33,13 @@ def _quietly(offer: Callback) -> Callback:
 
 @_quietly
 def recipes(incomplete: str) -> Offers:
-    """Return the recipes that come with trtspec, and those that lie where the path leads."""
+    """Return the recipes shipped with trtspec and the YAML files in the directory of the path."""
     from trtspec.core.paths import recipes_dir
 
-    shipped = [(_from_here(path), "comes with trtspec") for path in sorted(recipes_dir().glob("*.yaml"))]
+    shipped = [(_from_here(path), "shipped with trtspec") for path in sorted(recipes_dir().glob("*.yaml"))]
     folder = Path(incomplete or ".") if incomplete.endswith("/") else Path(incomplete).parent
-    beside = [(str(path), "") for path in sorted(folder.glob("*.y*ml"))]
-    return list({**dict(beside), **dict(shipped)}.items())
+    files = [(str(path), "") for path in sorted(folder.glob("*.y*ml"))]
+    return list({**dict(files), **dict(shipped)}.items())
 
 
 @_quietly
@@ -52,13 +52,13 @@ def deployments(incomplete: str) -> Offers:
 
 @_quietly
 def metrics(incomplete: str) -> Offers:
-    """Return what `metrics` prints, and the names of deployments."""
+    """Return the documents that `metrics` prints and the names of deployments."""
     return [(what, "") for what in ("dashboard", "rules", "scrape")] + deployments(incomplete)
 
 
 @_quietly
 def dialects(incomplete: str) -> Offers:
-    """Return the formats that drafts are written in."""
+    """Return the names of the draft formats."""
     from trtspec.methods.draft_formats.dialect import dialects as known
 
     return [(name, dialect.title) for name, dialect in known().items()]
@@ -66,7 +66,7 @@ def dialects(incomplete: str) -> Offers:
 
 @_quietly
 def trainers(incomplete: str) -> Offers:
-    """Return the projects whose trainers can be given work."""
+    """Return the names of the supported external trainers."""
     from trtspec.core.registry import names
 
     return [(name, "") for name in names("trtspec.training.external.trainers")]
@@ -74,7 +74,7 @@ def trainers(incomplete: str) -> Offers:
 
 @_quietly
 def overrides(incomplete: str) -> Offers:
-    """Return keys of recipes up to their `=`, and behind it the values that are known; of a last key both."""
+    """Return recipe keys ending in `=`; after `=`, known values; both if only one key matches."""
     from trtspec.planning.completion import override_keys, values_of
 
     if key := os.environ.get(KEY):
@@ -82,13 +82,13 @@ def overrides(incomplete: str) -> Offers:
     key, equals, _ = incomplete.partition("=")
     keys = {key: ""} if equals else override_keys(key)
     found = [] if equals else [(f"{each}=", text) for each, text in keys.items()]
-    if len(keys) == 1:  # with two or more words that begin with it, a shell puts no space behind `=`
+    if len(keys) == 1:  # the shell adds no space after `=` if several completions share the prefix
         found += [(f"{each}={value}", text) for each in keys for value, text in values_of(each).items()]
     return found
 
 
 def rejoin(environment: MutableMapping[str, str]) -> None:
-    """Undo that bash splits words at `=`; of an override that is being written only the value is left to complete."""
+    """Rejoin the words that bash splits at `=`; for a partial override, leave only the value to complete."""
     words = environment.get("COMP_WORDS", "").split("\n")
     at = int(environment.get("COMP_CWORD", len(words) - 1))
     if environment.get(VARIABLE) != "complete_bash" or not 0 < at <= len(words):

@@ -17,7 +17,7 @@ def convert_draft(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="The directory of an EAGLE-3, P-EAGLE, DFlash, DSpark or Medusa draft: config.json and *.safetensors.",
+            help="Directory of an EAGLE-3, P-EAGLE, DFlash, DSpark or Medusa draft.",
         ),
     ],
     to: Annotated[
@@ -25,22 +25,22 @@ def convert_draft(
         typer.Option(
             "--to",
             metavar="DIALECT",
-            help="Whose format to write.",
+            help="Draft format to write.",
             autocompletion=completing.dialects,
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="A directory that is not there yet.")],
-    target: Annotated[
-        str, typer.Option(metavar="DIR", help="The target's directory, for what the dialect wants of it.")
-    ] = "",
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New output directory.")],
+    target: Annotated[str, typer.Option(metavar="DIR", help="Target directory, if the draft format needs it.")] = "",
     drop: Annotated[
         list[str] | None,
-        typer.Option("--drop", metavar="KEY", help="Leave a key of config.json out that no dialect knows; repeatable."),
+        typer.Option("--drop", metavar="KEY", help="Drop an unknown key of config.json; repeatable."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a draft head in the format of another project, so that another engine reads it.
+    """Convert a draft head to the format of another project.
+
+    The source directory has config.json and *.safetensors.
 
     Example: trtspec convert-draft recipes/models/quickstart-eagle3 --to modelopt -o draft
     """

@@ -18,38 +18,44 @@ from trtspec.core.ports import LOOPBACK
 if TYPE_CHECKING:
     from trtspec.bench.verification_report import LeftOut
 
-ROOT = "it runs as root, and so will the server and the models in it; a user of its own is safer (--systemd)"
-ROOT_NOTE = "warned-of-root"  # in the cache: the warning comes once on a machine
+ROOT = "running as root, as will the server and its models; use a dedicated user (--systemd)"
+ROOT_NOTE = "warned-of-root"  # marker in the cache: warn once per machine
 KEYS = "TRTSPEC_OPENAI_KEYS"
-HttpPort = Annotated[int | None, typer.Option(help="HTTP port; by default the name's last one, 8000 or the next free.")]
-GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; likewise, from 8001 on.")]
-MetricsPort = Annotated[int | None, typer.Option(help="Port of Triton's metrics; likewise, from 8002 on.")]
-OpenAIPort = Annotated[int | None, typer.Option(help="Port of OpenAI's API; likewise, from 9000 on.")]
+HttpPort = Annotated[
+    int | None, typer.Option(help="HTTP port (default: the last one used, else the first free from 8000).")
+]
+GrpcPort = Annotated[int | None, typer.Option(help="gRPC port (default: as --http-port, from 8001).")]
+MetricsPort = Annotated[int | None, typer.Option(help="Metrics port of Triton (default: as --http-port, from 8002).")]
+OpenAIPort = Annotated[int | None, typer.Option(help="OpenAI API port (default: as --http-port, from 9000).")]
 
 
 def deploy(
     artifact: Artifact,
-    target: Annotated[str, typer.Option(help="Where to: local is this machine; docker, kubernetes.")] = "local",
-    name: Annotated[str | None, typer.Option(help="What it is known by, instead of the recipe's name.")] = None,
+    target: Annotated[
+        str, typer.Option(help="Deployment target: local (this machine), docker or kubernetes.")
+    ] = "local",
+    name: Annotated[str | None, typer.Option(help="Deployment name (default: the recipe's name).")] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where the server listens; 0.0.0.0: on all networks.")
+        str, typer.Option(metavar="ADDRESS", help="Bind address of the server; 0.0.0.0 for all networks.")
     ] = LOOPBACK,
     openai_host: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Where OpenAI's clients are served, if not where Triton listens."),
+        typer.Option(metavar="ADDRESS", help="Bind address of the OpenAI API (default: --host)."),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Return and leave the server running.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Run the server in the background.")] = False,
     http_port: HttpPort = None,
     grpc_port: GrpcPort = None,
     metrics_port: MetricsPort = None,
     openai_port: OpenAIPort = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until the first answer.", min=1)] = 300.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until the server is ready.", min=1)] = 300.0,
     wait_warm: Annotated[
-        bool, typer.Option("--wait-warm", help="Wait for a first text by Triton's entry and by OpenAI's.")
+        bool, typer.Option("--wait-warm", help="Wait until Triton and the OpenAI API have generated a text.")
     ] = False,
     drain: Annotated[
         int | None,
-        typer.Option(help="Seconds that open requests get at the end; here 10, in containers the longest's.", min=1),
+        typer.Option(
+            help="Seconds for open requests at shutdown (default: 10; in containers, the longest request).", min=1
+        ),
     ] = None,
     allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
@@ -59,34 +65,36 @@ def deploy(
     trust_report: Annotated[
         str | None,
         typer.Option(
-            metavar="DIGEST", help="Take the gates from the report in the artifact, of this digest (sha256:HEX)."
+            metavar="DIGEST", help="Use the artifact's verification report if it has this digest (sha256:HEX)."
         ),
     ] = None,
     canary: Annotated[
         str | None,
-        typer.Option(metavar="5%,25%,100%", help="Shares of a live one's requests that it gets; else the recipe's."),
+        typer.Option(
+            metavar="5%,25%,100%", help="Traffic shares of a rollout over a live revision (default: the recipe's)."
+        ),
     ] = None,
     shadow: Annotated[
         str | None,
-        typer.Option(metavar="30%", help="Share of a live one's requests that it gets as well, unheard; 0%: none."),
+        typer.Option(metavar="30%", help="Share of live requests to mirror; responses are discarded."),
     ] = None,
     systemd: Annotated[
-        bool, typer.Option("--systemd", help="Print a systemd unit that serves it with these options, and end.")
+        bool, typer.Option("--systemd", help="Print a systemd unit with these options and exit.")
     ] = False,
-    image: Annotated[
-        str | None, typer.Option(metavar="NAME@sha256:...", help="The container image, by digest.")
-    ] = None,
+    image: Annotated[str | None, typer.Option(metavar="NAME@sha256:...", help="Container image, by digest.")] = None,
     option: Annotated[
-        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="A setting of the target; repeatable.")
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="Setting of the deployment target; repeatable."),
     ] = None,
     render: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the target's files there, and run nothing.")
+        Path | None, typer.Option(metavar="DIR", help="Only write the deployment files to this directory.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Serve an artifact on Triton Inference Server, after its gates were seen to hold.
+    """Serve an artifact on Triton Inference Server.
 
-    Over a live one of the same name it gets a growing share of the requests, and takes its place or is rolled back.
+    The artifact's gates are checked first. If a deployment of this name is live, the new revision receives a growing
+    share of its requests and is then promoted or rolled back.
 
     Example: trtspec deploy build/quickstart --detach
     """
@@ -103,8 +111,8 @@ def deploy(
     settings = settings_of(option or (), image)
     ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
     if openai_host is not None and target != "local":
-        hint = "compose files and manifests say where each port is reachable"
-        raise DeployError(f"--openai-host belongs to --target local, not {target}", hint=hint)
+        hint = "set the address in the compose file or manifest"
+        raise DeployError(f"--openai-host requires --target local, not {target}", hint=hint)
     expected = parse_expected(manifest) if manifest else ""
     trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
     if render is not None:
@@ -179,25 +187,25 @@ def deploy(
         show(document)
     if not detach and "rollout" not in document:
         note("press Ctrl-C to stop")
-        deployment.wait()  # unbounded: a server in the foreground, as long as its owner wants
+        deployment.wait()  # unbounded: a foreground server runs until interrupted
 
 
 def exposures(host: str, openai_host: str) -> list[str]:
-    """Return what a server and its entry for OpenAI's clients expose at their addresses; DeployError for no address."""
+    """Return warnings about what the server and its OpenAI gateway expose; DeployError for an invalid address."""
     from trtspec.deployment.network import exposure, gateway_exposure
 
     has_keys = bool(os.environ.get(KEYS))
     found = [exposure(host)]
     if found[0] and has_keys:
-        keep = f"--host {LOOPBACK} --openai-host {openai_host or host} keeps those on loopback"
-        found.append(f"{KEYS} guards OpenAI's API alone, and Triton's ports at {host} answer anybody; {keep}")
+        keep = f"--host {LOOPBACK} --openai-host {openai_host or host} keeps them on loopback"
+        found.append(f"{KEYS} protects only the OpenAI API; Triton's ports at {host} are unprotected; {keep}")
     if openai_host and openai_host != host:
         found.append(gateway_exposure(openai_host, has_keys=has_keys))
     return [line for line in found if line]
 
 
 def is_first_time(note: str) -> bool:
-    """Return whether something was not noted in the cache of this machine before, and note it."""
+    """Return whether the cache of this machine lacks this marker, and create it."""
     from trtspec.core.paths import cache_dir
 
     path = cache_dir() / note
@@ -206,21 +214,21 @@ def is_first_time(note: str) -> bool:
         path.touch(exist_ok=False)
     except FileExistsError:
         return False
-    except OSError:  # nothing can be noted there: rather twice than never
+    except OSError:  # the cache is not writable: repeat the warning
         return True
     return True
 
 
 def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Sequence[str], *, json: bool) -> None:
-    """Print a systemd unit; nothing is checked of the artifact before the unit is started."""
+    """Print a systemd unit; the artifact is checked only when the unit starts."""
     from trtspec.cli.render import note, print_json
     from trtspec.deployment.systemd import render_unit, unit_warnings
 
     warnings = unit_warnings(artifact, os.environ)
     for line in warnings:
         note(f"warning: {line}", "yellow")
-    said = {name: value if isinstance(value, list) else [value] for name, value in given.items() if value is not None}
-    options = [word for name, values in said.items() for value in values for word in (f"--{name}", str(value))]
+    lists = {name: value if isinstance(value, list) else [value] for name, value in given.items() if value is not None}
+    options = [word for name, values in lists.items() for value in values for word in (f"--{name}", str(value))]
     unit = render_unit(artifact, host, [*options, *flags], given["drain"], given["openai-host"] or "")
     if json:
         print_json({"format_version": 1, "unit": unit, "warnings": warnings})
@@ -229,41 +237,41 @@ def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Seque
 
 
 def settings_of(given: Sequence[str], image: str | None) -> dict[str, str]:
-    """Return the target's settings by name; DeployError for one without a value, or given twice."""
+    """Parse KEY=VALUE settings of the target; DeployError for a missing value or a repeated key."""
     from trtspec.core.errors import DeployError
 
     pairs = [each.partition("=") for each in (*given, *([f"image={image}"] if image else []))]
     settings = {key: value for key, _, value in pairs}
     if not all(between for _, between, _ in pairs) or len(settings) < len(pairs):
-        raise DeployError("--option is KEY=VALUE, each key once", hint="as --option namespace=serving")
+        raise DeployError("--option requires KEY=VALUE, each key once", hint="e.g. --option namespace=serving")
     return settings
 
 
 def shadow_of(share: str | None) -> int | None:
-    """Return a percent as a number, None for none; DeployError for what is none."""
+    """Parse a percentage from 0 to 100, or None; DeployError if it is invalid."""
     from trtspec.core.errors import DeployError
 
     if share is None:
         return None
     digits = share.strip().removesuffix("%")
     if not digits.isdecimal() or int(digits) > 100:
-        raise DeployError(f"--shadow {share}: expected a percent", hint="as --shadow 30%; 0% for none")
+        raise DeployError(f"--shadow {share}: expected a percentage", hint="e.g. --shadow 30%; 0% disables mirroring")
     return int(digits)
 
 
 def shares_of(canary: str | None) -> tuple[int, ...]:
-    """Return percents as numbers, () for none; DeployError for what are none, or do not grow."""
+    """Parse increasing percentages from 1 to 100, () for None; DeployError if they are invalid."""
     from trtspec.core.errors import DeployError
 
     words = canary.split(",") if canary else []
     shares = [int(digits) for word in words if (digits := word.strip().removesuffix("%")).isdecimal()]
     if len(shares) < len(words) or any(not 1 <= share <= 100 for share in shares) or shares != sorted({*shares}):
-        raise DeployError(f"--canary {canary}: expected growing percents", hint="as --canary 5%,25%,100%")
+        raise DeployError(f"--canary {canary}: expected increasing percentages", hint="e.g. --canary 5%,25%,100%")
     return tuple(shares)
 
 
 def show_rendered(target: str, out: Path, files: Sequence[str], as_json: bool) -> None:
-    """Show which files were written."""
+    """Show the written files."""
     from trtspec.cli.render import print_json, say
 
     if as_json:
@@ -274,7 +282,7 @@ def show_rendered(target: str, out: Path, files: Sequence[str], as_json: bool) -
 
 
 def show(document: dict[str, object]) -> None:
-    """Show where the server answers and how it is stopped."""
+    """Show the endpoints and the command that stops the server."""
     from trtspec.cli.render import say
 
     endpoints = document["endpoints"]

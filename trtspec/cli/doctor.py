@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def doctor(json: Json = False) -> None:
-    """Say what of this machine trtspec can use; exit code 1 where something it needs is missing.
+    """Check what trtspec can use on this machine.
+
+    Covers hardware and software. Exits with 1 if a requirement is missing.
 
     Example: trtspec doctor
     """
@@ -33,11 +35,11 @@ def doctor(json: Json = False) -> None:
 
 
 def show(findings: list[Probe]) -> None:
-    """Show what was found, and what to do about what was not."""
+    """Show the findings, and hints for missing requirements."""
     from trtspec.cli.render import say, show_table
 
     rows = [(each.name, "ok" if each.ok else "MISSING", each.detail) for each in findings]
-    show_table("", ("", "", "what was found"), rows)
+    show_table("", ("", "", "details"), rows)
     for finding in findings:
         if not finding.ok and finding.hint:
             say(f"{finding.name}: {finding.hint}", "yellow")

@@ -15,30 +15,26 @@ from trtspec.cli.options import AllowCode, Artifact, Json
 if TYPE_CHECKING:
     from trtspec.bench.generate import Generated
 
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # not the ends of lines and tabs that a text has
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except line feeds and tabs
 
 
 def generate(
     artifact: Artifact,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The text to go on with.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Prompt text.")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Many prompts instead: a file, or a set that `trtspec prompts --list` names."
-        ),
+        typer.Option(metavar="FILE", help="File of prompts, or a set listed by `trtspec prompts --list`."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="The most new tokens.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the K most probable tokens; 0 is all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens that hold P of the mass.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal texts.")] = 0,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="End with the token that completes this text.")
-    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the K most probable tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens with total probability P.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop after this text; repeatable.")] = None,
     allow_code: AllowCode = None,
     json: Json = False,
 ) -> None:
-    """Go on with a text, in this process.
+    """Generate text from an artifact in this process.
 
     Example: trtspec generate build/quickstart -p '[{"id": 612, "name": "ada",'
     """
@@ -49,14 +45,14 @@ def generate(
     from trtspec.engine.generation.request import SamplingOptions
 
     if (prompt is None) == (prompts is None):
-        raise TrtspecError("say what to go on with: either --prompt TEXT or --prompts FILE")
+        raise TrtspecError("generate requires either --prompt TEXT or --prompts FILE")
     how = {
         "max_tokens": max_tokens,
         "sampling": SamplingOptions(temperature, top_k, top_p, seed),
         "stop": tuple(stop or ()),
     }
     if prompts is not None:
-        with counter():  # which says that it is at work
+        with counter():  # shows activity
             many = generate_many(artifact, prompts, **how)  # type: ignore[arg-type]
         print_json({"format_version": 1, "results": [{"id": name, **document(each)} for name, each in many]})
         return
@@ -66,18 +62,19 @@ def generate(
         print_json({"format_version": 1, **document(generated)})
     else:
         sys.stdout.write("\n")
-        said = document(generated)
-        rate, length = said["acceptance_rate"], said["mean_accepted_len"]
-        drafts = f", acceptance rate {rate:.3f}, {length:.2f} tokens a step" if said["drafted"] else ""
+        values = document(generated)
+        rate, length = values["acceptance_rate"], values["mean_accepted_len"]
+        drafts = f", acceptance rate {rate:.3f}, {length:.2f} tokens per step" if values["drafted"] else ""
         drafts += "" if generated.acceptance == "exact" else f", {generated.acceptance} acceptance: lossy"
         note(
-            f"{said['new_tokens']} tokens in {said['seconds']:.2f} s, {said['tokens_per_s']:.0f} tokens/s{drafts}",
+            f"{values['new_tokens']} tokens in {values['seconds']:.2f} s, "
+            f"{values['tokens_per_s']:.0f} tokens/s{drafts}",
             "dim",
         )
 
 
 def document(generated: Generated) -> dict[str, Any]:
-    """Return what `generate --json` says of one text."""
+    """Return the document of `generate --json` for one text."""
     stats = generated.result.stats
     return {
         "text": generated.text,
@@ -97,7 +94,7 @@ def document(generated: Generated) -> dict[str, Any]:
 
 
 def write(text: str) -> None:
-    """Print a piece of text as it comes; on a terminal its control characters are shown and not obeyed."""
+    """Print a piece of streamed text; on a terminal, escape its control characters."""
     if sys.stdout.isatty():
         text = CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     sys.stdout.write(text)

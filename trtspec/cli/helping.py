@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `--help` reads: nothing of it is cut, and its examples can be copied.
+"""Formatting of `--help`: texts are not truncated, and examples can be copied.
 
-Imports typer alone, so that `--help` stays instant.
+Imports only typer so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typer.core import TyperCommand, TyperGroup
 from trtspec.cli.layout import folded_command
 
 EXAMPLE = "Example: "
-SHORT_HELP_CHARS = 1000  # more than any has: typer cuts what is longer
+SHORT_HELP_CHARS = 1000  # longer than any help text: typer truncates beyond it
 
 
 class Command(TyperCommand):
-    """A command whose usage has no braces, and whose example is broken between words of a shell."""
+    """A command with usage without braces and an example that wraps between shell arguments."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the options and arguments as other programs name them: FILE, [FILE], FILE..."""
+        """Return the options and arguments in the usual notation: FILE, [FILE], FILE..."""
         return [re.sub(r"\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write what it does, and below it the example."""
-        said, _, example = (self.help or "").rpartition(EXAMPLE)
+        """Write the description, then the example."""
+        description, _, example = (self.help or "").rpartition(EXAMPLE)
         indent = "  "
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(said.rstrip())
+            formatter.write_text(description.rstrip())
         lines = folded_command(EXAMPLE + example, formatter.width - len(indent))
         formatter.write("\n" + "".join(f"{indent}{line}\n" for line in lines))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments by their names, whose types are Python's, and options."""
+        """Write arguments, without their Python types, and options."""
         records: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
@@ -49,10 +49,10 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The root, which says of each command all of its first sentence."""
+    """The root command, which lists each subcommand with the full first sentence of its description."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a command a row."""
+        """Write one row per command."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
             formatter.write_dl(

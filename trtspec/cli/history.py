@@ -9,7 +9,9 @@ from trtspec.cli.options import Json, Name
 
 
 def history(name: Name, json: Json = False) -> None:
-    """Tell what became of a deployment and its revisions, oldest first.
+    """Show a deployment's history.
+
+    Lists the events of all revisions, oldest first.
 
     Example: trtspec history quickstart
     """
@@ -20,7 +22,7 @@ def history(name: Name, json: Json = False) -> None:
     if json:
         print_json({"format_version": 1, "name": name, "history": entries})
     else:
-        show_table("", ("time", "revision", "state", "artifact", "what"), [_row(each) for each in entries], (1,))
+        show_table("", ("time", "revision", "state", "artifact", "event"), [_row(each) for each in entries], (1,))
 
 
 def _row(entry: dict[str, Any]) -> list[str]:

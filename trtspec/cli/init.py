@@ -13,24 +13,29 @@ from trtspec.cli.options import Json
 if TYPE_CHECKING:
     from trtspec.planning.init.write import Made
 
-Checkpoint = typer.Argument(metavar="TARGET", help="The model to serve: a directory or a hub id.", show_default=False)
-Drafting = typer.Argument(metavar="DRAFT", help="What drafts: a model, or a head of any kind.", show_default=False)
+Checkpoint = typer.Argument(metavar="TARGET", help="Model to serve: a directory or hub id.", show_default=False)
+Drafting = typer.Argument(metavar="DRAFT", help="Draft model or head: a directory or hub id.", show_default=False)
 
 
 def init(
     target: Annotated[str, Checkpoint],
     draft: Annotated[str | None, Drafting] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The recipe's file, instead of NAME.yaml.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The recipe's name, instead of the target's.")] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU it will run on, instead of the one here.")] = None,
-    method: Annotated[str | None, typer.Option("--method", help="How to draft, instead of what suits DRAFT.")] = None,
-    backend: Annotated[str | None, typer.Option("--backend", help="What runs it, instead of what auto gives.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Recipe file to write (default: NAME.yaml).")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Recipe name (default: the target's name).")] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="GPU to serve on (default: the one of this machine).")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="Drafting method (default: the one for DRAFT).")
+    ] = None,
+    backend: Annotated[str | None, typer.Option("--backend", help="Inference backend (default: auto).")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a recipe for a target and what drafts for it, with a reason for each line, and check it.
+    """Write a recipe for a target and an optional draft.
 
-    Reads configs and headers, of hub models too: no weights are downloaded. Exits with 1 where the two do not fit.
+    Each line has a reason, and the recipe is checked. Only configs and headers are read, also of hub models; no weights
+    are downloaded. Exits with 1 if target and draft are incompatible.
 
     Example: trtspec init recipes/models/quickstart-target recipes/models/quickstart-draft -o /tmp/mine.yaml --force
     """
@@ -59,24 +64,24 @@ def describe(made: Made) -> dict[str, Any]:
     }
 
 
-def _shown(value: Any) -> str:
-    """Return a value as the recipe writes it; a key that is left out has none."""
+def _format_value(value: Any) -> str:
+    """Return a value as written in the recipe, or - for an omitted key."""
     import json
 
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def show(made: Made) -> None:
-    """Show the choices, and what `check` says of them."""
+    """Show the choices and the diagnostics of the recipe."""
     from trtspec.cli.render import say, show_diagnostics, show_table
 
-    rows = [(each.path, _shown(each.value), each.why) for each in made.choices if each.why]
+    rows = [(each.path, _format_value(each.value), each.why) for each in made.choices if each.why]
     show_table("", ("key", "value", "why"), rows)
     show_diagnostics(made.problems, are_result=True)
     if made.is_fit:
-        say(f"{made.path}: written, and fits together; next: trtspec build {made.path}")
+        say(f"{made.path}: written and valid; next: trtspec build {made.path}")
     else:
-        say(f"{made.path}: written, but does not fit together: see above")
+        say(f"{made.path}: written, but invalid; see the errors above")
 
 
 command = init

@@ -12,7 +12,7 @@ from trtspec.cli.options import Json
 
 
 class Weights(Enum):
-    """The recipe's words for it."""
+    """Weight formats, as named in recipes."""
 
     NONE = "none"
     FP8 = "fp8"
@@ -21,14 +21,16 @@ class Weights(Enum):
 
 def inspect(
     checkpoint: Annotated[
-        str, typer.Argument(metavar="PATH", help="A checkpoint's directory, an artifact's, or a hub id, ID@COMMIT.")
+        str, typer.Argument(metavar="PATH", help="Checkpoint or artifact directory, or hub id (ID or ID@COMMIT).")
     ],
-    tensor: Annotated[int, typer.Option(min=1, max=64, help="Tensor parallel ranks a source would be divided in.")] = 1,
-    pipeline: Annotated[int, typer.Option(min=1, max=64, help="Pipeline stages it would be divided in.")] = 1,
-    weights: Annotated[Weights, typer.Option(help="How its linear layers would be stored.")] = Weights.NONE,
+    tensor: Annotated[int, typer.Option(min=1, max=64, help="Tensor parallel size to assume.")] = 1,
+    pipeline: Annotated[int, typer.Option(min=1, max=64, help="Pipeline parallel size to assume.")] = 1,
+    weights: Annotated[Weights, typer.Option(help="Weight format of linear layers to assume.")] = Weights.NONE,
     json: Json = False,
 ) -> None:
-    """Say what a checkpoint or an artifact is, from its headers and documents alone.
+    """Describe a checkpoint or an artifact.
+
+    Only headers and documents are read.
 
     Example: trtspec inspect recipes/models/quickstart-target --tensor 2 --weights fp8
     """
@@ -44,15 +46,15 @@ def inspect(
     if json:
         print_json(document)
     else:
-        rows = [(key.replace("_", " "), _words(value)) for key, value in document.items() if key != "format_version"]
+        rows = [(key.replace("_", " "), _format(value)) for key, value in document.items() if key != "format_version"]
         show_table("", ("", ""), rows)
 
 
-def _words(value: object, between: str = "\n") -> str:
+def _format(value: object, between: str = "\n") -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_words(each, ' + ')}" for key, each in value.items()) or "none"
+        return ", ".join(f"{key} {_format(each, ' + ')}" for key, each in value.items()) or "none"
     if isinstance(value, list):
-        return between.join(_words(each) for each in value) or "none"
+        return between.join(_format(each) for each in value) or "none"
     return f"{value:,}" if type(value) is int else str(value)
 
 

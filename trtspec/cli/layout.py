@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text in lines and columns of a width: sentences, shell commands, tables. Knows no stream and no colour.
+"""Wrap sentences, shell commands and tables to a width. Independent of streams and colours.
 
-Lines are broken between words alone: a path or an address that is longer than the width is left whole, and the terminal
-folds it, so that it can still be copied.
+Lines break only between words. A path or URL longer than the width stays whole, so that it can be copied from the
+terminal, which wraps it.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from itertools import zip_longest
 from unicodedata import combining, east_asian_width
 
 GAP = "  "
-NARROW = 16  # a column is folded no further
-LAST = 12  # nor is the last one, whose long words have lines of their own
-ARGUMENT = r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+"""  # of a shell
+NARROW = 16  # minimum width of a wrapped column
+LAST = 12  # minimum width of the last column, whose long words move below the row
+ARGUMENT = r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+"""  # a shell argument
 
 Row = Sequence[str]
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number of things in words: "1 entry", "2 entries"."""
+    """Return a number with a noun in singular or plural: "1 entry", "2 entries"."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def cells_of(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
+    """Return the number of terminal columns that a text occupies."""
     return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def folded(text: str, width: int) -> list[str]:
-    """Return the lines of a text; what did not fit into one goes on below it, further in."""
+    """Wrap a text to a width; continuation lines are indented."""
     return [piece for line in text.split("\n") for piece in _folded_line(line, width)]
 
 
 def _folded_line(line: str, width: int) -> list[str]:
     if cells_of(line) <= width:
         return [line]
-    return _words(line, width, " " * (len(line) - len(line.lstrip())) + GAP)
+    return _wrapped(line, width, " " * (len(line) - len(line.lstrip())) + GAP)
 
 
-def _words(text: str, width: int, indent: str = "") -> list[str]:
-    """Return lines of whole words, from the second on with an indent."""
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Wrap a text between words; `indent` starts each line after the first."""
     wrapper = textwrap.TextWrapper(
         max(width, 1),
         subsequent_indent=indent,
@@ -56,7 +56,7 @@ def _words(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def folded_command(command: str, width: int) -> list[str]:
-    r"""Return a shell's command in lines that end in \ where it goes on, which a shell takes as they are."""
+    r"""Wrap a shell command; all lines but the last end in \, so that the result is valid shell."""
     if cells_of(command) <= width:
         return [command]
     *lines, last = _between_options(command, width - 2)
@@ -64,7 +64,7 @@ def folded_command(command: str, width: int) -> list[str]:
 
 
 def _between_options(command: str, width: int) -> list[str]:
-    """Return lines that end between arguments, but not between an option and its value."""
+    """Break a command between arguments, but not between an option and its value."""
     lines: list[str] = []
     for part in re.findall(rf"-[\w-]+(?: (?!-){ARGUMENT})?|{ARGUMENT}", command):
         if lines and cells_of(f"{lines[-1]} {part}") <= width:
@@ -75,16 +75,17 @@ def _between_options(command: str, width: int) -> list[str]:
 
 
 def plain_table(columns: Row, rows: Sequence[Row], right: Sequence[int]) -> list[list[str]]:
-    """Return a line for each row, the names of the columns first, however wide."""
+    """Return one line for the header and for each row, of any width."""
     joined = [[cell.replace("\n", "; ") for cell in row] for row in (columns, *rows)]
     return [[_aligned(row, _widths(joined), right)] for row in joined]
 
 
 def fitted_table(columns: Row, rows: Sequence[Row], right: Sequence[int], width: int) -> list[list[str]]:
-    """Return lines for each row, the names of the columns first, that fit a width.
+    """Return the lines of the header and of each row, fitted to a width.
 
-    Columns are folded between words, those before the last no further than their longest word. What is still too long
-    in the last one stands below the row. Where that does not suffice, a row is a paragraph with a line for each cell.
+    Columns wrap between words; all but the last are at least as wide as their longest word. A cell of the last column
+    with a longer word moves below its row. If that does not suffice, each row becomes a paragraph with one line per
+    cell.
     """
     table = [columns, *rows]
     widths = _squeezed(_widths(table), _least(table), width - len(GAP) * (len(columns) - 1))
@@ -94,12 +95,12 @@ def fitted_table(columns: Row, rows: Sequence[Row], right: Sequence[int], width:
 
 
 def _widths(rows: Sequence[Row]) -> list[int]:
-    """Return the widest line of each column."""
+    """Return the width of the widest line of each column."""
     return [max(cells_of(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)]
 
 
 def _least(rows: Sequence[Row]) -> list[int]:
-    """Return how narrow each column may become."""
+    """Return the minimum width of each column."""
     *words, _ = _widths([[cell.replace(" ", "\n") for cell in row] for row in rows])
     *columns, last = _widths(rows)
     least = [max(word, min(natural, NARROW)) for word, natural in zip(words, columns, strict=True)]
@@ -107,7 +108,7 @@ def _least(rows: Sequence[Row]) -> list[int]:
 
 
 def _squeezed(widths: list[int], least: list[int], room: int) -> list[int] | None:
-    """Return widths that fit, the widest made narrower first; None where none do."""
+    """Narrow the widest columns until the sum is at most `room`; None if the minimum widths exceed it."""
     widths = list(widths)
     while sum(widths) > room:
         spare = [(width, number) for number, width in enumerate(widths) if width > least[number]]
@@ -119,7 +120,7 @@ def _squeezed(widths: list[int], least: list[int], room: int) -> list[int] | Non
 
 def _folded_row(row: Row, widths: Sequence[int], right: Sequence[int]) -> Iterator[str]:
     columns = [
-        [line for part in cell.split("\n") for line in _words(part, width)]
+        [line for part in cell.split("\n") for line in _wrapped(part, width)]
         for cell, width in zip(row, widths, strict=True)
     ]
     below = columns.pop() if any(cells_of(line) > widths[-1] for line in columns[-1]) else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec bench --compare A.json B.json`: what two saved documents say of each other."""
+"""`trtspec bench --compare A.json B.json`: compare two saved load benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, json: bool) -> int:
-    """Show how two saved documents compare, and return the exit code."""
+    """Compare two saved documents, show the result and return the exit code."""
     from trtspec.cli.load_view import show_comparison
     from trtspec.cli.render import print_json
 
@@ -24,7 +24,7 @@ def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, js
 
 
 def comparison_document(a: Path, b: Path, least: float | None, *, absolutely: bool) -> dict[str, Any]:
-    """Return the document of a comparison; raises TrtspecError where the two cannot be compared."""
+    """Return the document of a comparison; raise TrtspecError if the two are not comparable."""
     from trtspec.bench.load.comparison import CONFIDENCE, FORMAT_VERSION, KIND, Gate, compare
     from trtspec.bench.load.schema import read_saved
 
@@ -37,15 +37,15 @@ def comparison_document(a: Path, b: Path, least: float | None, *, absolutely: bo
         "b": str(b),
         "confidence": CONFIDENCE,
         "points": [each.as_dict() for each in found],
-        "remarks": _remarks(found),
-        "says": _says(found),
+        "remarks": _warnings(found),
+        "says": _summary(found),
         "gate": gate.as_dict() if gate else None,
         "ok": gate.ok if gate else True,
     }
 
 
 def load_gate(document: dict[str, Any], least: float) -> Gate:
-    """Return the gate of one run: the least speed-up of each load that has a baseline, as surely as of two runs."""
+    """Return the gate of one run: a minimum speed-up for each load that has a baseline."""
     from trtspec.bench.load.comparison import Gate, confidence_for
     from trtspec.bench.load.intervals import ratio_of_rounds
 
@@ -55,24 +55,24 @@ def load_gate(document: dict[str, Any], least: float) -> Gate:
     return Gate(least, ratios, tuple(reason for reason in unfit if reason))
 
 
-def _remarks(found: Sequence[Compared]) -> list[str]:
+def _warnings(found: Sequence[Compared]) -> list[str]:
     from trtspec.bench.load.comparison import SPEEDUP
 
-    remarks = [
-        f"the target alone is {each.baseline.value:.2f} times as fast in B: machine, engine or load were not the same"
+    warnings = [
+        f"the target alone is {each.baseline.value:.2f} times as fast in B: machine, engine or load differed"
         for each in found
         if each.baseline and each.baseline.shows
     ]
     if any(each.by != SPEEDUP for each in found):
-        remarks.append("the servers' own speeds are compared: what else their machines did at the time is among it")
-    return remarks
+        warnings.append("absolute speeds are compared, which include the effect of other load on the machines")
+    return warnings
 
 
-def _says(found: Sequence[Compared]) -> str:
+def _summary(found: Sequence[Compared]) -> str:
     shown = [each for each in found if each.ratio.shows]
     if not shown:
         return "no difference shown"
     slower = sum(each.ratio.shows < 0 for each in shown)
-    said = [f"B is faster at {len(shown) - slower}"] * (slower < len(shown)) + [f"slower at {slower}"] * (slower > 0)
+    parts = [f"B is faster at {len(shown) - slower}"] * (slower < len(shown)) + [f"slower at {slower}"] * (slower > 0)
     others = ", no difference shown at the others" if len(shown) < len(found) else ""
-    return f"{' and '.join(said)} of {len(found)} loads{others}"
+    return f"{' and '.join(parts)} of {len(found)} loads{others}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `bench` that are about loads, and what was asked with them."""
+"""Load options of `trtspec bench`, and their values."""
 
 from __future__ import annotations
 
@@ -10,64 +10,72 @@ from typing import Annotated
 import typer
 
 Concurrency = Annotated[
-    str | None, typer.Option(metavar="N,N,...", help="Ask so many at once, each number in turn: a closed loop.")
+    str | None, typer.Option(metavar="N,N,...", help="Closed loop: concurrent requests, one run per number.")
 ]
 Rate = Annotated[
-    str | None, typer.Option(metavar="R,R,...", help="Let requests come at random, R a second: an open loop.")
+    str | None, typer.Option(metavar="R,R,...", help="Open loop: Poisson arrivals per second, one run per number.")
 ]
 UntilCrossover = Annotated[
-    bool, typer.Option("--until-crossover", help="End the sweep where speculation is shown to be slower.")
+    bool, typer.Option("--until-crossover", help="Stop the sweep once speculation is significantly slower.")
 ]
 Api = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="triton, completions or chat; what the server has, where it is not said."),
+    typer.Option(metavar="NAME", help="API: triton, completions or chat (default: detected)."),
 ]
-Model = Annotated[str | None, typer.Option(metavar="NAME", help="The model's name, of several at an address.")]
+Model = Annotated[str | None, typer.Option(metavar="NAME", help="Model name, if the server has several.")]
 KeyEnv = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The environment's variable with the key (TRTSPEC_OPENAI_KEY).")
+    str | None,
+    typer.Option(metavar="NAME", help="Environment variable with the API key (default: TRTSPEC_OPENAI_KEY)."),
 ]
-InputTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Draw random prompts of N tokens instead of taking real ones.", min=1)
-]
+InputTokens = Annotated[int | None, typer.Option(metavar="N", help="Use random prompts of N tokens.", min=1)]
 OutputTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Exactly N new tokens a request, wherever its text ends.", min=1)
+    int | None, typer.Option(metavar="N", help="Generate exactly N tokens per request, ignoring end tokens.", min=1)
 ]
 Tokenizer = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The tokenizer of random prompts; the artifact's is known.")
+    Path | None, typer.Option(metavar="DIR", help="Tokenizer for random prompts (default: the artifact's).")
 ]
-Temperature = Annotated[float | None, typer.Option(help="Sample; without it decoding is greedy.", min=0, max=2)]
-Seed = Annotated[int | None, typer.Option(help="Of the prompts' order, arrivals and samples (0).", min=0, max=2**31)]
+Temperature = Annotated[float | None, typer.Option(help="Sampling temperature (default: greedy).", min=0, max=2)]
+Seed = Annotated[
+    int | None, typer.Option(help="Random seed of prompt order, arrivals and sampling (default: 0).", min=0, max=2**31)
+]
 Requests = Annotated[
-    int | None, typer.Option(metavar="N", help="Requests of each side in a round (16 or more, by the load).", min=1)
+    int | None,
+    typer.Option(metavar="N", help="Requests per side and round (default: at least 16, depending on the load).", min=1),
 ]
-MaxRounds = Annotated[int | None, typer.Option(help="Rounds of each load at most (12); --runs is at least.", min=1)]
+MaxRounds = Annotated[
+    int | None, typer.Option(help="Maximum rounds per load (default: 12); --runs is the minimum.", min=1)
+]
 Interval = Annotated[
     float | None,
-    typer.Option(help="Measure until the speed-up's interval is this narrow (0.05); 0 for all rounds.", min=0, max=1),
+    typer.Option(help="Stop at this width of the speed-up's interval (default: 0.05); 0 for all rounds.", min=0, max=1),
 ]
-Duration = Annotated[str | None, typer.Option(metavar="TIME", help="Begin no round of a load after this, as 60s.")]
-Slo = Annotated[str | None, typer.Option(metavar="LIMITS", help="What is goodput, as ttft=200ms,tpot=30ms,e2e=5s.")]
-Samples = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a line of JSON for each request.")]
-Timeout = Annotated[str | None, typer.Option(metavar="TIME", help="Of one whole answer (600s).")]
+Duration = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Time limit per load for starting rounds, e.g. 60s.")
+]
+Slo = Annotated[
+    str | None, typer.Option(metavar="LIMITS", help="Latency limits of goodput, e.g. ttft=200ms,tpot=30ms,e2e=5s.")
+]
+Samples = Annotated[Path | None, typer.Option(metavar="FILE", help="Write one JSON line per request to this file.")]
+Timeout = Annotated[str | None, typer.Option(metavar="TIME", help="Request timeout (default: 600s).")]
 Driver = Annotated[
-    str | None, typer.Option(metavar="NAME", help="What asks: trtspec, or aiperf where it is installed.")
+    str | None, typer.Option(metavar="NAME", help="Load generator: trtspec or aiperf (default: trtspec).")
 ]
 Compare = Annotated[
     tuple[Path, Path] | None,
-    typer.Option(metavar="A.json B.json", help="Compare two saved documents of loads instead of measuring."),
+    typer.Option(metavar="A.json B.json", help="Compare two saved load benchmarks instead of measuring."),
 ]
 MinRatio = Annotated[
     float | None,
-    typer.Option(help="Exit with 112 where speed-up, or B over A, is shown to be less.", min=0),
+    typer.Option(help="Exit with 112 if the speed-up, or B over A, is significantly lower.", min=0),
 ]
 Absolute = Annotated[
-    bool, typer.Option("--absolute", help="Compare the servers' own speeds, also where both have a baseline.")
+    bool, typer.Option("--absolute", help="With --compare: compare absolute speeds even if both have a baseline.")
 ]
 
 
 @dataclass(frozen=True)
 class LoadAsked:
-    """What was asked of a load; None is what nobody said."""
+    """Values of the load options; None for an option that was not given."""
 
     concurrency: str | None
     rate: str | None
@@ -92,10 +100,10 @@ class LoadAsked:
 
     @property
     def is_load(self) -> bool:
-        """Return whether a load is asked for at all."""
+        """Return whether a load benchmark is requested."""
         return bool(self.concurrency or self.rate)
 
     @property
     def said(self) -> list[str]:
-        """Return the options that were given."""
+        """Return the names of the given options."""
         return [f"--{each.name.replace('_', '-')}" for each in fields(self) if getattr(self, each.name)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people see of a load benchmark and of a comparison of two: a table, bars, and a verdict in words."""
+"""Terminal output of a load benchmark and of a comparison: table, bars and verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BARS: dict[str, tuple[str, Callable[[Document], float]]] = {
 
 
 def show_load(document: Document, what: str) -> None:
-    """Show a document, below its verdict."""
+    """Show the table, the bars, the warnings and the conclusions of a load benchmark."""
     workload = document["workload"]
     title = f"{what}: {workload['prompts']} prompts ({workload['source']}), {workload['max_tokens']} tokens each"
     has_slo = document["slo"] is not None
@@ -38,13 +38,13 @@ def show_load(document: Document, what: str) -> None:
         note(f"warning: {warning}", "yellow")
     for point in document["points"]:
         if same := point["identical_texts"]:
-            say(f"{load_name(point['load'])}: {same['same']} of {same['compared']} texts are the same")
-    for line in _verdict(document):
+            say(f"{load_name(point['load'])}: {same['same']} of {same['compared']} texts are identical")
+    for line in _conclusions(document):
         say(line)
 
 
 def _show_kinds(points: Sequence[Document]) -> None:
-    """Show the speed-up of each kind of prompt at every load, where there are several kinds."""
+    """Show the speed-up per prompt category and load, if there are several categories."""
     points = [point for point in points if point["speedup_by_kind"]]
     kinds = sorted({kind for point in points for kind in point["speedup_by_kind"]})
     if kinds:
@@ -54,7 +54,7 @@ def _show_kinds(points: Sequence[Document]) -> None:
 
 
 def load_name(load: Document) -> str:
-    """Return a load in words."""
+    """Return a description of a load, such as "concurrency 4"."""
     return f"concurrency {load['concurrency']:g}" if "concurrency" in load else f"{load['requests_per_s']:g} requests/s"
 
 
@@ -81,13 +81,13 @@ def _speedup(speedup: Document | None) -> str:
 
 
 def interval_words(ratio: Document) -> str:
-    """Return a ratio's interval; without enough rounds it is open."""
+    """Return the confidence interval of a ratio, or "one round" if there is none."""
     low, high = ratio["low"], ratio["high"]
     return "one round" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
 def _bars(points: Sequence[Document], judged_by: str) -> list[str]:
-    """Return a bar for each arm and load that is judged by the same: tokens a second, or milliseconds."""
+    """Return the bars of the arms and loads that are judged by this metric (tokens/s or mean e2e ms)."""
     unit, value = BARS[judged_by]
     arms = [
         (load_name(point["load"]), name, value(point["arms"][name]))
@@ -109,27 +109,28 @@ def _bar(share: float) -> str:
     return "█" * whole + EIGHTHS[rest].strip()
 
 
-def _verdict(document: Document) -> list[str]:
+def _conclusions(document: Document) -> list[str]:
     judged = [point for point in document["points"] if point["speedup"]]
     if not judged:
-        return ["without a baseline nothing is said of speculation"]
+        return ["no baseline: the speed-up is unknown"]
     crossover = document["crossover"]
-    lines = [f"{load_name(point['load'])}: {_words(point['speedup'], 'with speculation')}" for point in judged]
+    lines = [f"{load_name(point['load'])}: {_describe_ratio(point['speedup'], 'with speculation')}" for point in judged]
     if crossover:
         sure = "is slower" if crossover["is_shown"] else "may be slower"
-        lines.append(f"crossover: from {load_name(crossover)} on speculation {sure} ({crossover['speedup']:.2f}x)")
+        lines.append(f"crossover: from {load_name(crossover)} on, speculation {sure} ({crossover['speedup']:.2f}x)")
     return lines
 
 
-def _words(ratio: Document, who: str) -> str:
+def _describe_ratio(ratio: Document, subject: str) -> str:
     low, high = ratio["low"], ratio["high"]
     sure = low is not None and high is not None and (low > 1 or high < 1)
-    said = f"{who} {ratio['ratio']:.2f} times as fast" if sure else f"{who}: no difference shown ({ratio['ratio']:.2f})"
-    return f"{said}, interval {interval_words(ratio)} of {ratio['rounds']} rounds"
+    value = f"{ratio['ratio']:.2f}"
+    finding = f"{subject} {value} times as fast" if sure else f"{subject}: no difference shown ({value})"
+    return f"{finding}, interval {interval_words(ratio)} of {ratio['rounds']} rounds"
 
 
 def show_comparison(document: Document) -> None:
-    """Show a comparison; the verdict of its gate is the last line."""
+    """Show a comparison; the last line is the result of its gate."""
     rows = [
         (
             load_name(point["load"]),
@@ -150,14 +151,14 @@ def show_comparison(document: Document) -> None:
 
 
 def show_gate(gate: Document | None) -> None:
-    """Show whether a least ratio is reached, where one is asked for."""
+    """Show whether the minimum ratio is reached, if one was requested."""
     if gate is None:
         return
-    limit = f"the least ratio {gate['min_ratio']:g}"
+    limit = f"minimum ratio {gate['min_ratio']:g}"
     if gate["ok"]:
-        say(f"{limit} holds" if gate["is_decided"] else f"{limit}: not shown to be missed, and not shown to hold",
+        say(f"{limit}: reached" if gate["is_decided"] else f"{limit}: undecided",
             "green" if gate["is_decided"] else "yellow")  # fmt: skip
     elif gate["unfit"]:
-        say(f"{limit} cannot be judged: {'; '.join(dict.fromkeys(gate['unfit']))}", "red")
+        say(f"{limit}: cannot be evaluated: {'; '.join(dict.fromkeys(gate['unfit']))}", "red")
     else:
-        say(f"{limit} is MISSED", "red")
+        say(f"{limit}: MISSED", "red")

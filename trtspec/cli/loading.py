@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec bench --concurrency` and `--rate`: a load benchmark, from options to a document."""
+"""`trtspec bench --concurrency` and `--rate`: run a load benchmark and return its document."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from trtspec.bench.load.workload import Workload
 
 RANDOM_PROMPTS = 64
-MOST = 4096  # requests at once
+MOST = 4096  # concurrent requests
 OPENAI_APIS = ("completions", "chat")
-ALONE = "no baseline: this server drafts whatever is asked; a server without speculation is one with --baseline"
+ALONE = "no baseline: this server cannot disable speculation; pass a server without it as --baseline"
 
 
 def bench_load(
     what: str, asked: LoadAsked, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, *, json: bool
 ) -> int:
-    """Measure, show what was found, and return the exit code."""
+    """Run a load benchmark, show the results and return the exit code."""
     from trtspec.bench.evidence import evidence, of_artifact, of_load
     from trtspec.bench.saved_documents import keep_document
     from trtspec.bench.verdict import verdict_of
@@ -38,7 +38,7 @@ def bench_load(
     document |= verdict.as_dict()
     gate = load_gate(document, asked.min_ratio) if asked.min_ratio is not None else None
     document["gate"] = gate.as_dict() if gate else None
-    if root and not document["ended_by"]:  # what is missing is still to be done
+    if root and not document["ended_by"]:  # keep complete runs only
         keep_document(root, document["kind"], document)
     if json:
         print_json(document)
@@ -47,7 +47,7 @@ def bench_load(
         show_load(document, what)
         show_gate(document["gate"])
     if document["ended_by"]:
-        note(f"error: what was measured is whole, and then it ended: {document['ended_by']}", "red")
+        note(f"error: the run ended early ({document['ended_by']}); completed measurements are valid", "red")
     if gate is not None and not gate.ok:
         return GateNotMet.exit_code
     return DeployError.exit_code if document["ended_by"] else 0
@@ -56,7 +56,7 @@ def bench_load(
 def load_document(
     what: str, asked: LoadAsked, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
 ) -> tuple[dict[str, Any], Path | None]:
-    """Measure, and return the document and what is served; raises TrtspecError for options that do not go together."""
+    """Measure, and return the document and the served artifact, if known; TrtspecError for incompatible options."""
     from trtspec.bench.load.slo import parse_slo
     from trtspec.bench.overlap import overlap
     from trtspec.cli.render import note
@@ -67,7 +67,7 @@ def load_document(
     slo = parse_slo(asked.slo) if asked.slo else None
     plan = _plan(served, other, asked, _workload(root, asked, prompts, max_tokens), runs, root)
     if plan.workload.source == "random":
-        note("random prompts load a server as text does, but say nothing of what drafts are worth", "yellow")
+        note("random prompts generate realistic load, but their acceptance is not representative", "yellow")
     document = _measured(plan, asked, slo) | {"deployment": _deployment(deployed)}
     if root and plan.workload.source != "random" and (shared := overlap(root, (p.text for p in plan.workload.prompts))):
         document["warnings"].append(shared.warning)
@@ -105,24 +105,26 @@ def _tokenizer(asked: LoadAsked, root: Path | None) -> Path | None:
 
 
 def _deployment(status: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what was measured, so that it can be found again; an address does not tell."""
+    """Return the identity of the measured deployment, or None for a plain URL."""
     return {key: status.get(key, "") for key in ("name", "backend", "method", "manifest")} if status else None
 
 
 def server_of(what: str, api: str | None, model: str, key_env: str | None) -> tuple[Server, dict[str, Any]]:
-    """Return the server that an address or a deployment's name leads to, and the deployment's status."""
+    """Return the server at a URL or of a deployment, and the deployment's status (empty for a URL)."""
     from trtspec.bench.load.discovery import AUTO, KEY_VARIABLE, TRITON
     from trtspec.bench.load.runner import Server
     from trtspec.deployment.base import address_of
 
     if "://" not in what and (Path(what).exists() or "/" in what):
-        raise TrtspecError("a load is for a server, and this is an artifact", where=what, hint=f"trtspec deploy {what}")
+        raise TrtspecError(
+            "a load benchmark requires a server, not an artifact", where=what, hint=f"trtspec deploy {what}"
+        )
     url, document = address_of(what)
     api = api or (TRITON if document else AUTO)
     if document and api in OPENAI_APIS:
         url = document["endpoints"].get("openai") or ""
         if not url:
-            raise DeployError("the deployment has no entry for OpenAI's clients", where=what, hint="serving.openai")
+            raise DeployError("the deployment does not serve the OpenAI API", where=what, hint="enable serving.openai")
     return Server(url, api, model, key_env or KEY_VARIABLE), document
 
 
@@ -137,12 +139,12 @@ def _workload(root: Path | None, asked: LoadAsked, prompts: Path | None, max_tok
         source = str(prompts) if prompts else "the artifact's own" if root else "default"
         return Workload(artifact_prompts(root, prompts), wanted, source, seed)
     if prompts:
-        raise TrtspecError("--input-tokens draws random prompts, and --prompts names real ones", hint="give one")
+        raise TrtspecError("--input-tokens and --prompts are mutually exclusive", hint="omit one of them")
     from trtspec.bench.load.random_prompts import random_prompts
 
     tokenizer = _tokenizer(asked, root)
     if tokenizer is None:
-        raise TrtspecError("--input-tokens needs a tokenizer", hint="name its directory with --tokenizer")
+        raise TrtspecError("--input-tokens requires a tokenizer", hint="pass its directory with --tokenizer")
     return Workload(random_prompts(tokenizer, asked.input_tokens, RANDOM_PROMPTS, seed), wanted, "random", seed)
 
 
@@ -161,7 +163,9 @@ def _numbers(text: str | None, option: str, *, whole: bool) -> list[float]:
         found = [0.0]
     if not all(0 < number <= MOST for number in found) or sorted(set(found)) != found:
         example = "1,2,4,8" if whole else "0.5,1,2"
-        raise TrtspecError(f"{option}: {text!r} is no list of rising numbers up to {MOST:,}", hint=f"as {example}")
+        raise TrtspecError(
+            f"{option}: {text!r} is not a list of increasing numbers up to {MOST:,}", hint=f"e.g. {example}"
+        )
     return found
 
 
@@ -171,7 +175,7 @@ def _effort(asked: LoadAsked, runs: int) -> Effort:
     usual = Effort()
     most = asked.max_rounds or max(runs, usual.most_rounds)
     if most < runs:
-        raise TrtspecError(f"--max-rounds {most} is below --runs {runs}", hint="--runs is how many there are at least")
+        raise TrtspecError(f"--max-rounds {most} is below --runs {runs}", hint="--runs is the minimum number of rounds")
     return Effort(
         runs,
         most,

@@ -14,11 +14,15 @@ MAX_DOCUMENT_BYTES = 16 << 20
 
 def logs(
     name: Name,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the server ends, or Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", help="How many lines of its end.", min=0)] = 100,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Follow the log until the server ends or Ctrl-C.")
+    ] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", help="Number of lines from the end.", min=0)] = 100,
     json: Json = False,
 ) -> None:
-    """Show what the server of a deployment wrote to its log; in a pipe byte by byte.
+    """Show the server log of a deployment.
+
+    In a pipe, the log is written unchanged.
 
     Example: trtspec logs quickstart --lines 20
     """
@@ -27,7 +31,7 @@ def logs(
     from trtspec.deployment.log import follow_log, last_lines, log_of, read_log
 
     if json and follow:
-        raise TrtspecError("--json is one document, and --follow has no end", hint="leave one of them out")
+        raise TrtspecError("--json and --follow are mutually exclusive", hint="omit one of them")
     path = log_of(name)
     if json:
         found = last_lines(path, lines, MAX_DOCUMENT_BYTES)

@@ -16,7 +16,7 @@ RUNNING = ("starting", "live")
 
 
 class What(str, Enum):
-    """What a monitoring system is given."""
+    """Configuration document for a monitoring system."""
 
     dashboard = "dashboard"
     rules = "rules"
@@ -28,9 +28,7 @@ def metrics(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="dashboard: JSON that Grafana imports. rules: records and alerts for Prometheus. scrape: where "
-            "Prometheus finds the metrics of NAME, or of every deployment that runs. The name of a deployment: its "
-            "metrics now.",
+            help="dashboard (for Grafana), rules or scrape (for Prometheus), or a deployment to show its metrics.",
             show_default=False,
             autocompletion=completing.metrics,
         ),
@@ -38,7 +36,10 @@ def metrics(
     name: AnyName = None,
     json: Json = False,
 ) -> None:
-    """Print what Grafana and Prometheus need to watch deployments, or the metrics of one; docs/metrics.md lists them.
+    """Print monitoring configuration or a deployment's metrics.
+
+    dashboard prints JSON for Grafana. rules prints recording and alerting rules for Prometheus. scrape prints a scrape
+    configuration for NAME or for all running deployments. docs/metrics.md lists the metrics.
 
     Example: trtspec metrics rules > trtspec-rules.yaml
     """
@@ -50,7 +51,7 @@ def metrics(
         return
     chosen = What(what)
     if name is not None and chosen is not What.scrape:
-        raise TrtspecError(f"{chosen.value} is the same for all deployments", hint="leave the name out")
+        raise TrtspecError(f"metrics {chosen.value} does not take a deployment name", hint="omit the name")
     found = _document(chosen, name)
     if json:
         print_json({"format_version": 1, chosen.value: found})
@@ -61,7 +62,7 @@ def metrics(
 
 
 def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
-    """Print what a deployment's metrics are now, those of its entry for OpenAI's clients too."""
+    """Print the current metrics of a deployment and of its OpenAI gateway."""
     from trtspec.cli.render import print_json
     from trtspec.core.errors import TrtspecError
     from trtspec.core.prometheus_text import parse_metrics
@@ -72,9 +73,9 @@ def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
     if deployment not in deployment_names():
         names = ", ".join(deployment_names()) or "none"
         kinds = ", ".join(map(repr, known))
-        raise TrtspecError(f"{deployment!r} is not one of {kinds}, nor a deployment; deployments: {names}")
+        raise TrtspecError(f"{deployment!r} is neither one of {kinds} nor a deployment; deployments: {names}")
     if name is not None:
-        raise TrtspecError("metrics takes one deployment", hint=f"trtspec metrics {deployment}")
+        raise TrtspecError("metrics takes only one deployment", hint=f"trtspec metrics {deployment}")
     endpoints = DeploymentJournal(deployment).known().endpoints
     urls = [endpoints["metrics"]]
     if "openai" in endpoints:
@@ -103,7 +104,7 @@ def _document(what: What, name: str | None) -> dict[str, Any]:
 
 
 def _endpoints(name: str | None) -> dict[str, str]:
-    """Return where the metrics of a deployment are, or of all that run."""
+    """Return the metrics addresses by deployment name, for one deployment or for all that are running."""
     from trtspec.core.errors import TrtspecError
     from trtspec.deployment.base import deployments
     from trtspec.deployment.journal import DeploymentJournal
@@ -112,7 +113,9 @@ def _endpoints(name: str | None) -> dict[str, str]:
         return {name: DeploymentJournal(name).known().endpoints["metrics"]}
     running = {each["name"]: each["endpoints"]["metrics"] for each in deployments() if each["state"] in RUNNING}
     if not running:
-        raise TrtspecError("no deployment runs", hint="trtspec deploy ARTIFACT --detach, or name one that ended")
+        raise TrtspecError(
+            "no deployment is running", hint="run trtspec deploy ARTIFACT --detach, or name a stopped one"
+        )
     return running
 
 

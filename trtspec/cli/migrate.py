@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from trtspec.recipe.load import LoadedRecipe
 
 
-_BACKEND = "Move to this backend instead of the one that has the version; without --to, to its newest."
-_OUTPUT = "Where the new recipe goes, instead of beside the old one (here, for one that comes with trtspec)."
+_BACKEND = "Backend to migrate to (without --to: its newest version)."
+_OUTPUT = "New recipe file (default: next to the old one; for a shipped recipe, the current directory)."
 
 
 def migrate(
     recipe: Recipe,
-    to: Annotated[str, typer.Option("--to", metavar="VERSION", help="A TensorRT-LLM version, as 1.3.")] = "",
+    to: Annotated[str, typer.Option("--to", metavar="VERSION", help="TensorRT-LLM version, e.g. 1.3.")] = "",
     backend: Annotated[str, typer.Option("--backend", metavar="NAME", help=_BACKEND)] = "",
     output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json: Json = False,
 ) -> None:
-    """Write the recipe for another TensorRT-LLM version or backend, and say what carries over and what does not.
+    """Migrate a recipe to another TensorRT-LLM version or backend.
 
-    Exits with 1 where something has to be filled in by hand.
+    Lists the settings that carry over and those that do not. Exits with 1 if values have to be filled in by hand.
 
     Example: trtspec migrate recipes/quickstart.yaml --to 1.3 -o /tmp/quickstart-1.3.yaml
     """
@@ -43,16 +43,16 @@ def migrate(
     from trtspec.recipe.load import load_recipe
 
     if not (to or backend):
-        raise TrtspecError("nothing says where to migrate to", hint="add --to VERSION, --backend NAME or both")
+        raise TrtspecError("migrate requires --to or --backend", hint="add --to VERSION, --backend NAME or both")
     loaded = load_recipe(recipe)
     found = migrated(loaded.recipe, to, backend)
     out = output or default_output(loaded, "-".join(filter(None, (backend, to))))
     if is_below(out, PACKAGE):
-        hint = "name a file of your own with --output"
-        raise TrtspecError("trtspec's installation is not written to", where=str(out), hint=hint)
+        hint = "choose another file with --output"
+        raise TrtspecError("refusing to write into the installation of trtspec", where=str(out), hint=hint)
     if out.exists() and not force:
         raise TrtspecError(
-            "a file lies here already", where=str(out), hint="name another with --output, or add --force"
+            "the file already exists", where=str(out), hint="choose another with --output, or add --force"
         )
     _write(out, render(found, recipe, out.parent, backend or "TensorRT-LLM"))
     changes = [asdict(change) for change in found.changes]
@@ -69,12 +69,16 @@ def migrate(
         )
     else:
         show_table("", ("", "key", "why"), [(each["kind"], each["path"], each["why"]) for each in changes])
-        say(f"{out}: written" if found.is_complete else f"{out}: written; fill in what is open, then trtspec check")
+        say(
+            f"{out}: written"
+            if found.is_complete
+            else f"{out}: written; fill in the open values, then run trtspec check"
+        )
     raise typer.Exit(0 if found.is_complete else 1)
 
 
 def default_output(loaded: LoadedRecipe, to: str) -> Path:
-    """Return where the new recipe goes: beside the old one, and here if that is not a file of the user's."""
+    """Return the default file: next to the old recipe, or in the current directory for a shipped recipe or stdin."""
     from trtspec.core.paths import is_below, recipes_dir
 
     if loaded.path.is_file() and not is_below(loaded.path, recipes_dir()):
@@ -83,12 +87,12 @@ def default_output(loaded: LoadedRecipe, to: str) -> Path:
 
 
 def render(found: Migration, recipe: Path, directory: Path, engine: str) -> str:
-    """Return the text of the new recipe: what changed as its head, and paths relative to its directory."""
+    """Return the text of the new recipe, with a header of changes and paths relative to its directory."""
     import yaml
 
     from trtspec.recipe.files import change_paths
 
-    head = [f"# {recipe.name} for {engine} {found.version}, made by trtspec migrate."]
+    head = [f"# {recipe.name} for {engine} {found.version}, written by trtspec migrate."]
     head += [f"# {change.kind}: {change.path}: {change.why}" for change in found.changes]
     change_paths(found.document, lambda path: _relative(path, directory))
     return "\n".join(head) + "\n" + yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True, width=120)
@@ -106,7 +110,7 @@ def _write(out: Path, text: str) -> None:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         hint = "choose another place with --output"
-        raise TrtspecError(f"cannot be written: {error.strerror}", where=str(out), hint=hint) from None
+        raise TrtspecError(f"cannot write the recipe: {error.strerror}", where=str(out), hint=hint) from None
 
 
 command = migrate

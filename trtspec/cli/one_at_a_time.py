@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec bench` without a load: an artifact or a server is asked one request at a time, and its gates are judged."""
+"""`trtspec bench` without a load: benchmark one request at a time, and evaluate gates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bench_one_at_a_time(
     what: str, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, skip_gate: Sequence[str], *,
     gates: bool, json: bool,
 ) -> None:  # fmt: skip
-    """Measure, show what was found, keep it, and raise Exit for gates that do not hold."""
+    """Measure, show and save the results; with `gates`, exit with the code of the verification."""
     from trtspec.bench.evidence import evidence, of_artifact, of_comparison
     from trtspec.bench.saved_documents import keep_document
     from trtspec.bench.verdict import verdict_of
@@ -32,9 +32,9 @@ def bench_one_at_a_time(
     url, status = _find(what)
     other = _find(baseline)[0] if baseline else None
     if baseline and not (url and other):
-        raise TrtspecError("--baseline compares two servers", hint="deploy both, and give their names or addresses")
+        raise TrtspecError("--baseline requires two servers", hint="deploy both, and pass their names or URLs")
     if skip_gate and not gates:
-        raise TrtspecError("--skip-gate leaves out a gate that --gates judges", hint="add --gates")
+        raise TrtspecError("--skip-gate requires --gates", hint="add --gates")
     root, found = Path(status["artifact"]) if status else None, None
     with counter() as on_progress:
         measuring = _Measuring(prompts, max_tokens, runs, other, on_progress)
@@ -47,11 +47,11 @@ def bench_one_at_a_time(
     root = root or (None if url else Path(what))
     verdict = verdict_of(evidence(of_artifact(root, found), of_comparison(comparison)))
     warnings = _warnings(root, prompts)
-    document = verdict.as_dict() | comparison.as_dict() | (_of(root) if root else {}) | {"warnings": warnings}
+    document = verdict.as_dict() | comparison.as_dict() | (_identity(root) if root else {}) | {"warnings": warnings}
     if root:
         keep_document(root, "bench", document)
     if json:
-        print_json(document | (_judged(found) if found else {}))
+        print_json(document | (_gate_results(found) if found else {}))
     else:
         say(verdict.text, verdict.style)
         show_comparison(comparison, url or what)
@@ -63,7 +63,7 @@ def bench_one_at_a_time(
 
 @dataclass(frozen=True)
 class _Measuring:
-    """What the command was asked for, wherever it is measured."""
+    """Settings of a measurement, in this process or on a server."""
 
     prompts: Path | None
     max_tokens: int
@@ -73,7 +73,7 @@ class _Measuring:
 
 
 def _find(what: str) -> tuple[str, dict[str, Any]]:
-    """Return the address of a server and its status, which only a name leads to; of an artifact neither."""
+    """Return a server's URL and its deployment status ({} for a URL); "" and {} for an artifact."""
     if "://" not in what and (Path(what).exists() or "/" in what):
         return "", {}
     from trtspec.deployment.base import address_of
@@ -91,7 +91,9 @@ def _judge(
     from trtspec.serving.triton.client import Client
 
     if url and not document:
-        raise TrtspecError("an address does not lead to the gates", where=what, hint="give the deployment's name")
+        raise TrtspecError(
+            "--gates requires a deployment or artifact, not a URL", where=what, hint="pass the deployment's name"
+        )
     root = Path(document["artifact"]) if document else Path(what)
     texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
     load = Load(texts, measuring.max_tokens, measuring.runs, check_gate_names(skip), measuring.on_progress)
@@ -106,7 +108,7 @@ def _judge(
 
 
 def _warnings(root: Path | None, prompts: Path | None) -> list[str]:
-    """Return what is wrong with the prompts, of an artifact that is known."""
+    """Return warnings about the prompts, if the artifact is known."""
     from trtspec.bench.artifact import artifact_prompts
     from trtspec.bench.overlap import overlap
 
@@ -114,14 +116,14 @@ def _warnings(root: Path | None, prompts: Path | None) -> list[str]:
     return [shared.warning] if shared else []
 
 
-def _of(root: Path) -> dict[str, Any]:
-    """Return what tells which artifact was measured."""
+def _identity(root: Path) -> dict[str, Any]:
+    """Return the name and manifest digest of the measured artifact."""
     from trtspec.store.manifest import load_manifest, manifest_sha256
 
     return {"name": load_manifest(root).recipe.name, "manifest": manifest_sha256(root)}
 
 
-def _judged(found: Verification) -> dict[str, Any]:
+def _gate_results(found: Verification) -> dict[str, Any]:
     return {key: value for key, value in found.as_dict().items() if key in ("ok", "checks", "left_out")}
 
 
@@ -131,7 +133,7 @@ def _end(found: Verification, what: str, *, quietly: bool) -> None:
 
     if not quietly:
         show_checks(found)
-        say(f"{what}: its gates {'hold' if found.ok else 'do NOT hold'}", "green" if found.ok else "red")
+        say(f"{what}: gates {'passed' if found.ok else 'FAILED'}", "green" if found.ok else "red")
     raise typer.Exit(found.failure.exit_code if found.failure else 0)
 
 

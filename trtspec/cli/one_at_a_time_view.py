@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people see of speculation against the target alone, one request at a time."""
+"""Terminal output of a benchmark with one request at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_comparison(comparison: Comparison, what: str) -> None:
-    """Show the table, and for a server how to ask it oneself."""
+    """Show the table, and for a server a curl command."""
     sides = (
         ("target alone", 1.0, comparison.baseline),
         ("speculative", comparison.speedup.median, comparison.speculative),
@@ -33,10 +33,10 @@ def show_comparison(comparison: Comparison, what: str) -> None:
         f"{what}: {comparison.prompts} prompts, {comparison.max_tokens} tokens each", columns, rows, (1, 2, 3, 4)
     )
     if comparison.acceptance == "typical":
-        say("typical acceptance is lossy: sampled text is not the target's", "yellow")
+        say("typical acceptance is lossy: sampled text differs from the target's", "yellow")
     if what.startswith("http://"):
         body = json.dumps({"text_input": '{"id": 7, "name":', "max_tokens": 32})
-        say_command("ask it", f"curl -s {what.rstrip('/')}/v2/models/ensemble/generate -d '{body}'")
+        say_command("try it", f"curl -s {what.rstrip('/')}/v2/models/ensemble/generate -d '{body}'")
     say(f"with speculation {comparison.speedup}")
     same, total = comparison.identical_texts, comparison.prompts
     say(f"identical text: {'yes' if same == total else 'NO'} ({same} of {total})", "green" if same == total else "red")

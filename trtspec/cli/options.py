@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments and options that several commands share."""
+"""Arguments and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import typer
 
 from trtspec.cli import completing
 
-_RECIPE = "A recipe file, - for standard input, or the name of a recipe that comes with trtspec."
+_RECIPE = "Recipe file, name of a shipped recipe, or - for standard input."
 _RECIPE_ARGUMENT = typer.Argument(metavar="RECIPE", help=_RECIPE, show_default=False, autocompletion=completing.recipes)
 Recipe = Annotated[Path, _RECIPE_ARGUMENT]
 Recipes = Annotated[list[Path], _RECIPE_ARGUMENT]
 Artifact = Annotated[
-    Path, typer.Argument(metavar="ARTIFACT", help="A directory that `trtspec build` made.", show_default=False)
+    Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory written by `trtspec build`.", show_default=False)
 ]
 Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="The deployment's name: the recipe's, or what deploy --name said.",
+        help="Deployment name.",
         show_default=False,
         autocompletion=completing.deployments,
     ),
@@ -32,7 +32,7 @@ AnyName = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="The deployment's name: the recipe's, or what deploy --name said.",
+        help="Deployment name.",
         show_default=False,
         autocompletion=completing.deployments,
     ),
@@ -42,29 +42,25 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override a value, as speculation.draft_len=3.",
+        help="Override a recipe value, e.g. speculation.draft_len=3.",
         autocompletion=completing.overrides,
     ),
 ]
 Cell = Annotated[
     list[str] | None,
-    typer.Option(
-        "--cell", metavar="NAME", help="Only this cell of a matrix, by its name or a pattern as '*-draft_len-3*'."
-    ),
+    typer.Option("--cell", metavar="NAME", help="Matrix cell to use: a name or a pattern such as '*-draft_len-3*'."),
 ]
 ManifestDigest = Annotated[
     str | None,
-    typer.Option(
-        "--manifest", metavar="DIGEST", help="Refuse an artifact whose manifest has another digest (sha256:HEX)."
-    ),
+    typer.Option("--manifest", metavar="DIGEST", help="Require this digest of the manifest (sha256:HEX)."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 AllowCode = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-code",
         metavar="SHA256",
-        help="Let a file of the artifact run that this trtspec did not emit; repeatable.",
+        help="Allow artifact code of this digest that trtspec did not generate; repeatable.",
         callback=lambda digests: allow_code(digests or ()),
     ),
 ]
@@ -72,34 +68,34 @@ Prompts = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A file of prompts, or a set that `trtspec prompts --list` names, instead of the artifact's own.",
+        help="Prompt file, or a set listed by `trtspec prompts --list` (default: the artifact's).",
     ),
 ]
 SkipGate = Annotated[
     list[str] | None,
-    typer.Option("--skip-gate", metavar="NAME", help="Leave a gate of the recipe out, as min_speedup; repeatable."),
+    typer.Option("--skip-gate", metavar="NAME", help="Skip a gate of the recipe, e.g. min_speedup; repeatable."),
 ]
 Undecided = Annotated[
     str | None,
     typer.Option(
         metavar="fail|pass",
-        help="What an undecided gate does; by default fail in CI (CI=true), else pass with a warning.",
+        help="Treat undecided gates as failed or passed (default: fail if CI=true).",
         show_default=False,
-        callback=lambda policy: set_undecided(policy),  # noqa: PLW0108 - it is defined below
+        callback=lambda policy: set_undecided(policy),  # noqa: PLW0108 - defined below
     ),
 ]
 Baseline = Annotated[
     str | None,
     typer.Option(
         metavar="URL-or-NAME",
-        help="A server without speculation, for an engine that drafts whatever is asked.",
+        help="Server without speculation, if the engine cannot disable it.",
         autocompletion=completing.deployments,
     ),
 ]
 
 
 def allow_code(digests: Sequence[str]) -> None:
-    """Allow code by its digests in this process and in those that it starts; TrtspecError for what is no digest."""
+    """Allow code with these digests in this process and its children; TrtspecError for an invalid digest."""
     from trtspec.backends.code_policy import ALLOW, allowed_digests
 
     if digests:
@@ -108,12 +104,12 @@ def allow_code(digests: Sequence[str]) -> None:
 
 
 def set_undecided(policy: str | None) -> None:
-    """Set the policy for undecided gates in this process and those that it starts; TrtspecError for an unknown one."""
+    """Set the policy for undecided gates in this process and its children; TrtspecError for an unknown policy."""
     from trtspec.bench.verification_report import FAIL, PASS, POLICY
     from trtspec.core.errors import TrtspecError
 
     if policy is None:
         return
     if policy not in (FAIL, PASS):
-        raise TrtspecError(f"--undecided {policy}: expected {FAIL} or {PASS}", hint=f"as --undecided {FAIL}")
+        raise TrtspecError(f"--undecided {policy}: expected {FAIL} or {PASS}", hint=f"e.g. --undecided {FAIL}")
     os.environ[POLICY] = policy

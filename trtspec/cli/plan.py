@@ -25,14 +25,19 @@ def plan(
     set_: Set = None,
     cell: Cell = None,
     detailed_exitcode: Annotated[
-        bool, typer.Option("--detailed-exitcode", help="Exit with 2 where there is work to do.")
+        bool, typer.Option("--detailed-exitcode", help="Exit with 2 if steps have to be built.")
     ] = False,
     gpu_price: Annotated[
-        float | None, typer.Option("--gpu-price", metavar="DOLLARS", min=0, help="Of a GPU's hour: what tokens cost.")
+        float | None,
+        typer.Option(
+            "--gpu-price", metavar="DOLLARS", min=0, help="Price of a GPU hour, to estimate the cost of tokens."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what a build would do and why, what serving will take, and what speculation will bring.
+    """Show the steps, memory and predicted speed-up of a recipe.
+
+    Does not build.
 
     Example: trtspec plan recipes/quickstart.yaml
     """
@@ -58,7 +63,7 @@ def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict
     """Return the document of `plan --json`."""
     from trtspec.planning.pipeline import artifact_place
 
-    unread = "" if build.is_read else "; its source was never read, so the key is not final"
+    unread = "" if build.is_read else "; the key is provisional because the source is not hashed yet"
     statuses = build.status(store)
     steps = [
         {
@@ -91,8 +96,8 @@ def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict
     }
 
 
-def _told(document: dict[str, Any]) -> str:
-    """Return in which words the engine is told how to speculate; a build's are among its command."""
+def _speculative_config(document: dict[str, Any]) -> str:
+    """Return the engine's speculative_config, or "" if it is part of a build command."""
     for name in ("model_yaml", "model_json"):
         if config := document.get(name, {}).get("speculative_config"):
             return f"; speculative_config {json.dumps(config)}"
@@ -100,7 +105,7 @@ def _told(document: dict[str, Any]) -> str:
 
 
 def show(document: dict[str, Any], build: Build) -> None:
-    """Show the plan to people."""
+    """Show the plan."""
     from trtspec.cli.predicted import show_predicted
     from trtspec.cli.render import say, say_command, show_table
     from trtspec.store.disk_space import amount
@@ -110,10 +115,10 @@ def show(document: dict[str, Any], build: Build) -> None:
     say(f"{document['name']}: {backend['name']} engine{version}, because {backend['why']}")
     drafting = document["speculation"]
     if drafting["draft_tokens"]:
-        told = _told(document)
+        config = _speculative_config(document)
         lossy = "" if drafting["acceptance"] == "exact" else f", {drafting['acceptance']} acceptance: lossy"
-        many = f"{drafting['draft_tokens']} draft tokens a step, {drafting['draft_len']} of them in a row at most"
-        say(f"{drafting['method']}: {many}{lossy}{told}")
+        many = f"{drafting['draft_tokens']} draft tokens per step, at most {drafting['draft_len']} in sequence"
+        say(f"{drafting['method']}: {many}{lossy}{config}")
     for note in document["notes"]:
         say(note)
     steps = document["steps"]
@@ -127,7 +132,7 @@ def show(document: dict[str, Any], build: Build) -> None:
         of = f" of {amount(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
         say(f"memory on {memory['id']}: {amount(memory['total_bytes'])}{of} ({sizes})")
     if any(not memory["limit_bytes"] for memory in document["memory"]["gpus"]):
-        say("the memory of the GPU is not known: name it under engine.gpu, as --set engine.gpu=h200")
+        say("GPU memory is unknown; set engine.gpu, e.g. --set engine.gpu=h200")
     for each in document["downloads"]:
         say(f"download of {each['model']}: {amount(each['bytes'])}")
     for need in document["disk"]:
@@ -138,18 +143,19 @@ def show(document: dict[str, Any], build: Build) -> None:
     if document["predicted"]:
         show_predicted(document["predicted"], build.recipe.engine.max_seq_len)
     missing = sum(step["status"] == "miss" for step in steps)
-    say(f"{missing} of {len(steps)} steps are to be done{_expected(steps)}" if missing else "nothing to do")
+    say(f"{missing} of {len(steps)} steps to build{_expected(steps)}" if missing else "nothing to do")
 
 
 def _expected(steps: Sequence[dict[str, Any]]) -> str:
-    """Return how long the steps will take that something is known of."""
+    """Return the expected duration of the steps with a known throughput, or ""."""
     from trtspec.cli.progress import duration
 
     known = [step for step in steps if step["expected_seconds"] is not None]
     if not known:
         return ""
     names = ", ".join(step["name"] for step in known)
-    return f"; {names}: about {duration(sum(step['expected_seconds'] for step in known))} as earlier builds here"
+    seconds = sum(step["expected_seconds"] for step in known)
+    return f"; {names}: about {duration(seconds)} at the throughput of earlier builds"
 
 
 command = plan

@@ -12,7 +12,7 @@ from trtspec.cli.options import Json
 
 
 class Action(str, Enum):
-    """What to do with the plugins."""
+    """Action on the kernel plugins."""
 
     build = "build"
     test = "test"
@@ -20,20 +20,21 @@ class Action(str, Enum):
 
 
 Arch = Annotated[
-    list[str] | None, typer.Option("--arch", metavar="SM", help="A GPU to compile for, as sm_90a; may be repeated.")
+    list[str] | None,
+    typer.Option("--arch", metavar="SM", help="GPU architecture to compile for, e.g. sm_90a; repeatable."),
 ]
 
 
 def plugins(
     action: Annotated[
-        Action, typer.Argument(metavar="ACTION", help="Compile, check against the oracle, or list them.")
+        Action, typer.Argument(metavar="ACTION", help="build, test against the reference implementation, or list.")
     ],
     arch: Arch = None,
     json: Json = False,
 ) -> None:
-    """Compile the kernels into a library, test it on this machine, or list what there is.
+    """Compile, test or list the kernel plugins.
 
-    Without --arch they are compiled for CPUs alone. A library that was built is not built again.
+    Without --arch they are compiled for CPUs only. An existing library is reused.
 
     Example: trtspec plugins build --arch sm_90a
     """
@@ -41,7 +42,7 @@ def plugins(
     from trtspec.cli.render import print_json
 
     make, show = _ACTIONS[action]
-    with counter():  # which says that it is at work: compilers take minutes
+    with counter():  # shows activity: compiling takes minutes
         document = make(tuple(arch or ()))
     if json:
         print_json({"format_version": 1, **document})
@@ -93,7 +94,7 @@ def _show_tested(document: dict[str, Any]) -> None:
     failed = [check for check in checks if not check["ok"]]
     for check in failed:
         say(f"{check['name']}: {check['detail']}", "red")
-    say(f"{len(checks) - len(failed)} of {len(checks)} checks hold", "red" if failed else "green")
+    say(f"{len(checks) - len(failed)} of {len(checks)} checks passed", "red" if failed else "green")
 
 
 def _list(architectures: tuple[str, ...]) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def _list(architectures: tuple[str, ...]) -> dict[str, Any]:
 def _show_list(document: dict[str, Any]) -> None:
     from trtspec.cli.render import say, show_table
 
-    show_table("", ("plugin", "what it does"), [(each["name"], each["summary"]) for each in document["plugins"]])
+    show_table("", ("plugin", "description"), [(each["name"], each["summary"]) for each in document["plugins"]])
     built = [
         (", ".join(each["plugins"]), ", ".join(each["architectures"]) or "CPUs", str(each["path"]))
         for each in document["libraries"]
@@ -114,7 +115,7 @@ def _show_list(document: dict[str, Any]) -> None:
     if built:
         show_table("", ("built", "for", "library"), built)
     else:
-        say("none is compiled here: trtspec plugins build")
+        say("no plugin is compiled; run trtspec plugins build")
 
 
 _ACTIONS = {Action.build: (_build, _show_built), Action.test: (_test, _show_tested), Action.list: (_list, _show_list)}

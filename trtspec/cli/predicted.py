@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `plan` shows of a prediction: the document's numbers as a table and a few sentences."""
+"""Terminal output of the prediction of `trtspec plan`: tables, a plot and conclusions."""
 
 from __future__ import annotations
 
@@ -12,34 +12,32 @@ Document = dict[str, Any]
 
 
 def show_predicted(predicted: Document, max_seq_len: int) -> None:
-    """Show what speculation will bring, or why that is not known."""
+    """Show the predicted speed-up, or the reason why it is unknown."""
     if predicted["why_not"]:
         is_predicted = _show_by_parameters(predicted)
-        what = (
-            "tokens a second, and more requests at once, are not predicted" if is_predicted else "no speed is predicted"
-        )
+        what = "tokens/s and larger batches are not predicted" if is_predicted else "no speed is predicted"
         say(f"{what}: {predicted['why_not']}")
         return
     show_table(_title(predicted), *_table(predicted), right=range(1, 6))
     rates = {rate[-1]: f"acceptance rate {rate}" for rate in predicted["by_acceptance_rate"]}
-    show_chart("speed-up by batch; 1x is the target alone", "batch", _rows(predicted), rates)
+    show_chart("speed-up by batch size; 1x is the target alone", "batch", _rows(predicted), rates)
     if predicted["gpu_price"] is not None:
-        show_table("dollars for a million tokens, on GPUs that are never idle", *_costs(predicted), right=range(1, 6))
+        show_table("dollars per million tokens, for GPUs without idle time", *_costs(predicted), right=range(1, 6))
     for sentence in _sentences(predicted, max_seq_len):
         say(sentence)
 
 
 def _show_by_parameters(predicted: Document) -> bool:
-    """Show what follows from the models' sizes alone, and return whether that is anything."""
+    """Show the prediction from model sizes alone, and return whether there is one."""
     if by_rate := predicted.get("speedup_by_acceptance_rate"):
         rates = ", ".join(f"{value}x at {rate}" for rate, value in by_rate.items())
-        say(f"expected at batch 1 by the models' sizes alone, by acceptance rate: {rates}")
+        say(f"expected at batch 1 from model sizes, by acceptance rate: {rates}")
     return bool(by_rate)
 
 
 def _title(predicted: Document) -> str:
     gpus = f"{predicted['gpus']} {predicted['gpu']}"
-    texts = f"texts of {predicted['context_tokens']} tokens, draft_len {predicted['draft_len']}"
+    texts = f"sequences of {predicted['context_tokens']} tokens, draft_len {predicted['draft_len']}"
     return f"predicted speed-up on {gpus} by batch and acceptance rate; {texts}"
 
 
@@ -53,14 +51,14 @@ def _table(predicted: Document) -> tuple[list[str], list[list[str]]]:
         ]
         for each in predicted["batches"]
     ]
-    rows.append(["no faster from", "", *(str(each["break_even_batch"] or "-") for each in by_rate.values())])
+    rows.append(["break-even batch", "", *(str(each["break_even_batch"] or "-") for each in by_rate.values())])
     if any(each["best_draft_len"] for each in by_rate.values()):
-        rows.append(["draft_len for 1", "", *(str(each["best_draft_len"] or "-") for each in by_rate.values())])
+        rows.append(["best draft_len", "", *(str(each["best_draft_len"] or "-") for each in by_rate.values())])
     return ["batch", "alone tok/s", *by_rate], rows
 
 
 def _rows(predicted: Document) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Return a plot's rows: what was predicted by batch, and between them where each rate breaks even."""
+    """Return the rows of the plot: the predicted batches and the break-even batches of each rate."""
     rows = {
         each["batch"]: [(rate[-1], value) for rate, value in each["speedup"].items()] for each in predicted["batches"]
     }
@@ -79,11 +77,11 @@ def _costs(predicted: Document) -> tuple[list[str], list[list[str]]]:
 
 def _sentences(predicted: Document, max_seq_len: int) -> Iterator[str]:
     if found := predicted["published"]:
-        yield f"with the published acceptance {found['speedup']}x at batch 1 ({found['source']})"
+        yield f"with the published acceptance: {found['speedup']}x at batch 1 ({found['source']})"
     if schedule := predicted["by_acceptance_rate"]["0.8"]["schedule"]:
         entries = ", ".join(f"{entry['draft_len']} up to {entry['max_batch']}" for entry in schedule)
         yield f"speculation.schedule at an acceptance rate of 0.8: draft_len {entries} requests"
     if (largest := predicted["largest_batch"]) is not None:
-        yield f"the memory holds {largest} texts of {max_seq_len} tokens"
+        yield f"the memory holds {largest} sequences of {max_seq_len} tokens"
     if placed := predicted["placement"]:
         yield f"the draft is fastest on {placed['best']}: {placed['why']}"

@@ -32,11 +32,11 @@ def profile(
     set_: Set = None,
     prompts: Prompts = None,
     drafts: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Further drafts to try: directories or hub ids.")
+        str | None, typer.Option(metavar="A,B", help="Additional drafts to try: directories or hub ids.")
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Methods to try, instead of the recipe's and all without a draft."),
+        typer.Option(metavar="A,B", help="Methods to try (default: the recipe's and all draft-free ones)."),
     ] = None,
     samples: Samples = 64,
     max_tokens: MaxTokens = 64,
@@ -47,7 +47,7 @@ def profile(
         list[str] | None,
         typer.Option(
             metavar="URL-or-NAME",
-            help="Measure a running server of the recipe, not the torch engine; repeated, others of other lengths.",
+            help="Measure a running server of the recipe; repeat for other draft lengths.",
             autocompletion=completing.deployments,
         ),
     ] = None,
@@ -58,11 +58,11 @@ def profile(
     write: Write = False,
     json: Json = False,
 ) -> None:
-    """Measure which draft pays for a target, and how much to draft, on your own prompts.
+    """Measure which draft and draft length are fastest.
 
-    The target answers the prompts once, greedily, on the torch engine; what each candidate would have drafted at every
-    place of these answers gives its acceptance at every draft length, and steps are timed on this machine. With
-    --server a running server's own answers tell what it drafts, and its streams how fast it is.
+    The target generates greedy responses to your prompts once on the torch engine. Each candidate drafts at every
+    position of these responses, which gives its acceptance for every draft length; steps are timed on this machine.
+    With --server, the acceptance and the speed are measured from the responses and streams of a running server.
 
     Example: trtspec profile recipes/quickstart.yaml --samples 8 --methods draft_target,ngram
     """
@@ -75,9 +75,11 @@ def profile(
 
     servers = _servers(server, baseline, api, model, key_env)
     if servers and (drafts is not None or methods is not None):
-        raise TrtspecError("a server drafts by its own method", hint="leave --server out, or --drafts and --methods")
+        raise TrtspecError(
+            "--server cannot be combined with --drafts or --methods", hint="a server uses its own method"
+        )
     if write:
-        check_editable(recipe)  # before minutes of measuring
+        check_editable(recipe)  # fail before minutes of measuring
     limits = Limits(samples, max_tokens, max_draft_len, concurrency, seed)
     asked = Asked(recipe, set_ or [], prompts, _names(drafts), _names(methods), limits)
     found = _run(asked, servers, Screen(build_bars, counter))
@@ -99,7 +101,7 @@ def _servers(
 
     if not server:
         if baseline or api or model or key_env:
-            raise TrtspecError("--baseline, --api, --model and --key-env are of a server", hint="add --server URL")
+            raise TrtspecError("--baseline, --api, --model and --key-env require --server", hint="add --server URL")
         return None
     (served, deployed), *others = (server_of(each, api, model or "", key_env) for each in server)
     alone = server_of(baseline, api, "", key_env)[0] if baseline else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people see of a profile: a table, a plot by load, kinds of prompts, a server's own speed, and what follows."""
+"""Terminal output of a profile: candidates, plot by load, prompt categories, server speed and recommendation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show(found: Profile) -> None:
-    """Print what was measured, by method and by kind of prompt, and what follows from it."""
+    """Print the measurements by candidate and by prompt category, and the recommendation."""
     from trtspec.bench.profile.recommend import verdict
 
     show_verdict(found.recommendation)
@@ -34,14 +34,14 @@ def show(found: Profile) -> None:
                 verdict(each, batch),
             )
         )
-    columns = ("draft", "accepted", "tokens a step", *(f"at {counted(each, 'request')}" for each in batches), "")
+    columns = ("draft", "accepted", "tokens per step", *(f"at {counted(each, 'request')}" for each in batches), "")
     title = f"{found.name}: {len(found.kinds)} prompts, {found.tokens} tokens of the target"
     show_table(title, columns, rows, right=tuple(range(1, len(columns) - 1)))
     _show_chart(found)
     if found.too_long:
-        note(f"{counted(found.too_long, 'prompt')} too long for the engine with the answer: left out", "yellow")
+        note(f"{counted(found.too_long, 'prompt')} skipped: too long for the engine with the response", "yellow")
     for name, why in found.left_out.items():
-        note(f"{name} was left out: {why}", "yellow")
+        note(f"{name} was skipped: {why}", "yellow")
     if found.parity:
         note(found.parity.detail, "dim")
     _show_kinds(found)
@@ -51,7 +51,7 @@ def show(found: Profile) -> None:
 
 
 def _show_chart(found: Profile) -> None:
-    """Show how much faster each candidate makes it by load, where there is more than one load."""
+    """Plot the speed-up of each candidate by load, if there are several loads."""
     from string import ascii_lowercase
 
     candidates = dict(zip(ascii_lowercase, found.measured, strict=False))
@@ -62,7 +62,7 @@ def _show_chart(found: Profile) -> None:
             for batch in batches
         ]
         letters = {letter: each.candidate.name for letter, each in candidates.items()}
-        show_chart("speed-up by requests at once; 1x is the target alone", "requests", rows, letters)
+        show_chart("speed-up by concurrency; 1x is the target alone", "requests", rows, letters)
 
 
 def _show_kinds(found: Profile) -> None:
@@ -75,18 +75,18 @@ def _show_kinds(found: Profile) -> None:
         (kind or "(none)", str(len(each.texts)), f"{each.depth_rate:.0%}", str(each.token_weighted))
         for kind, each in own.items()
     ]
-    show_table("", ("kind", "prompts", "accepted", "tokens a step"), rows, right=(1, 2, 3))
+    show_table("", ("kind", "prompts", "accepted", "tokens per step"), rows, right=(1, 2, 3))
 
 
 def _show_server(server: Server) -> None:
-    """Show how fast the server was with its own draft length and with the target alone."""
+    """Show the speed of the server with its draft length and without speculation."""
     speeds = server.tokens_per_s
     rows = [
         (str(batch), f"{speeds[batch, 0]:,.0f}", f"{speed:,.0f}", f"{speed / speeds[batch, 0]:.2f}x")
         for (batch, length), speed in sorted(speeds.items())
         if length == server.draft_len
     ]
-    columns = ("requests at once", "target alone, tokens/s", f"draft_len {server.draft_len}", "measured")
+    columns = ("concurrency", "target alone, tokens/s", f"draft_len {server.draft_len}", "measured")
     show_table(f"{server.url}, model {server.model or '-'}", columns, rows, right=(0, 1, 2, 3))
     if server.failures:
-        note(f"{counted(len(server.failures), 'request')} failed and do not count: {server.failures[0]}", "yellow")
+        note(f"{counted(len(server.failures), 'request')} failed and were excluded: {server.failures[0]}", "yellow")

@@ -7,7 +7,7 @@ from trtspec.cli.options import Json, Name
 
 
 def promote(name: Name, json: Json = False) -> None:
-    """Let the new revision of a deployment serve now, whatever share of the requests it has.
+    """Promote the new revision of a rollout to all traffic.
 
     Example: trtspec promote quickstart
     """

@@ -16,16 +16,18 @@ from trtspec.cli.options import Json
 def prompts(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="A file of prompts, or the name of a set that comes with trtspec."),
+        typer.Argument(metavar="FILE", help="Prompt file, or the name of a shipped set."),
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Count tokens too, as this checkpoint's tokenizer and chat template do."),
+        typer.Option(metavar="DIR", help="Also count tokens with this checkpoint's tokenizer and chat template."),
     ] = None,
-    shipped: Annotated[bool, typer.Option("--list", help="List the sets that come with trtspec.")] = False,
+    shipped: Annotated[bool, typer.Option("--list", help="List the shipped sets.")] = False,
     json: Json = False,
 ) -> None:
-    """Say what is in a file of prompts: its format, how many of each kind, how long they are.
+    """Summarize a prompt file or list the shipped prompt sets.
+
+    Shows the format, and the number and lengths of the prompts by kind.
 
     Example: trtspec prompts kinds --tokenizer recipes/models/quickstart-target
     """
@@ -35,7 +37,7 @@ def prompts(
     from trtspec.engine.prompts.summary import list_own, summarize
 
     if (file is None) is not shipped:
-        raise TrtspecError("say what to look at: either FILE or --list")
+        raise TrtspecError("prompts requires either FILE or --list")
     if file is None:
         sets = list_own()
         print_json({"format_version": 1, "sets": sets}) if json else _show_sets(sets)
@@ -66,19 +68,19 @@ def _show(summary: Mapping[str, Any]) -> None:
         for each in parts
     ]
     show_table(f"{summary['file']}: {summary['format_title']}", columns[:shown], rows, right[: shown - 1])
-    say(_verdict(summary))
+    say(_describe(summary))
 
 
-def _verdict(summary: Mapping[str, Any]) -> str:
-    """Return in words what becomes of the prompts; lengths are the least, the median and the greatest."""
-    said = f"{counted(summary['prompts'], 'prompt')}, lengths as least / median / greatest"
+def _describe(summary: Mapping[str, Any]) -> str:
+    """Return a summary of the prompts and of the records and turns that are not used."""
+    text = f"{counted(summary['prompts'], 'prompt')}, lengths as minimum / median / maximum"
     if chats := summary["with_messages"]:
-        said += f"; of {chats:,} a chat template makes the text"
+        text += f"; {chats:,} rendered with a chat template"
     if turns := summary["further_turns"]:
-        said += f"; {counted(turns, 'further turn')} left out"
+        text += f"; {counted(turns, 'later turn')} ignored"
     if records := summary["left_out"]:
-        said += f"; {counted(records, 'record')} left out, without a question"
-    return said
+        text += f"; {counted(records, 'record')} without a question skipped"
+    return text
 
 
 def _spread(lengths: Mapping[str, int] | None) -> str:

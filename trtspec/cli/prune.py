@@ -17,30 +17,28 @@ if TYPE_CHECKING:
 
 def prune(
     recipe: Recipe,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the draft goes.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory of the draft.")],
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Prompts of your own traffic, or a set's name.  [default: the recipe's]"),
+        typer.Option(metavar="FILE", help="Prompt file or set name (default: the recipe's prompts)."),
     ] = None,
     set_: Set = None,
-    layers: Annotated[
-        int, typer.Option(help="Layers that are left; 0 for as many as promise most untrained.", min=0)
-    ] = 0,
+    layers: Annotated[int, typer.Option(help="Layers to keep; 0 for the best number without training.", min=0)] = 0,
     vocab: Annotated[
-        int, typer.Option(help="Instead: tokens that the recipe's net still drafts, the answers' most frequent.", min=0)
+        int, typer.Option(help="Instead: keep this many of the most frequent tokens in the recipe's draft net.", min=0)
     ] = 0,
-    samples: Annotated[int, typer.Option(help="Prompts that the target answers for the search.", min=2)] = 32,
-    max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=2)] = 64,
-    iterations: Annotated[int, typer.Option(help="Sets that are tried at most.", min=1)] = 300,
-    minutes: Annotated[float, typer.Option(help="Minutes that sets are tried for at most.", min=0)] = 10.0,
-    seed: Annotated[int, typer.Option(help="Equal seeds try equal sets.")] = 0,
+    samples: Annotated[int, typer.Option(help="Prompts for the search.", min=2)] = 32,
+    max_tokens: Annotated[int, typer.Option(help="New tokens per prompt.", min=2)] = 64,
+    iterations: Annotated[int, typer.Option(help="Maximum number of layer sets to try.", min=1)] = 300,
+    minutes: Annotated[float, typer.Option(help="Time limit of the search, in minutes.", min=0)] = 10.0,
+    seed: Annotated[int, typer.Option(help="Random seed of the search.")] = 0,
     json: Json = False,
 ) -> None:
-    """Make a draft model out of layers of a recipe's target, or leave its draft net fewer tokens to draft.
+    """Create a smaller draft by pruning layers or vocabulary.
 
-    Which layers stay is searched on the target's own answers: those whose greedy chains are accepted furthest. The
-    draft is of the target's form, and `trtspec train` adapts it. With --vocab a net's LM head keeps the rows of the
-    tokens that the target says most, and both nets are measured on prompts that had no say in it.
+    The layers to keep are searched on the target's responses, by the accepted length of greedy chains. The draft has
+    the target's architecture, and `trtspec train` can train it. With --vocab, the LM head of the recipe's draft net
+    keeps only the most frequent tokens of the target's responses, and both nets are measured on held-out prompts.
 
     Example: trtspec prune recipes/quickstart.yaml --layers 3 --out drafts/pruned
     """
@@ -52,9 +50,11 @@ def prune(
     from trtspec.cli.render import print_json
     from trtspec.core.errors import TrtspecError
 
-    check_new(out)  # before minutes of search
+    check_new(out)  # fail before minutes of search
     if vocab and layers:
-        raise TrtspecError("--vocab is for a net, --layers for the target", hint="one at a time, each to its own --out")
+        raise TrtspecError(
+            "--vocab and --layers are mutually exclusive", hint="run them separately, with different --out"
+        )
     if vocab:
         _show_reduced(_reduce(recipe, set_ or [], prompts, vocab, max_tokens, seed, out), as_json=json)
         return
@@ -81,7 +81,7 @@ def _show(found: PrunedDraft, out: Path) -> None:
     length = found.acceptance.token_weighted
     texts = counted(len(found.acceptance.texts), "text")
     note(
-        f"{length} tokens a step at draft_len {found.draft_len} on {texts} that the search had not seen, expected"
+        f"{length} tokens per step at draft_len {found.draft_len} on {texts} held out from the search, expected"
         f" {found.speedup:.2f}x; {counted(found.tried, 'set')} tried in {found.seconds:.1f} s",
         "dim",
     )
@@ -102,9 +102,9 @@ def _reduce(
 
     own = load_recipe(recipe, overrides).recipe.gates.prompts
     if prompts is None and own is None:
-        raise TrtspecError("no prompts to count the answers' tokens on", hint="name some: --prompts FILE")
+        raise TrtspecError("missing prompts to count tokens on", hint="add --prompts FILE")
     found = prompts or Path(own or "")
-    settings = TrainSettings("kl", 0, 0.0, 0, 0.0, seed)  # nothing is trained
+    settings = TrainSettings("kl", 0, 0.0, 0, 0.0, seed)  # no training
     asked = Asked(recipe, overrides, found, None, None, out, max_tokens, 0, settings)
     return reduce(asked, vocab, out, build_bars)
 
@@ -119,8 +119,8 @@ def _show_reduced(found: Reduced, *, as_json: bool) -> None:
     whole, (before, after) = found.verdict.whole, found.costs
     texts = counted(len(whole.before.texts), "held-out text")
     note(
-        f"on {texts} {whole.before.token_weighted} tokens a step before, {whole.after.token_weighted} now; a step takes"
-        f" {before:.3f} and {after:.3f} times one of the target alone, as long as weights take to read",
+        f"on {texts}: {whole.before.token_weighted} tokens per step before, {whole.after.token_weighted} now; a step"
+        f" takes {before:.3f} and {after:.3f} times one of the target alone, estimated from the weights to read",
         "dim",
     )
     say(f"{found.out}: drafts {found.left} tokens", "green")

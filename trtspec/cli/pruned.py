@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands that take a target apart share: the target built alone, and what is left of it written."""
+"""Helpers of `prune` and `swift`: build a target without its draft, and write a pruned checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def built_alone(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Path]]:
-    """Build a recipe's target without its draft, for as long as the block runs."""
+    """Build a recipe's target without its draft; the artifact is removed when the block ends."""
     from dataclasses import replace
     from tempfile import TemporaryDirectory
 
@@ -30,7 +30,9 @@ def built_alone(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Pat
     loaded = load_recipe(recipe, overrides)
     loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()}))
     cache_dir().mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="alone-", dir=cache_dir()) as folder:  # beside the store, which it links to
+    with TemporaryDirectory(
+        prefix="alone-", dir=cache_dir()
+    ) as folder:  # on the same file system as the store, for hard links
         with build_bars() as bars:
             prepare_sources(loaded, bars.preparing)
             build = plan_build(loaded, on_read=bars.reading)
@@ -40,7 +42,7 @@ def built_alone(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Pat
 
 
 def write_pruned(build: Build, skip: Skip, out: Path) -> None:
-    """Write the build's target without some sublayers as a checkpoint, and say what that is."""
+    """Write the target of a build without the skipped layers as a checkpoint, and show its size."""
     from trtspec.bench.layer_search.search import draft_cost
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note
@@ -49,7 +51,7 @@ def write_pruned(build: Build, skip: Skip, out: Path) -> None:
 
     model = build.context.target
     if model is None:
-        raise ValueError("a build has a target")
+        raise ValueError("the build lacks a target")
     done = 0
     with counter() as on_progress:
 

@@ -9,7 +9,9 @@ from trtspec.cli.options import Json
 
 
 def ps(json: Json = False) -> None:
-    """List the deployments, those that ended too; whether one answers is what `trtspec status NAME` asks it.
+    """List the deployments, including ended ones.
+
+    `trtspec status NAME` checks whether a deployment responds.
 
     Example: trtspec ps
     """
@@ -24,14 +26,14 @@ def ps(json: Json = False) -> None:
 
 
 def show(deployments: list[dict[str, Any]]) -> None:
-    """Show a row for each, with addresses where something may answer there."""
+    """Show one row per deployment, with endpoints if it is live or starting."""
     from trtspec.cli.render import note, say, show_table
 
     columns = ("name", "state", "backend", "method", "pid", "since", "endpoints")
     if deployments:
         show_table("", columns, [_row(each) for each in deployments], (4,))
     else:
-        say("nothing was deployed")
+        say("no deployments")
     for each in deployments:
         if error := each.get("error"):
             note(f"warning: {each['name']}: {error}", "yellow")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes and times as people write them in an option."""
+"""Parse sizes and durations of options."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def parse_bytes(text: str, option: str) -> int:
     if match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE):
         number, prefix, binary = match.groups()
         return int(float(number) * (1024 if binary else 1000) ** (PREFIXES.index(prefix.upper() or " ")))
-    raise TrtspecError(f"{option}: {text!r} is no size", hint="as 200GB or 500GiB")
+    raise TrtspecError(f"{option}: {text!r} is not a size", hint="e.g. 200GB or 500GiB")
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Return the seconds of a time such as 30d or 12h."""
+    """Return the seconds of a duration such as 30d or 12h."""
     if match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([smhdw])", text.strip()):
         return float(match[1]) * SECONDS[match[2]]
-    raise TrtspecError(f"{option}: {text!r} is no time", hint="as 30d, 12h or 2w")
+    raise TrtspecError(f"{option}: {text!r} is not a duration", hint="e.g. 30d, 12h or 2w")

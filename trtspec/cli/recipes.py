@@ -9,7 +9,7 @@ from trtspec.cli.options import Json
 
 
 def recipes(json: Json = False) -> None:
-    """List the recipes that come with trtspec.
+    """List the recipes shipped with trtspec.
 
     Example: trtspec recipes
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people see: results (tables, verdicts) on stdout, notes and errors on stderr; and the one document of `--json`.
+"""Terminal output: results on stdout, notes and errors on stderr, and the JSON document of `--json`.
 
-With `progress.py` the only module that imports rich, and where something is drawn, so that `--help` need not wait for
-it. Colours follow NO_COLOR and whether the stream is a terminal. What a terminal shows fits its width; elsewhere a line
-is one line and a row of a table is one, however long, for what reads the pipe.
+Only this module and `progress.py` import rich, and only inside functions, which keeps `--help` fast. Colours depend on
+NO_COLOR and on whether the stream is a terminal. Lines and tables are fitted to the width of a terminal. In a pipe,
+each line and each row of a table stays one line.
 """
 
 from __future__ import annotations
@@ -30,59 +30,59 @@ FORMAT_VERSION = 1
 
 @cache
 def console(*, stderr: bool) -> Console:
-    """Return what writes to a stream, the one that is in its place when something is written."""
+    """Return the console of stdout or stderr; it looks up the current stream on each write."""
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def is_terminal(stream: Console) -> bool:
-    """Return whether somebody looks: a stream that FORCE_COLOR makes coloured is still no terminal."""
+    """Return whether a stream is a real terminal; FORCE_COLOR alone does not count."""
     return stream.is_terminal and stream.file.isatty()
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print the command's one document on stdout."""
+    """Print the JSON document of a command on stdout."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-    sys.stdout.flush()  # a reader of the pipe waits for it, and may be gone
+    sys.stdout.flush()  # detect a closed pipe now
 
 
 def one_or_many(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return a document with all of them as `recipes`, and the keys of the only one beside it where there is one."""
+    """Return a document that lists all under `recipes`; the keys of a single one are also at the top level."""
     only = documents[0] if len(documents) == 1 else {}
     return {"format_version": FORMAT_VERSION, **only, "recipes": list(documents)}
 
 
 def say(text: str, style: str = "") -> None:
-    """Print a line of a result on stdout; its text is never taken for markup."""
+    """Print a line of the result on stdout, without interpreting markup."""
     _print(console(stderr=False), text, style)
 
 
 def say_command(label: str, command: str) -> None:
-    """Print a shell's command on stdout, so that it can be copied from a terminal, too."""
+    """Print a shell command on stdout, wrapped so that it can be copied from a terminal."""
     out, text = console(stderr=False), f"{label}: {command}"
     out.print("\n".join(folded_command(text, out.width)) if is_terminal(out) else text, soft_wrap=True)
 
 
 def show_foreign(pieces: Iterable[bytes]) -> None:
-    """Print a stranger's text on stdout as it comes: bytes as they are, but on a terminal nothing that controls it."""
-    encoding, is_shown = sys.stdout.encoding, is_terminal(console(stderr=False))
-    handler = "replace" if is_shown else "surrogateescape"
+    """Print untrusted bytes on stdout as they arrive; on a terminal, escape control characters."""
+    encoding, on_terminal = sys.stdout.encoding, is_terminal(console(stderr=False))
+    handler = "replace" if on_terminal else "surrogateescape"
     decoder = codecs.getincrementaldecoder(encoding)(handler)
     cast(TextIOWrapper, sys.stdout).reconfigure(errors=handler)
     for piece in chain(pieces, [b""]):
         text = decoder.decode(piece, final=not piece)
-        sys.stdout.write("\n".join(map(printable, text.split("\n"))) if is_shown else text)
-        sys.stdout.flush()  # somebody waits for each line
+        sys.stdout.write("\n".join(map(printable, text.split("\n"))) if on_terminal else text)
+        sys.stdout.flush()  # show each line immediately
 
 
 def note(text: str, style: str = "") -> None:
-    """Print a line about the work, which is no part of its result, on stderr."""
+    """Print a note, which is not part of the result, on stderr."""
     _print(console(stderr=True), text, style)
 
 
 def _print(out: Console, text: str, style: str = "") -> None:
-    """Print lines, which are broken between words where they are wider than a terminal."""
+    """Print lines, wrapped between words to the width of a terminal."""
     out.print("\n".join(folded(text, out.width)) if is_terminal(out) else text, style=style, soft_wrap=True)
 
 
@@ -91,12 +91,12 @@ def render_error(error: TrtspecError) -> dict[str, Any]:
     document: dict[str, Any] = {"format_version": FORMAT_VERSION, "ok": False}
     if isinstance(error, RecipeError):
         return document | {"problems": [problem.as_dict() for problem in error.diagnostics]}
-    said = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
-    return document | {"error": said}
+    fields = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
+    return document | {"error": fields}
 
 
 def show_error(error: TrtspecError, *, as_json: bool) -> None:
-    """Show what the user has to act on."""
+    """Show an error with its hint; with `as_json`, also as a document on stdout."""
     error.hint = error.hint or error.remedy
     if as_json:
         print_json(render_error(error))
@@ -108,14 +108,14 @@ def show_error(error: TrtspecError, *, as_json: bool) -> None:
 
 
 def problems_of(diagnostics: Iterable[Diagnostic]) -> str:
-    """Return how many errors there are and, beside them, how many warnings; "" of neither."""
+    """Return the numbers of errors and warnings, such as "1 error, 2 warnings", or ""."""
     severities = [each.severity for each in diagnostics]
     counts = {name: sum(each == name for each in severities) for name in ("error", "warning")}
     return ", ".join(counted(count, name) for name, count in counts.items() if count)
 
 
 def show_diagnostics(diagnostics: Sequence[Diagnostic], *, are_result: bool = False) -> None:
-    """Show a recipe's diagnostics, one paragraph each; only of `check` they are the result."""
+    """Show the diagnostics of a recipe, one paragraph each, on stdout if they are the command's result."""
     out = console(stderr=not are_result)
     for diagnostic in diagnostics:
         style = "red" if diagnostic.severity == "error" else "yellow"
@@ -130,7 +130,7 @@ def show_table(
     *,
     is_result: bool = True,
 ) -> None:
-    """Show a table; `right` are the columns with numbers."""
+    """Show a table; `right` lists the indices of right-aligned columns."""
     out = console(stderr=not is_result)
     fitted = is_terminal(out)
     table = fitted_table(columns, rows, right, out.width) if fitted else plain_table(columns, rows, right)
@@ -142,9 +142,9 @@ def show_table(
 
 
 def show_chart(title: str, name: str, rows: Sequence[tuple[str, Marks]], letters: Mapping[str, str]) -> None:
-    """Show a plot on a terminal, and nowhere else: its numbers are in the table beside it.
+    """Show a plot if stdout is a terminal; the accompanying table has its numbers.
 
-    `name` is what the rows' labels are, `letters` what their marks stand for.
+    `name` is the heading of the row labels, and `letters` maps each mark to its meaning.
     """
     out = console(stderr=False)
     lines = chart(name, rows, out.width) if is_terminal(out) else []

@@ -13,7 +13,7 @@ from trtspec.cli.options import Artifact, Json
 
 
 class Form(str, Enum):
-    """What a report is written as."""
+    """Output format of a report."""
 
     html = "html"
     markdown = "markdown"
@@ -23,20 +23,22 @@ class Form(str, Enum):
 
 def report(
     artifact: Artifact,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file, instead of standard output.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output file (default: stdout).")] = None,
     with_: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--with", metavar="FILE", help="What build, plan, baseline, profile, bench or train print with --json."
-        ),
+        typer.Option("--with", metavar="FILE", help="Saved --json output of another command; repeatable."),
     ] = None,
-    form: Annotated[Form, typer.Option("--format", help="html, or what a CI job shows.")] = Form.html,
+    form: Annotated[
+        Form, typer.Option("--format", help="Output format; markdown, junit and github are for CI jobs.")
+    ] = Form.html,
     json: Json = False,
 ) -> None:
-    """Show what is known of an artifact: gates, acceptance, speed-up against load, memory, steps, digests.
+    """Write a report on an artifact.
 
-    The HTML is one file without scripts that fetches nothing. Documents that bench, profile, baseline and train saved
-    of the artifact or its target are found by themselves. Exits with 0 whatever the gates say.
+    Contents: gates, acceptance, speed-up by load, memory, steps and digests. The HTML report is a single file without
+    scripts or external resources. Saved results of bench, profile, baseline and train for the artifact or its target
+    are found automatically; --with adds output of build, plan, baseline, profile, bench or train. Exits with 0 even if
+    a gate fails.
 
     Example: trtspec report build/quickstart -o report.html
     """
@@ -52,7 +54,7 @@ def report(
     from trtspec.report.sections import sections
 
     if json and out is None:
-        raise TrtspecError("--json says what was written", hint="name the file: -o FILE")
+        raise TrtspecError("--json requires --out", hint="add -o FILE")
     renderers = {
         Form.html: render_page,
         Form.markdown: render_markdown,
@@ -80,7 +82,7 @@ def report(
     else:
         note(verdict(facts).text, verdict(facts).style)
         if kept := [each.name for each in facts.sources if each.is_kept]:
-            note(f"shown with what was saved of it here: {', '.join(kept)}")
+            note(f"includes results saved on this machine: {', '.join(kept)}")
         note(f"{out}: {len(text.encode()):,} bytes, {standing(facts)}")
 
 
@@ -91,7 +93,7 @@ def _write(out: Path, text: str) -> None:
     try:
         replace_file(out, text.encode())
     except OSError as error:
-        raise TrtspecError(f"the report cannot be written: {error.strerror}", where=str(out)) from None
+        raise TrtspecError(f"cannot write the report: {error.strerror}", where=str(out)) from None
 
 
 command = report

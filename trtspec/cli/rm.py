@@ -16,18 +16,18 @@ def rm(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="Deployments that were stopped, failed or died.",
+            help="Names of ended deployments.",
             show_default=False,
             autocompletion=completing.deployments,
         ),
     ] = None,
-    all_stopped: Annotated[
-        bool, typer.Option("--all-stopped", help="Remove all that were stopped, failed or died.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Stop a deployment that runs, then remove it.")] = False,
+    all_stopped: Annotated[bool, typer.Option("--all-stopped", help="Remove all ended deployments.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Stop running deployments first.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove deployments that do not run: record, history, logs and revisions; artifacts stay where they are.
+    """Remove ended deployments.
+
+    Removes their records, histories, logs and revisions, but not the artifacts.
 
     Example: trtspec rm quickstart
     """
@@ -37,21 +37,21 @@ def rm(
 
     if bool(names) == all_stopped:
         hint = "trtspec rm NAME..., or trtspec rm --all-stopped; `trtspec ps` lists the deployments"
-        raise DeployError("rm takes either names or --all-stopped", hint=hint)
+        raise DeployError("rm requires either names or --all-stopped", hint=hint)
     ended = ("stopped", "failed", "dead")
-    wanted = [each["name"] for each in deployments() if each["state"] in ended] if all_stopped else names or []
+    selected = [each["name"] for each in deployments() if each["state"] in ended] if all_stopped else names or []
     removed = []
-    for name in dict.fromkeys(wanted):
+    for name in dict.fromkeys(selected):
         found = remove(name, force=force)
         removed.append(found)
         if not json:
-            say(f"{name} is removed")
+            say(f"{name} removed")
         if found["left"]:
             note(f"warning: it may still run: {found['left']}", "yellow")
     if json:
         print_json({"format_version": 1, "removed": removed})
     elif not removed:
-        say("no deployment is stopped, failed or dead")
+        say("no ended deployments")
 
 
 command = rm

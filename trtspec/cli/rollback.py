@@ -7,7 +7,9 @@ from trtspec.cli.options import Json, Name
 
 
 def rollback(name: Name, json: Json = False) -> None:
-    """Return to the revision before: at once during a rollout, else by starting what served before.
+    """Roll back a deployment to its previous revision.
+
+    During a rollout this is immediate; otherwise the previous revision is started again.
 
     Example: trtspec rollback quickstart
     """

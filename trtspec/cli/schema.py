@@ -7,7 +7,7 @@ from trtspec.cli.options import Json
 
 
 def schema(json: Json = False) -> None:
-    """Print the JSON Schema of recipes, for editors.
+    """Print the JSON Schema of recipes for editors.
 
     Example: trtspec schema > trtspec-recipe.schema.json
     """

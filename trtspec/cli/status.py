@@ -15,19 +15,19 @@ WATCH_S = 1.0
 
 def status(
     name: AnyName = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Say what changes, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Print each change until Ctrl-C.")] = False,
     json: Json = False,
 ) -> None:
-    """Ask a deployment for a token and say how it fares; exit code 1 where it should answer and does not.
+    """Show a deployment's state and probe it with a request.
 
-    Without a name, list all of them as `trtspec ps` does.
+    Without a name, lists all deployments like `trtspec ps`. Exits with 1 if the deployment is not healthy.
 
     Example: trtspec status quickstart
     """
     from trtspec.cli.ps import ps
     from trtspec.cli.render import print_json
     from trtspec.core.errors import DeployError
-    from trtspec.deployment.base import status as ask
+    from trtspec.deployment.base import status as read_status
 
     if name is None:
         if watch:
@@ -35,7 +35,7 @@ def status(
         return ps(json)
     if watch:
         follow(name, json)
-    document = ask(name)
+    document = read_status(name)
     fine = document["state"] in ("live", "starting", "stopped")
     if json:
         print_json(document)
@@ -45,24 +45,24 @@ def status(
 
 
 def follow(name: str, as_json: bool) -> None:
-    """Say how a deployment fares whenever that has changed; --json: one document a line."""
+    """Print the state of a deployment whenever it changes; with `as_json`, one JSON document per line."""
     import json
     from datetime import datetime
 
     from trtspec.cli.render import say
-    from trtspec.deployment.base import status as ask
+    from trtspec.deployment.base import status as read_status
 
-    told = ""
-    while True:  # unbounded: until whoever watches has seen enough
-        document = ask(name)
-        if (line := standing(document)) != told:
-            told = line
+    last = ""
+    while True:  # unbounded: until the user interrupts
+        document = read_status(name)
+        if (line := standing(document)) != last:
+            last = line
             say(json.dumps(document) if as_json else f"{datetime.now().astimezone():%H:%M:%S} {line}")
         time.sleep(WATCH_S)
 
 
 def standing(document: dict[str, Any]) -> str:
-    """Return where a deployment stands, and its rollout, in a line."""
+    """Return the state of a deployment and of its rollout in one line."""
     from trtspec.core.diagnostics import printable
 
     line = f"revision {document.get('revision', 0)} of {document['name']} is {document['state']}"
@@ -75,7 +75,7 @@ def standing(document: dict[str, Any]) -> str:
 
 
 def show(document: dict[str, Any], style: str) -> None:
-    """Show the state, what a request got, why it was restarted, and why a dead one died."""
+    """Show the state, the result of the probe, restarts, and the cause of an exit."""
     from trtspec.cli.render import say
     from trtspec.core.diagnostics import printable
 
@@ -84,30 +84,30 @@ def show(document: dict[str, Any], style: str) -> None:
     if rollout := document.get("rollout"):
         say(f"  {standing({**document, 'rollout': rollout}).partition('; ')[2]}")
     if probe := document.get("probe"):
-        said = f"answered in {probe['seconds']:.2f} s" if probe["ok"] else f"did not answer: {probe['error']}"
-        say(f"  {document['endpoints']['http']} {said}")
+        result = f"responded in {probe['seconds']:.2f} s" if probe["ok"] else f"did not respond: {probe['error']}"
+        say(f"  {document['endpoints']['http']} {result}")
     if document["state"] == "dead":
         show_end_of_log(document)
         return
     if reason := document.get("reason"):
-        say(f"  started again {document['restarts']} times, last because {printable(reason)}")
-    if beside := document.get("beside"):
-        say(f"  beside it, last: {printable(beside)}")
+        say(f"  restarted {document['restarts']} times, last because {printable(reason)}")
+    if sidecar := document.get("beside"):
+        say(f"  last sidecar event: {printable(sidecar)}")
 
 
 def show_end_of_log(document: dict[str, Any]) -> None:
-    """Show the last lines of a log that report problems; a shutdown that follows a death reports none."""
+    """Show the last lines of a log that report problems, or the whole end of the log if the cause is unknown."""
     from trtspec.cli.render import say
     from trtspec.core.diagnostics import printable
     from trtspec.deployment.exit_cause import telling_lines
 
     whole = "" if document.get("cause") else document["log"]
     if lines := (telling_lines(document["log"]) or whole).splitlines():
-        say(f"the end of {document['log_file']}:")
+        say(f"end of {document['log_file']}:")
         for line in lines:
             say(printable(line))
     else:
-        say(f"its log reports no problem: {document['log_file']}")
+        say(f"the log contains no errors: {document['log_file']}")
 
 
 command = status

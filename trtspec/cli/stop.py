@@ -7,7 +7,7 @@ from trtspec.cli.options import Json, Name
 
 
 def stop(name: Name, json: Json = False) -> None:
-    """End a deployment.
+    """Stop a deployment.
 
     Example: trtspec stop quickstart
     """

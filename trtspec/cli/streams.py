@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard output and standard error of a command: a full disk, a closed descriptor, a reader that has left.
+"""Failures of stdout and stderr: a full disk, a closed descriptor, a closed pipe.
 
-Owns what ends a command there. An error of these two streams is told from every other OSError where it is raised, since
-later nothing about it says which file it is of.
+An OSError of these two streams becomes an OutputError where it is raised, because the OSError does not identify its
+file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TextIO, cast
 
 
 class OutputError(Exception):
-    """Standard output or standard error takes no more, with the OSError of it; no user sees it raised."""
+    """Writing to stdout or stderr failed; internal, with the reason of the OSError."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -25,7 +25,7 @@ class OutputError(Exception):
 
 
 class _Stream:
-    """A text stream whose failures are OutputErrors; everything else is the stream's own."""
+    """Proxy of a text stream that raises OutputError for failed writes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -35,18 +35,18 @@ class _Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write like the stream."""
+        """Write to the stream; OutputError if it fails."""
         with self._guarded():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Flush like the stream."""
+        """Flush the stream; OutputError if it fails."""
         with self._guarded():
             self._stream.flush()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        if self._failure:  # whoever swallowed the first one, as libraries do that try a stream out
+        if self._failure:  # a library swallowed the first one
             raise self._failure
         try:
             yield
@@ -58,7 +58,7 @@ class _Stream:
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Let both streams raise OutputError while the block runs; one that was closed is there, and takes nothing."""
+    """Make both streams raise OutputError while the block runs; replace closed streams."""
     _open_closed()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = cast(TextIO, _Stream(before[0])), cast(TextIO, _Stream(before[1]))
@@ -69,19 +69,19 @@ def guarded_streams() -> Iterator[None]:
 
 
 def _open_closed() -> None:
-    """Fill closed descriptors, so that no file of ours gets their numbers; what is written to stdout fails."""
+    """Open closed descriptors 0 to 2 so that no other file receives their numbers; writing to stdout then fails."""
     for descriptor, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, mode)  # the lowest free number is this one
-    # print() takes a missing stderr for stdout, and swallows everything where that is missing too
+            os.open(os.devnull, mode)  # opens the lowest free descriptor, which is this one
+    # print(file=None) writes to stdout, and discards everything if stdout is None too
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _silence(stream: TextIO) -> None:
-    """Lead a stream nowhere: what it still holds would fail once more when the interpreter ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    """Redirect a stream to /dev/null, since flushing its buffer would fail again at interpreter exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 def swift(
     recipe: Recipe,
     set_: Set = None,
-    samples: Annotated[int, typer.Option(help="Prompts that the target answers for the search.", min=2)] = 16,
-    max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
-    max_skip: Annotated[float, typer.Option(help="Share of the sublayers left out at most.", min=0, max=1)] = 0.75,
-    iterations: Annotated[int, typer.Option(help="Sets that are tried at most.", min=1)] = 300,
-    minutes: Annotated[float, typer.Option(help="Minutes that sets are tried for at most.", min=0)] = 10.0,
-    seed: Annotated[int, typer.Option(help="Equal seeds try equal sets.")] = 0,
-    layers: Annotated[bool, typer.Option("--layers", help="Leave out whole layers only, as an engine can.")] = False,
+    samples: Annotated[int, typer.Option(help="Prompts for the search.", min=2)] = 16,
+    max_tokens: Annotated[int, typer.Option(help="New tokens per prompt.", min=1)] = 64,
+    max_skip: Annotated[float, typer.Option(help="Maximum share of sublayers to skip.", min=0, max=1)] = 0.75,
+    iterations: Annotated[int, typer.Option(help="Maximum number of layer sets to try.", min=1)] = 300,
+    minutes: Annotated[float, typer.Option(help="Time limit of the search, in minutes.", min=0)] = 10.0,
+    seed: Annotated[int, typer.Option(help="Random seed of the search.")] = 0,
+    layers: Annotated[bool, typer.Option("--layers", help="Skip only whole layers.")] = False,
     export: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write what the best set leaves as a draft checkpoint.")
+        Path | None, typer.Option(metavar="DIR", help="Write the remaining layers of the best set as a draft.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find out what a recipe's target can leave out while it drafts for itself.
+    """Search which layers of a target to skip for self-speculation.
 
     Example: trtspec swift recipes/quickstart.yaml
     """
@@ -52,7 +52,7 @@ def swift(
 def _search(
     recipe: Path, overrides: list[str], samples: int, max_tokens: int, limits: SkipLimits, seed: int
 ) -> tuple[Build, Found]:
-    """Build the recipe's target alone, for as long as it is searched."""
+    """Build the recipe's target without its draft, and search it."""
     from trtspec.bench.layer_search.sublayers import search_artifact
     from trtspec.cli.progress import counter
     from trtspec.cli.pruned import built_alone
@@ -82,11 +82,11 @@ def _show(found: Found) -> None:
         )
         for each in found.candidates
     ]
-    columns = ("left out", "matchness", "weights read", "draft_len", "expected")
-    show_table("", columns, rows, right=(1, 2, 3, 4), is_result=False)  # which is what a recipe takes, below
+    columns = ("skipped", "matchness", "weights read", "draft_len", "expected")
+    show_table("", columns, rows, right=(1, 2, 3, 4), is_result=False)  # the result is the recipe section below
     note(
-        f"{counted(found.tried, 'set')} tried in {found.seconds:.1f} s; matchness at {found.places} places of"
-        " text that the search had not seen, expected speed-up where a step takes as long as its weights take to read",
+        f"{counted(found.tried, 'set')} tried in {found.seconds:.1f} s; matchness at {found.places} positions of"
+        " held-out text; expected speed-up estimated from the weights to read",
         "dim",
     )
     if found.best.speedup <= 1:

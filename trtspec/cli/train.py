@@ -22,54 +22,52 @@ FILE = "FILE"
 def train(
     recipe: Recipe,
     prompts: Annotated[
-        Path, typer.Option(metavar=FILE, help="Prompts of your own traffic, or a set that `trtspec prompts` lists.")
+        Path, typer.Option(metavar=FILE, help="Training prompts: a file, or a set listed by `trtspec prompts --list`.")
     ],
     set_: Set = None,
     keep: Annotated[
-        Path | None, typer.Option(metavar=FILE, help="Prompts of other traffic, on which it must not get worse.")
+        Path | None, typer.Option(metavar=FILE, help="Regression prompts, on which acceptance must not drop.")
     ] = None,
     held_out: Annotated[
-        Path | None, typer.Option(metavar=FILE, help="Prompts to judge by, instead of a fifth of --prompts.")
+        Path | None, typer.Option(metavar=FILE, help="Evaluation prompts (default: a fifth of --prompts).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where a better draft goes.  [default: drafts/NAME]")
+        Path | None, typer.Option(metavar="DIR", help="Output directory of a better draft (default: drafts/NAME).")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Minutes that weights are trained at most.", min=0.01)] = 10.0,
-    steps: Annotated[int, typer.Option(help="Steps of the optimizer at most; 0 for as many as fit.", min=0)] = 0,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=2)] = 128,
-    sampled: Annotated[int, typer.Option(help="Further answers to each training prompt, of temperature 1.", min=0)] = 0,
-    loss: Annotated[Loss, typer.Option(help="Distance from the target's distribution.")] = "greedy",
-    lora: Annotated[int, typer.Option(help="Train matrices of this rank beside the weights.", min=0)] = 0,
+    minutes: Annotated[float, typer.Option(help="Time limit of training, in minutes.", min=0.01)] = 10.0,
+    steps: Annotated[int, typer.Option(help="Maximum optimizer steps; 0 for no limit.", min=0)] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens per response.", min=2)] = 128,
+    sampled: Annotated[int, typer.Option(help="Additional responses per prompt, at temperature 1.", min=0)] = 0,
+    loss: Annotated[Loss, typer.Option(help="Training loss against the target's distribution.")] = "greedy",
+    lora: Annotated[int, typer.Option(help="Train LoRA adapters of this rank; 0 trains all weights.", min=0)] = 0,
     learning_rate: Annotated[
-        float, typer.Option(help="The highest; 0 for one that fits the draft's width.", min=0)
+        float, typer.Option(help="Peak learning rate; 0 to choose it by the draft's width.", min=0)
     ] = 0.0,
-    layers: Annotated[int, typer.Option(help="Layers of a draft from scratch; 0 for what fits the target.", min=0)] = 0,
-    hidden_size: Annotated[int, typer.Option(help="Width of a draft model from scratch; 0 likewise.", min=0)] = 0,
-    draft_vocab: Annotated[
-        int, typer.Option(help="Tokens that a head from scratch drafts, the answers' most frequent; 0 likewise.", min=0)
-    ] = 0,
-    seed: Annotated[int, typer.Option(help="Equal seeds split, sample and shuffle equally.")] = 0,
+    layers: Annotated[int, typer.Option(help="Layers of a draft from scratch; 0 to choose.", min=0)] = 0,
+    hidden_size: Annotated[int, typer.Option(help="Hidden size of a draft from scratch; 0 to choose.", min=0)] = 0,
+    draft_vocab: Annotated[int, typer.Option(help="Draft vocabulary of a head from scratch; 0 to choose.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     trainer: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Write what another project's trainer needs to --out, by default drafts/NAME-TRAINER; train nothing.",
+            help="Only prepare a job for this external trainer (in --out or drafts/NAME-TRAINER).",
             autocompletion=completing.trainers,
             show_default=False,
         ),
     ] = "",
     result: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A directory that --trainer wrote, with the trained draft in it: judge that."),
+        typer.Option(metavar="DIR", help="Job directory of --trainer: evaluate the draft trained there."),
     ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Put a better draft into the recipe.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write a better draft into the recipe.")] = False,
     json: Json = False,
 ) -> None:
-    """Adapt a recipe's draft to your own prompts, and take it only where held-out ones prove it better.
+    """Train a draft on your prompts and keep it if it is better.
 
-    The target answers the prompts, the draft learns the target's distributions on these answers, and both drafts are
-    measured on prompts that were held out. One that is worse on some kind is refused with exit code 112. Where the
-    recipe names no draft, one of its method is made from scratch and judged by what it brings to the target alone.
+    The target generates responses to the prompts, the draft learns the target's distributions on them, and both drafts
+    are compared on held-out prompts. A draft that is worse on any kind of prompt is rejected with exit code 112. If the
+    recipe lacks a draft, one of its method is trained from scratch and compared with the target alone.
 
     Example: trtspec train recipes/quickstart.yaml --prompts kinds --minutes 10
     """
@@ -84,15 +82,15 @@ def train(
     from trtspec.training.run import run
 
     if trainer and (result or write):
-        message = "--trainer trains nothing: --result and --write do not go with it"
-        raise TrtspecError(message, hint="--result DIR takes what it trained")
+        message = "--trainer cannot be combined with --result or --write"
+        raise TrtspecError(message, hint="after training, run again with --result DIR")
     if (trainer or result) and (lora or loss != "greedy"):
         raise TrtspecError(
-            "another project trains: --lora and --loss do not go with --trainer and --result",
-            hint="leave them out; its own settings are in the job's run.yaml",
+            "--lora and --loss cannot be combined with --trainer or --result",
+            hint="omit them; the trainer's settings are in the job's run.yaml",
         )
     if write:
-        check_editable(recipe)  # before minutes of training
+        check_editable(recipe)  # fail before minutes of training
     settings = TrainSettings(loss, lora, learning_rate, steps, 60 * minutes, seed)
     sizes = Sizes(layers, hidden_size, draft_vocab)
     asked = Asked(recipe, set_ or [], prompts, keep, held_out, out, max_tokens, sampled, settings, sizes)
@@ -109,12 +107,12 @@ def train(
         show(found)
     if write and found.published:
         written = write_section(recipe, "speculation", section_with(asked, found.out))
-        note(f"{recipe}: {'speculation was changed' if written else 'says so already'}", "green")
+        note(f"{recipe}: {'speculation updated' if written else 'unchanged'}", "green")
     raise typer.Exit(0 if found.published else GateNotMet.exit_code)
 
 
 def show_job(out: Path, record: JobRecord, json: bool) -> None:
-    """Print what was written for a trainer."""
+    """Print the job written for an external trainer."""
     from trtspec.cli.render import note, print_json, say
 
     if json:
@@ -122,14 +120,12 @@ def show_job(out: Path, record: JobRecord, json: bool) -> None:
         return
     for warning in record.warnings:
         note(f"warning: {warning}", "yellow")
-    left_out = f", {record.left_out} left out" if record.left_out else ""
-    say(
-        f"{out}: {record.rows} rows, {record.tokens:,} tokens of answers{left_out}; README.md says what to run", "green"
-    )
+    skipped = f", {record.left_out} skipped" if record.left_out else ""
+    say(f"{out}: {record.rows} rows, {record.tokens:,} response tokens{skipped}; next: see README.md there", "green")
 
 
 def show(found: Result) -> None:
-    """Print acceptance before and after, of all held-out prompts and by kind, and what follows."""
+    """Print the acceptance before and after on held-out prompts, in total and by kind, and the decision."""
     from trtspec.cli.render import say, show_table
 
     verdict = found.verdict
@@ -146,14 +142,14 @@ def show(found: Result) -> None:
         )
         for each in (verdict.whole, *verdict.kinds)
     ]
-    columns = ("held-out prompts", "", "accepted", "after", "tokens a step", "after", "", "")
+    columns = ("held-out prompts", "", "accepted", "after", "tokens per step", "after", "", "")
     by = f"{found.record['steps']} steps" if "steps" in found.record else f"trained by {found.record['trainer']}"
     how = ", from scratch" if found.from_scratch else ""
     show_table(f"{found.name}: {by}{how}", columns, rows, right=tuple(range(1, 7)))
     if found.left_out:
-        say(f"{found.left_out} prompts were longer than the engine takes with --max-tokens, and left out", "yellow")
+        say(f"{found.left_out} prompts skipped: too long for the engine with --max-tokens", "yellow")
     for refusal in verdict.refusals:
-        say(f"refused: {refusal}", "red")
+        say(f"rejected: {refusal}", "red")
     if found.published:
         say(f"{found.out}: published", "green")
 

@@ -34,10 +34,10 @@ def tune(
     write: Write = False,
     json: Json = False,
 ) -> None:
-    """Find the draft length, tree and options with which a recipe's method is fastest, on your own prompts.
+    """Find the fastest draft length, tree and options.
 
-    All variants are measured on a few prompts, the better half on twice as many, and so on. An ended run goes on where
-    it was.
+    Uses successive halving: all variants are measured on a few of your prompts, the better half on twice as many, and
+    so on. An interrupted run resumes where it stopped.
 
     Example: trtspec tune recipes/quickstart.yaml --samples 16
     """
@@ -49,7 +49,7 @@ def tune(
     from trtspec.recipe.yaml_edit import check_editable
 
     if write:
-        check_editable(recipe)  # before minutes of measuring
+        check_editable(recipe)  # fail before minutes of measuring
     limits = Limits(samples, max_tokens, max_draft_len, concurrency, seed)
     found = run(Asked(recipe, set_ or [], prompts, None, None, limits), Screen(build_bars, counter))
     document = found.as_dict()
@@ -63,7 +63,7 @@ def tune(
 
 
 def show(found: Tuning) -> None:
-    """Print the rounds, and what follows from the last."""
+    """Print the rounds and the recommendation."""
     from trtspec.cli.layout import counted
     from trtspec.cli.render import note, show_table
 
@@ -72,12 +72,14 @@ def show(found: Tuning) -> None:
         rows = []
         for place, (arm, _) in enumerate(rung.scores):
             best = found.best_of(arm, rung)
-            told = (str(best.draft_len), str(best.expected)) if best else ("-", "left out")
-            rows.append((arm.settings, *told, "goes on" if place < rung.kept and rung is not found.rungs[-1] else ""))
+            cells = (str(best.draft_len), str(best.expected)) if best else ("-", "skipped")
+            rows.append(
+                (arm.settings, *cells, "continues" if place < rung.kept and rung is not found.rungs[-1] else "")
+            )
         title = f"{found.name}: {counted(rung.texts, 'prompt')}"
         show_table(title, ("options", "draft_len", "expected speed-up", ""), rows, right=(1, 2))
     for name, why in found.left_out.items():
-        note(f"{name} was left out: {why}", "yellow")
+        note(f"{name} was skipped: {why}", "yellow")
     show_recommendation(found.recommendation, found.drafts_with)
 
 

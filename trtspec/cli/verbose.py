@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `-v` shows: the work of every package as it is logged, on stderr, with the seconds since the start."""
+"""Log output of `-v` on stderr, with the seconds since the start and the name of the package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGE = logging.getLogger("trtspec")
 
 @contextmanager
 def verbose() -> Iterator[None]:
-    """Show what is logged while the block runs."""
+    """Show log records of level INFO and above while the block runs."""
     handler, level = _Notes(), PACKAGE.level
     PACKAGE.addHandler(handler)
     PACKAGE.setLevel(logging.INFO)
@@ -27,7 +27,7 @@ def verbose() -> Iterator[None]:
 
 
 class _Notes(logging.Handler):
-    """Prints records between the bars of progress; paths and commands in them may be a stranger's, or hold a token."""
+    """Log handler that prints above progress bars, with control characters escaped and tokens redacted."""
 
     def emit(self, record: logging.LogRecord) -> None:
         package = record.name.split(".")[1]

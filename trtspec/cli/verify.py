@@ -18,23 +18,21 @@ if TYPE_CHECKING:
 
 def verify(
     artifact: Artifact,
-    source: Annotated[Path | None, typer.Option(help="Where the target's source lies now, if it was moved.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Current path of the target's source, if it was moved.")] = None,
     prompts: Prompts = None,
-    max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
+    max_tokens: Annotated[int, typer.Option(help="New tokens per prompt.", min=1)] = 64,
     runs: Annotated[
-        int, typer.Option(help="Runs of each side at most: one, and more while a speed-up may miss its limit.", min=1)
+        int, typer.Option(help="Maximum runs per side; more than one only for a close speed-up gate.", min=1)
     ] = MAX_RUNS,
     allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
     undecided: Undecided = None,
-    reread: Annotated[
-        bool, typer.Option("--reread", help="Read every file, those too that have not changed since they were read.")
-    ] = False,
-    report: Annotated[Path | None, typer.Option(help="Where the report goes, instead of into the artifact.")] = None,
+    reread: Annotated[bool, typer.Option("--reread", help="Hash every file again, including unchanged ones.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Report file (default: in the artifact).")] = None,
     manifest: ManifestDigest = None,
     json: Json = False,
 ) -> None:
-    """Prove that an artifact says what its target says, and that its gates hold.
+    """Verify an artifact against its target and evaluate its gates.
 
     Example: trtspec verify build/quickstart
     """
@@ -76,32 +74,37 @@ def verify(
 
 
 def show_checks(found: Verification) -> None:
-    """Show each check with what was found, and below what was left out and why."""
+    """Show each check with its details, then the skipped checks with their reasons."""
     from trtspec.cli.render import say, show_table
 
     rows = [(check.name, state_of(check), check.detail) for check in found.checks]
-    show_table("", ("check", "", "what was found"), rows)
+    show_table("", ("check", "", "details"), rows)
     for line in left_out_lines(found.left_out):
         say(line, "yellow")
 
 
 def state_of(check: Check) -> str:
-    """Return a check's state as people see it."""
+    """Return the state of a check for display; failures are in capitals."""
     return "FAILS" if check.state == "fails" else check.state
 
 
 def said_of(artifact: Path, found: Verification) -> tuple[str, str]:
-    """Return the last line of a verification and its colour."""
+    """Return the conclusion of a verification and its colour."""
     undecided = ", ".join(check.name for check in found.undecided)
     if not found.ok:
-        return f"{artifact}: NOT verified" + (f"; undecided, which fails here: {undecided}" if undecided else ""), "red"
+        return f"{artifact}: NOT verified" + (
+            f"; undecided, treated as failed: {undecided}" if undecided else ""
+        ), "red"
     if undecided:
-        return f"{artifact}: verified but for {undecided}, undecided (--undecided fail makes that fail)", "yellow"
+        return (
+            f"{artifact}: verified except {undecided}: undecided (--undecided fail treats this as a failure)",
+            "yellow",
+        )
     return f"{artifact}: verified", "green"
 
 
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
-    """Return what to say of the checks that were not made, those of one reason on a line."""
+    """Return one line per reason, with the names of the checks skipped for it."""
     reasons = dict.fromkeys(each.why for each in left_out)
     return [f"{', '.join(each.name for each in left_out if each.why == why)}: {why}" for why in reasons]
 

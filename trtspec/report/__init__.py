@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of an artifact, as one page to look at or as what a CI job shows."""
+"""Reports on an artifact: an HTML page, and formats for CI jobs."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections about the artifact itself: what it is, the memory it takes, how it was built, its recipe and files."""
+"""Sections about the artifact: identity, memory, build, recipe and files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trtspec.report.section import Section, Table
 
 GIB, MIB = 1 << 30, 1 << 20
 SHOWN_FILES = 20
-KEY = 16  # digits of a step's key, which the manifest has whole
-LEAST_SHARE = 0.01  # of a build's time; a shorter step is in the table and not in the plot
+KEY = 16  # displayed digits of a step's key
+LEAST_SHARE = 0.01  # share of the build time; shorter steps are only in the table
 
 
 def summary(facts: Facts) -> Iterator[Section]:
-    """Yield what the artifact is."""
+    """Yield the section with models, method, backend, tools and digests."""
     recipe, manifest = facts.recipe, facts.manifest
     speculation = manifest.recipe.speculation
     rows = [
@@ -28,10 +28,10 @@ def summary(facts: Facts) -> Iterator[Section]:
         ("method", speculation.method),
         *([("draft", manifest.recipe.models["draft"].model)] if "draft" in manifest.recipe.models else []),
         ("draft_len", str(recipe["speculation"].get("draft_len", "-"))),
-        ("accepts by", speculation.acceptance),
+        ("acceptance", speculation.acceptance),
         ("backend", f"{manifest.backend.name}: {manifest.backend.why}"),
-        ("GPU", str(manifest.gpu.get("name", "none named"))),
-        ("made with", ", ".join(f"{name} {version}" for name, version in sorted(manifest.tools.items()))),
+        ("GPU", str(manifest.gpu.get("name", "none"))),
+        ("built with", ", ".join(f"{name} {version}" for name, version in sorted(manifest.tools.items()))),
         ("manifest", facts.manifest_sha256),
         *(
             (
@@ -41,11 +41,11 @@ def summary(facts: Facts) -> Iterator[Section]:
             for each in facts.sources
         ),
     ]
-    yield Section("What it is", "", tables=[Table("The artifact", ("", ""), rows)])
+    yield Section("Artifact", "", tables=[Table("Artifact", ("", ""), rows)])
 
 
 def memory(facts: Facts) -> Iterator[Section]:
-    """Yield the memory of each device by its parts."""
+    """Yield the planned memory of each device by component."""
     devices = facts.manifest.memory
     if not devices:
         return
@@ -65,17 +65,17 @@ def memory(facts: Facts) -> Iterator[Section]:
     ]
     gpu = GPUS.get(str(facts.manifest.gpu.get("name", "")).lower())
     limits = [gpu.memory_bytes / scale if gpu and each.id.isdigit() else None for each in devices]
-    words = f"What serving takes, as planned.{' The line is what the GPU has.' if any(limits) else ''}"
-    table = Table.of_numbers(f"{unit} by device", ("", *parts, "all"), rows)
+    words = f"Planned memory for serving.{' The line is the memory of the GPU.' if any(limits) else ''}"
+    table = Table.of_numbers(f"{unit} by device", ("", *parts, "total"), rows)
     yield Section("Memory", words, stacked("Memory by device", labels, series, unit, limits), [table])
 
 
 def build(facts: Facts) -> Iterator[Section]:
-    """Yield the steps with their keys, and their times where a document has them."""
+    """Yield the build steps with their keys, and their times if a build document was given."""
     keys = {step.name: step.key[:KEY] for step in facts.manifest.steps}
     if facts.build is None:
         table = Table("Steps", ("step", "key"), list(keys.items()), digests=(1,))
-        yield Section("How it was built", "", tables=[table])
+        yield Section("Build", "", tables=[table])
         return
     steps = facts.build.steps
     rows = [(step.name, step.status, f"{step.seconds:.2f}", keys.get(step.name, "-")) for step in steps]
@@ -83,21 +83,21 @@ def build(facts: Facts) -> Iterator[Section]:
     long = [step for step in steps if step.seconds > LEAST_SHARE * facts.build.seconds]
     times = Series("seconds", [step.seconds for step in long])
     plot = grouped("Seconds by step", [step.name for step in long], [times], "seconds") if long else ""
-    yield Section("How it was built", f"In {facts.build.seconds:.1f} seconds.", plot, [table])
+    yield Section("Build", f"Total: {facts.build.seconds:.1f} seconds.", plot, [table])
 
 
 def recipe(facts: Facts) -> Iterator[Section]:
-    """Yield the recipe as it was resolved."""
+    """Yield the resolved recipe as YAML."""
     text = yaml.safe_dump(facts.recipe, sort_keys=False, default_flow_style=None, width=100)
-    yield Section("Recipe, as it was resolved", "", text=text)
+    yield Section("Resolved recipe", "", text=text)
 
 
 def files(facts: Facts) -> Iterator[Section]:
-    """Yield the largest files with their digests."""
+    """Yield the SHOWN_FILES largest files with their digests."""
     found = sorted(facts.manifest.files, key=lambda record: -record.size)
     rows = [(record.path, f"{record.size:,}", record.sha256) for record in found[:SHOWN_FILES]]
     words = f"{len(found)} files, {sum(record.size for record in found):,} bytes"
     if len(found) > SHOWN_FILES:
-        words += f"; the {SHOWN_FILES} largest"
+        words += f"; the {SHOWN_FILES} largest are shown"
     table = Table("Files", ("path", "bytes", "SHA-256"), rows, right=(1,), digests=(2,))
     yield Section("Files", words, tables=[table])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections about a benchmark: both sides, run by run."""
+"""Section about a benchmark: speed with and without speculation, by run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.report.section import Section, Table
 
 
 def bench(facts: Facts) -> Iterator[Section]:
-    """Yield the tokens a second of both sides."""
+    """Yield the tokens/s with and without speculation."""
     found = facts.bench
     if found is None:
         return
@@ -22,13 +22,13 @@ def bench(facts: Facts) -> Iterator[Section]:
     low, high = found.speedup_interval
     words = (
         f"{found.speedup:.2f} times as fast (95 % interval {low:.2f} to {high:.2f}) on {found.prompts} prompts of up to"
-        f" {found.max_tokens} new tokens, one at a time; {found.identical_texts} texts are the same."
+        f" {found.max_tokens} new tokens, one at a time; {found.identical_texts} texts are identical."
     )
     rows = [
         (name, short(arm.median_tokens_per_s), f"{arm.acceptance_rate:.1%}", f"{arm.mean_accepted_len:.2f}")
         for name, arm in arms.items()
     ]
     rows = [(name, speed, accepted if name == "speculative" else "-", tokens) for name, speed, accepted, tokens in rows]
-    table = Table.of_numbers("Both sides", ("", "tokens/s (median)", "accepted", "tokens a step"), rows)
-    plot = grouped("Tokens a second by run", [f"run {run + 1}" for run in range(runs)], series, "tokens a second")
+    table = Table.of_numbers("Both sides", ("", "tokens/s (median)", "accepted", "tokens per step"), rows)
+    plot = grouped("Tokens per second by run", [f"run {run + 1}" for run in range(runs)], series, "tokens per second")
     yield Section("Speed with and without speculation", words, plot, [table])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections about what was checked and measured: gates, and what each number compares with what."""
+"""Sections about the checks: their results, and the two sides that each one compares."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trtspec.report.documents import ELSEWHERE, Facts
 from trtspec.report.judged import contradiction
 from trtspec.report.section import Section, Table
 
-# What checks hold against what; those of limits compare a measurement with the recipe.
+# The two sides of each check; gates with limits compare a measurement with the recipe.
 SIDES = {
     "files": ("the artifact's files", "the digests of its manifest"),
-    "parity": ("greedy text of the converted target", "that of the source checkpoint"),
-    "quantized_parity": ("tokens of the quantized target", "those of the unquantized source"),
+    "parity": ("greedy text of the converted target", "greedy text of the source checkpoint"),
+    "quantized_parity": ("tokens of the quantized target", "tokens of the unquantized source"),
     "lossless": ("text with speculation", "text of the target alone, same engine"),
     "min_acceptance": ("accepted tokens", "drafted tokens"),
     "min_speedup": ("seconds of the target alone", "seconds with speculation, same engine and prompts"),
@@ -23,25 +23,25 @@ SIDES = {
 
 
 def gates(facts: Facts) -> Iterator[Section]:
-    """Yield the checks and what was left out."""
+    """Yield the checks and the skipped checks."""
     found = facts.verification
     if found is None:
-        words = "Nobody has verified this artifact as it lies here: trtspec verify, or trtspec bench NAME --gates."
+        words = "This artifact has not been verified; run trtspec verify, or trtspec bench NAME --gates."
         yield Section("Gates", words)
         return
     marks = [contradiction(facts, check) for check in found.checks]
     rows = [_row(check, mark) for check, mark in zip(found.checks, marks, strict=True)]
     bad = [number for number, check in enumerate(found.checks) if not check.ok or marks[number]]
-    tables = [Table("Checks", ("check", "", "what was found"), rows, bad=bad)]
+    tables = [Table("Checks", ("check", "", "details"), rows, bad=bad)]
     if found.left_out:
         rows_out = [(each.name, each.reason, each.why) for each in found.left_out]
-        tables.append(Table("Left out", ("check", "because of", "why"), rows_out))
-    claims = f"{ELSEWHERE.capitalize()}: these are the claims of the report that came with it."
+        tables.append(Table("Skipped", ("check", "cause", "reason"), rows_out))
+    claims = f"{ELSEWHERE.capitalize()}: these results are from the report shipped with the artifact."
     yield Section("Gates", claims if facts.elsewhere else "", tables=tables)
 
 
 def _row(check: Check, mark: str) -> tuple[str, str, str]:
-    """Return a check's row; `mark` is what a benchmark measured that contradicts it."""
+    """Return the row of a check; `mark` is a contradicting benchmark result, or ""."""
     state = "FAILS" if check.state == FAILS else check.state
     return (
         check.name,
@@ -51,20 +51,19 @@ def _row(check: Check, mark: str) -> tuple[str, str, str]:
 
 
 def compared(facts: Facts) -> Iterator[Section]:
-    """Yield what was compared with what, on what, and which document says so."""
+    """Yield the comparisons: both sides, the prompts, and the source document."""
     checks = facts.verification.checks if facts.verification else ()
     rows = [_checked(check, elsewhere=facts.elsewhere) for check in checks]
     if bench := facts.bench:
-        on = (
-            f"{bench.prompts} prompts, up to {bench.max_tokens} tokens, {len(bench.baseline.tokens_per_s)} runs in turn"
-        )
+        runs = len(bench.baseline.tokens_per_s)
+        on = f"{bench.prompts} prompts, up to {bench.max_tokens} tokens, {runs} alternating runs"
         rows.append(("seconds with speculation", "target alone, same engine and prompts", on, "bench"))
     if profile := facts.profile:
         on = f"{profile.prompts} prompts, {profile.tokens} tokens"
         rows += [(f"drafts of {each.name}", "greedy text of the target", on, "profile") for each in profile.methods]
     if rows:
-        columns = ("what", "compared with", "on", "said by")
-        yield Section("What was compared", "", tables=[Table("Comparisons", columns, rows)])
+        columns = ("measured", "compared with", "on", "source")
+        yield Section("Comparisons", "", tables=[Table("Comparisons", columns, rows)])
 
 
 def _checked(check: Check, *, elsewhere: bool) -> tuple[str, str, str, str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where speculation stops paying: the load at which a measured speed-up falls to 1, between two that were measured."""
+"""Break-even load: interpolate the load at which a measured speed-up falls to 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import dropwhile, pairwise
 
 @dataclass(frozen=True)
 class Crossing:
-    """`place` is counted in loads from 0; `load` is read off a line between its neighbours, on a logarithmic axis."""
+    """Crossing point: `place` is a fractional index of the loads; `load` is interpolated on a logarithmic axis."""
 
     place: float
     load: float
@@ -20,7 +20,7 @@ class Crossing:
 
 
 def crossing(loads: Sequence[float], ratios: Sequence[float | None], limit: float = 1.0) -> Crossing | None:
-    """Return where ratios first fall to a limit; None where they stay above, or begin below."""
+    """Return the first point where the ratios fall to the limit, or None if they do not."""
     known = [(place, ratio) for place, ratio in enumerate(ratios) if ratio is not None]
     for (before, high), (after, low) in pairwise(known):
         if high > limit >= low:
@@ -31,7 +31,7 @@ def crossing(loads: Sequence[float], ratios: Sequence[float | None], limit: floa
 
 
 def pays(loads: Sequence[float], ratios: Sequence[float | None]) -> str:
-    """Return in a few words for which loads speculation is faster."""
+    """Return the ranges of loads with a speed-up above 1, such as "up to ~10"."""
     known = [(load, ratio) for load, ratio in zip(loads, ratios, strict=True) if ratio is not None]
     spans, rest = list[str](), known
     while rest := list(dropwhile(lambda each: each[1] <= 1.0, rest)):

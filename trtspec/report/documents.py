@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents that a report is made of: an artifact's own, and saved ones of other commands (`forms/`).
+"""Inputs of a report: the artifact's manifest and verification, and saved documents of other commands (`schemas/`).
 
-A stranger's file is bounded before it is parsed.
+Files are untrusted: their size and number of values are limited before parsing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from trtspec.store.manifest import Manifest, load_manifest, manifest_sha256
 
 ELSEWHERE = "measured elsewhere, not verified here"
 MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
-KNOWN = "documents of `trtspec build`, `plan`, `baseline`, `profile`, `bench` and `train` with --json can be shown"
+KNOWN = "supported: --json output of trtspec build, plan, baseline, profile, bench and train"
 
-# What documents are, by the first of these keys that they have: a plan has steps, too.
+# Kind of a document by the first of these keys that it has; the order matters, since a plan also has steps.
 FORMS: dict[str, tuple[str, type[BaseModel]]] = {
     "methods": ("profile", ProfileDocument),
     "speculative": ("bench", BenchDocument),
@@ -50,9 +50,9 @@ FORMS: dict[str, tuple[str, type[BaseModel]]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """A file that a report was made of; `against` is why it is not of the artifact, "" where it may be.
+    """An input file of a report; `against` is the reason why it does not match the artifact, or "".
 
-    `what` names the field of Facts that it fills; `is_kept` is true of one that trtspec saved by itself.
+    `what` is the field of Facts that it fills. `is_kept` marks a document that a command saved automatically.
     """
 
     name: str
@@ -64,9 +64,9 @@ class Source:
 
 @dataclass
 class Facts:
-    """Everything that a report may show.
+    """Inputs of a report.
 
-    `elsewhere` is set where the verification comes from the artifact's own copy of the report, which proves nothing.
+    `elsewhere` is true if the verification is from the report in the artifact, which is not trusted.
     """
 
     root: Path
@@ -90,29 +90,29 @@ class Facts:
     @overload
     def counted(self, what: Literal["profile"]) -> ProfileDocument | None: ...
     def counted(self, what: str) -> Any:
-        """Return a document that counts for the artifact; one that is of another is shown, but does not count."""
+        """Return a document if it matches the artifact; others are shown, but do not affect the verdict."""
         is_foreign = any(each.what == what and each.against for each in self.sources)
         return None if is_foreign else getattr(self, what)
 
     def objection(self, values: Mapping[str, Any]) -> str:
-        """Return why a document is not of the artifact, "" where it may be."""
+        """Return the reason why a document does not match the artifact, or ""."""
         return objection(values, self.manifest, self.manifest_sha256)
 
     @property
     def name(self) -> str:
-        """Return the recipe's name."""
+        """Return the name of the recipe."""
         return self.manifest.recipe.name
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Return the recipe as it was resolved."""
+        """Return the resolved recipe as a dictionary."""
         return self.manifest.recipe.as_dict()
 
 
 def gather(root: Path, others: Sequence[Path]) -> Facts:
-    """Read an artifact's manifest and report, and further documents; raises TrtspecError for what is none.
+    """Read the manifest, the verification and the documents of `others`; TrtspecError for an invalid document.
 
-    Documents that commands saved by themselves, of the artifact or of its target, fill what `others` do not.
+    Results that commands saved for the artifact or its target fill the fields that `others` leave empty.
     """
     own = read_verification(root)
     found = own or read_copy(root)
@@ -123,7 +123,7 @@ def gather(root: Path, others: Sequence[Path]) -> Facts:
         facts.sources.append(Source(path.name, digest, facts.objection(values), what))
         setattr(facts, what, document)
     for path in kept_documents(root, target_sha256(facts.manifest)):
-        with suppress(TrtspecError):  # one that a report does not show, or that somebody damaged
+        with suppress(TrtspecError):  # ignore unsupported and damaged documents
             what, values, document, digest = _read(path)
             if getattr(facts, what) is None and not facts.objection(values):
                 facts.sources.append(Source(path.name, digest, "", what, is_kept=True))
@@ -132,7 +132,7 @@ def gather(root: Path, others: Sequence[Path]) -> Facts:
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any], BaseModel, str]:
-    """Return what a document is, what it says, that as its form has it, and its digest."""
+    """Return the kind of a document, its values, the validated model and its SHA-256."""
     try:
         data = read_bounded(path, MAX_BYTES)
         values = parse_object(data, MAX_VALUES)
@@ -142,7 +142,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any], BaseModel, str]:
         raise TrtspecError(str(error), where=str(path), hint=KNOWN) from None
     key = next((key for key in FORMS if key in values), None)
     if key is None:
-        raise TrtspecError("not a document that a report shows", where=str(path), hint=KNOWN)
+        raise TrtspecError("unsupported document", where=str(path), hint=KNOWN)
     what, form = FORMS[key]
     try:
         return what, values, form.model_validate(values), hashlib.sha256(data).hexdigest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as CI jobs show it: Markdown for a summary, JUnit for a list of tests, GitHub's annotations for a diff."""
+"""Report formats for CI jobs: Markdown summary, JUnit XML and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNFIT = {0x9, 0xA, 0xD}
 
 
 def render_markdown(facts: Facts) -> str:
-    """Return a job's summary."""
+    """Return the report as Markdown for a job summary."""
     parts = [f"# {_plain(facts.name)}", f"**{_plain(verdict(facts).text)}**", _plain(standing(facts))]
     for section in sections(facts):
         parts.append(f"## {_plain(section.title)}")
@@ -29,15 +29,15 @@ def render_markdown(facts: Facts) -> str:
 
 
 def render_junit(facts: Facts) -> str:
-    """Return a test for each check; one that was left out is skipped, and without a verification there is an error.
+    """Return JUnit XML with a test case for each check.
 
-    An undecided check is a failure or skipped, by the policy (`undecided_policy`). The verdict is a property of the
-    suite and its output.
+    A skipped check becomes a skipped test. Without a trusted verification, the suite has an error. An undecided check
+    is a failure or skipped, depending on `undecided_policy`. The verdict is a property and the output of the suite.
     """
-    found, said = facts.verification, verdict(facts)
+    found, judged = facts.verification, verdict(facts)
     suite = ElementTree.Element("testsuite", name=_xml(facts.name))
     properties = ElementTree.SubElement(suite, "properties")
-    for name, value in {**said.as_dict(), "verification": standing(facts)}.items():
+    for name, value in {**judged.as_dict(), "verification": standing(facts)}.items():
         ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
     for check in found.checks if found else ():
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(check.name))
@@ -46,15 +46,15 @@ def render_junit(facts: Facts) -> str:
             ElementTree.SubElement(case, "failure", message=_xml(check.detail))
         elif check.state == UNDECIDED:
             ElementTree.SubElement(case, "skipped", message=_xml(f"undecided: {check.detail}"))
-        ElementTree.SubElement(case, "system-out").text = _xml(_what_was_found(facts, check))
+        ElementTree.SubElement(case, "system-out").text = _xml(_details(facts, check))
     for each in found.left_out if found else ():
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(each.name))
         ElementTree.SubElement(case, "skipped", message=_xml(each.why))
     if found is None or facts.elsewhere:
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name="verified")
-        message = ELSEWHERE if facts.elsewhere else "the artifact was not verified as it lies here"
+        message = ELSEWHERE if facts.elsewhere else "the artifact has not been verified"
         ElementTree.SubElement(case, "error", message=message)
-    ElementTree.SubElement(suite, "system-out").text = _xml(said.text)
+    ElementTree.SubElement(suite, "system-out").text = _xml(judged.text)
     suite.set("tests", str(len(suite.findall("testcase"))))
     suite.set("time", f"{sum(check.seconds for check in found.checks) if found else 0:.3f}")
     suite.set("failures", str(len(suite.findall("testcase/failure"))))
@@ -64,12 +64,12 @@ def render_junit(facts: Facts) -> str:
 
 
 def render_annotations(facts: Facts) -> str:
-    """Return workflow commands: the verdict, then each check that fails, is undecided or contradicted."""
-    said = verdict(facts)
-    level = "notice" if said.decision in (SHIP, PAYS, ALONE) else "warning"
-    lines = [f"::{level} title={_property(facts.name)}::{_data(said.text)}"]
+    """Return GitHub workflow commands: the verdict, then failed, undecided and contradicted checks."""
+    judged = verdict(facts)
+    level = "notice" if judged.decision in (SHIP, PAYS, ALONE) else "warning"
+    lines = [f"::{level} title={_property(facts.name)}::{_data(judged.text)}"]
     if facts.verification is None:
-        lines.append(f"::warning title={_property(facts.name)}::the artifact was not verified as it lies here")
+        lines.append(f"::warning title={_property(facts.name)}::the artifact has not been verified")
     if facts.elsewhere:
         lines.append(f"::warning title={_property(facts.name)}::{ELSEWHERE}")
         return "".join(f"{line}\n" for line in lines)
@@ -84,7 +84,7 @@ def render_annotations(facts: Facts) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _what_was_found(facts: Facts, check: Check) -> str:
+def _details(facts: Facts, check: Check) -> str:
     against = contradiction(facts, check)
     return f"{check.detail}; contradicted: {against}" if against else check.detail
 
@@ -101,7 +101,7 @@ def _table(table: Table) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text that Markdown takes as it is."""
+    """Return a text escaped for Markdown, in one line."""
     kept = "".join(f"\\{char}" if char in "\\`*_[]<>#|" else char for char in text)
     return " ".join(kept.split())
 
@@ -111,7 +111,7 @@ def _cell(text: str) -> str:
 
 
 def _xml(text: str) -> str:
-    """Return a text without what XML cannot hold."""
+    """Return a text without characters that XML does not allow."""
     return "".join(char for char in text if char.isprintable() or ord(char) in UNFIT)
 
 

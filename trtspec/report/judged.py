@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict of a report, from the documents that are of its artifact; a document of another does not count."""
+"""Verdict of a report, from the documents that match its artifact."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from trtspec.report.schemas.profile import AtBatch, Candidate
 
 
 def verdict(facts: Facts) -> Verdict:
-    """Return the sentence that a report begins with."""
+    """Return the verdict that a report begins with."""
     return verdict_of(evidence_of(facts))
 
 
 def evidence_of(facts: Facts) -> Evidence:
-    """Return what is known of the artifact's own speculation, and of other ways to draft for its target."""
+    """Return the evidence on the artifact's speculation and on other drafts for its target."""
     found = [
         of_manifest(facts.manifest, facts.root),
         of_verification(None if facts.elsewhere else facts.verification),
-        _expected(facts),
+        _profile_evidence(facts),
     ]
-    found += [_loaded(facts), _benched(facts), {"rivals": _rivals(facts), "foreign": foreign(facts)}]
+    found += [_load_evidence(facts), _bench_evidence(facts), {"rivals": _rivals(facts), "foreign": foreign(facts)}]
     return evidence(*found)
 
 
 def standing(facts: Facts) -> str:
-    """Return in a few words what a verification found: which checks hold, fail or are undecided."""
+    """Return a summary of the verification: the failed, undecided and passed checks."""
     found = facts.verification
     if found is None:
         return "not verified"
@@ -45,7 +45,7 @@ def standing(facts: Facts) -> str:
 
 
 def contradiction(facts: Facts, check: Check) -> str:
-    """Return what the benchmark measured that contradicts a check, "" where nothing does."""
+    """Return the benchmark result that contradicts a check, or ""."""
     bench = facts.counted("bench")
     if bench is None:
         return ""
@@ -55,12 +55,12 @@ def contradiction(facts: Facts, check: Check) -> str:
 
 
 def foreign(facts: Facts) -> list[str]:
-    """Return the documents that are not of the artifact, each with the reason."""
+    """Return descriptions of the documents that do not match the artifact, with the reasons."""
     return [f"{each.name} is {each.against}" for each in facts.sources if each.against]
 
 
 def own_candidate(facts: Facts) -> Candidate | None:
-    """Return what drafts in the artifact, of those that were profiled."""
+    """Return the profiled candidate that the artifact uses, or None if it is not unique."""
     if not (profile := facts.counted("profile")):
         return None
     recipe = facts.manifest.recipe
@@ -71,7 +71,7 @@ def own_candidate(facts: Facts) -> Candidate | None:
     return of_method[0] if len(of_method) == 1 else None
 
 
-def _expected(facts: Facts) -> dict[str, Any]:
+def _profile_evidence(facts: Facts) -> dict[str, Any]:
     own = own_candidate(facts)
     if own is None:
         return {}
@@ -82,7 +82,7 @@ def _expected(facts: Facts) -> dict[str, Any]:
     return {"speedup": _ratio(first), "is_expected": True, "load": load, "by_load": by_load, "more": more}
 
 
-def _loaded(facts: Facts) -> dict[str, Any]:
+def _load_evidence(facts: Facts) -> dict[str, Any]:
     if not (found := facts.counted("load")):
         return {}
     points = [each.model_dump() for each in found.points]
@@ -91,7 +91,7 @@ def _loaded(facts: Facts) -> dict[str, Any]:
     )
 
 
-def _benched(facts: Facts) -> dict[str, Any]:
+def _bench_evidence(facts: Facts) -> dict[str, Any]:
     if not (found := facts.counted("bench")):
         return {}
     drafts = found.speculative.acceptance_rate
@@ -113,7 +113,7 @@ def _benched(facts: Facts) -> dict[str, Any]:
 
 
 def _rivals(facts: Facts) -> Sequence[Option]:
-    """Return the other ways to draft that the profile expects to be surely faster than this one."""
+    """Return the profiled candidates that are significantly faster than the artifact's candidate."""
     own, profile = own_candidate(facts), facts.counted("profile")
     others = [each for each in profile.methods if each is not own and each.best] if profile else []
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections about a benchmark under loads: speed-up against load, and how latencies are distributed."""
+"""Sections about a load benchmark: speed-up by load, and latency distributions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from trtspec.report.section import Section, Table
 
 ARMS = {"served": "speculative", "baseline": "target alone"}
 LATENCIES = {
-    "ttft_ms": "Time to the first token",
-    "tpot_ms": "Time of each further token",
+    "ttft_ms": "Time to first token",
+    "tpot_ms": "Time per output token",
     "itl_ms": "Time between chunks",
-    "e2e_ms": "Time to the last token",
+    "e2e_ms": "End-to-end latency",
 }
-AT_ONCE = "requests at once"
-CLOSED = "Tokens a second over those of the target alone, measured in turn."
-OPEN = "How many times as soon whole answers are there as the target alone's, measured in turn."
-HOW = "A dot is the median, the bar ends at the 90th percentile, the line goes from the least to the 99th."
+CONCURRENCY = "concurrency"
+CLOSED = "Tokens per second relative to the target alone, in alternating rounds."
+OPEN = "Speed-up of the end-to-end latency over the target alone, in alternating rounds."
+HOW = "Dot: median. Bar: up to the 90th percentile. Line: minimum to 99th percentile."
 
 
 def throughput(facts: Facts) -> Iterator[Section]:
-    """Yield what both arms did by concurrency and by arrival rate, and where drafting stops paying."""
-    for points, name, of in ((closed(facts), AT_ONCE, CLOSED), (_open(facts), "requests a second", OPEN)):
+    """Yield the results of both arms by concurrency and by arrival rate, with the break-even load."""
+    for points, name, of in ((closed(facts), CONCURRENCY, CLOSED), (_open(facts), "requests per second", OPEN)):
         if not points:
             continue
         ratios = [point.speedup.ratio if point.speedup else None for point in points]
@@ -36,20 +36,20 @@ def throughput(facts: Facts) -> Iterator[Section]:
         if len(points) > 1 and any(ratios):
             loads = [point.load.concurrency or point.load.requests_per_s or 1 for point in points]
             plot = against_load(f"Measured speed-up by {name}", loads, {"speculative": ratios}, name)
-            words += f"Pays {pays(loads, ratios)} {name}. {RING}"
-        said = [f"{point.load.name}: not compared, as {point.unfit}" for point in points if point.unfit]
-        words += "".join(f" Warning: {each}." for each in [*said, *(facts.load.warnings if facts.load else [])])
+            words += f"Faster {pays(loads, ratios)} ({name}). {RING}"
+        unfit = [f"{point.load.name}: not compared, as {point.unfit}" for point in points if point.unfit]
+        words += "".join(f" Warning: {each}." for each in [*unfit, *(facts.load.warnings if facts.load else [])])
         yield Section(f"Measured: speed-up by {name}", words.strip(), plot, [_by_load(points, name)])
 
 
 def _by_load(points: Sequence[LoadPoint], name: str) -> Table:
-    """Return a row for each load; columns of which nobody knows anything are left out."""
+    """Return a table with a row for each load; empty columns are omitted."""
     cells: dict[str, Callable[[LoadPoint], str]] = {
-        **{f"{said}, tokens/s": partial(_of_arm, arm, "{.output_tokens_per_s:,.0f}") for arm, said in ARMS.items()},
+        **{f"{side}, tokens/s": partial(_arm_value, arm, "{.output_tokens_per_s:,.0f}") for arm, side in ARMS.items()},
         "speed-up": lambda point: _interval(point.speedup),
-        "accepted": partial(_of_arm, "served", "{.acceptance_rate:.1%}"),
-        **{f"{said}, goodput": partial(_of_arm, arm, "{.goodput_share:.0%}") for arm, said in ARMS.items()},
-        **{f"{said}, failed": partial(_of_arm, arm, "{.failed}") for arm, said in ARMS.items()},
+        "accepted": partial(_arm_value, "served", "{.acceptance_rate:.1%}"),
+        **{f"{side}, goodput": partial(_arm_value, arm, "{.goodput_share:.0%}") for arm, side in ARMS.items()},
+        **{f"{side}, failed": partial(_arm_value, arm, "{.failed}") for arm, side in ARMS.items()},
     }
     columns = {head: [cell(point) for point in points] for head, cell in cells.items()}
     known = {head: found for head, found in columns.items() if {*found} - {"-", "0"}}
@@ -58,7 +58,7 @@ def _by_load(points: Sequence[LoadPoint], name: str) -> Table:
 
 
 def latencies(facts: Facts) -> Iterator[Section]:
-    """Yield the distributions of each latency by load."""
+    """Yield a section for each latency metric, with its distribution by load."""
     points = facts.load.points if facts.load else []
     for key, title in LATENCIES.items():
         found = {
@@ -83,7 +83,7 @@ def latencies(facts: Facts) -> Iterator[Section]:
 
 
 def closed(facts: Facts) -> list[LoadPoint]:
-    """Return the points with so many requests at once."""
+    """Return the points of the closed loop, which have a concurrency."""
     return [point for point in facts.load.points if point.load.concurrency] if facts.load else []
 
 
@@ -106,9 +106,9 @@ def _interval(found: Ratio | None) -> str:
     return f"{found.ratio:.2f} ({found.interval})" if found.interval else f"{found.ratio:.2f}"
 
 
-def _of_arm(arm: str, form: str, point: LoadPoint) -> str:
-    """Return a figure of an arm; "-" where it is not known."""
+def _arm_value(arm: str, form: str, point: LoadPoint) -> str:
+    """Return a formatted value of an arm, or "-" if it is unknown."""
     try:
         return form.format(point.arms[arm])
-    except (KeyError, TypeError):  # None takes no form
+    except (KeyError, TypeError):  # TypeError: the value is None
         return "-"

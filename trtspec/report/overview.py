@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers that are read first."""
+"""Summary section of a report: key figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtspec.store.disk_space import amount
 
 
 def glance(facts: Facts) -> Iterator[Section]:
-    """Yield the figures that are known."""
+    """Yield the section with the available key figures."""
     makers = (_speedup, _accepted, _load, _same, _gates, _memory)
     yield Section("At a glance", _sentence(facts), figures=[figure for maker in makers for figure in maker(facts)])
 
@@ -25,11 +25,11 @@ def _sentence(facts: Facts) -> str:
     manifest = facts.manifest
     speculation, models = manifest.recipe.speculation, manifest.recipe.models
     drafts = f" with {models['draft'].model}" if "draft" in models else ""
-    said = f"{models['target'].model}, {speculation.method}{drafts}, on the {manifest.backend.name} backend"
+    text = f"{models['target'].model}, {speculation.method}{drafts}, on the {manifest.backend.name} backend"
     if kept := [each.name for each in facts.sources if each.is_kept]:
-        said += f". Shown with what trtspec saved of it here: {', '.join(kept)}"
+        text += f". Includes results saved on this machine: {', '.join(kept)}"
     warnings = "".join(f". Warning: {each}" for each in foreign(facts))
-    return said + (f"{warnings}; what it says does not count here" if warnings else "")
+    return text + (f"{warnings}; not used for the verdict" if warnings else "")
 
 
 def _speedup(facts: Facts) -> Iterator[Figure]:
@@ -53,35 +53,35 @@ def _accepted(facts: Facts) -> Iterator[Figure]:
     if bench:
         found = bench.speculative
         yield Figure(f"{found.acceptance_rate:.0%}", "of drafted tokens accepted", "bench")
-        yield Figure(f"{found.mean_accepted_len:.2f}", "tokens a step", "1 is the target alone")
+        yield Figure(f"{found.mean_accepted_len:.2f}", "tokens per step", "1 is the target alone")
     elif first := own_candidate(facts):
         yield Figure(f"{first.acceptance_rate:.0%}", "of drafted tokens accepted", first.name)
-        yield Figure(f"{first.mean_accepted_len.token_weighted[0]:.2f}", "tokens a step", "1 is the target alone")
+        yield Figure(f"{first.mean_accepted_len.token_weighted[0]:.2f}", "tokens per step", "1 is the target alone")
 
 
 def _load(facts: Facts) -> Iterator[Figure]:
     first, points = own_candidate(facts), closed(facts) if facts.counted("load") else []
     measured = {point.load.concurrency or 1: point.speedup.ratio for point in points if point.speedup}
     if len(measured) > 1:
-        yield Figure(pays(list(measured), list(measured.values())), "requests at once it pays for", "bench")
+        yield Figure(pays(list(measured), list(measured.values())), "concurrency with a speed-up", "bench")
     elif first and len(first.best) > 1:
         batches, speedups = [each.batch for each in first.best], [each.speedup for each in first.best]
-        yield Figure(pays(batches, speedups), "requests at once it pays for", f"{first.name}, profile")
+        yield Figure(pays(batches, speedups), "concurrency with a speed-up", f"{first.name}, profile")
 
 
 def _same(facts: Facts) -> Iterator[Figure]:
     if found := facts.counted("bench"):
-        yield Figure(f"{found.identical_texts} of {found.prompts}", "texts the same", "with and without speculation")
+        yield Figure(f"{found.identical_texts} of {found.prompts}", "identical texts", "with and without speculation")
 
 
 def _gates(facts: Facts) -> Iterator[Figure]:
     if found := facts.verification:
         hold, by = sum(check.state == HOLDS for check in found.checks), "elsewhere" if facts.elsewhere else "verify"
-        yield Figure(f"{hold} of {len(found.checks)}", "checks hold", by)
+        yield Figure(f"{hold} of {len(found.checks)}", "checks passed", by)
 
 
 def _memory(facts: Facts) -> Iterator[Figure]:
     if devices := facts.manifest.memory:
         most = max(devices, key=lambda device: device.total_bytes)
         where = f"GPU {most.id}" if most.id.isdigit() else most.id
-        yield Figure(amount(most.total_bytes), "memory to serve", f"{where}, as planned")
+        yield Figure(amount(most.total_bytes), "memory to serve", f"{where}, planned")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as one HTML file: no script, nothing fetched, light and dark, readable on a phone and on paper."""
+"""Report as a single HTML file without scripts or external resources, for light and dark screens and for print."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def render_page(facts: Facts) -> str:
-    """Return the whole file."""
-    said, checks = verdict(facts), standing(facts)
-    tone = {"green": "ok", "red": "bad"}.get(said.style, "dim")
+    """Return the report as HTML."""
+    judged, checks = verdict(facts), standing(facts)
+    tone = {"green": "ok", "red": "bad"}.get(judged.style, "dim")
     is_bad = "does not hold" in checks
     body = "".join(
         _cards(list(group)) if plotted else "".join(map(_section, group))
@@ -33,7 +33,7 @@ def render_page(facts: Facts) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(facts.name)}: report</title><style>{style()}{packed(LAYOUT)}</style></head><body><main>"
-        f'<h1>{escape(facts.name)}</h1><p class="verdict {tone}"><strong>{escape(said.text)}</strong></p>'
+        f'<h1>{escape(facts.name)}</h1><p class="verdict {tone}"><strong>{escape(judged.text)}</strong></p>'
         f'<p><span class="badge {"bad" if is_bad else "dim"}">{escape(checks)}</span></p>{body}</main>'
         f'<footer class="dim"><p>trtspec {__version__}</p></footer></body></html>\n'
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section about what a plan predicts."""
+"""Section about the prediction of a plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.report.section import Section, Table
 
 
 def predicted(facts: Facts) -> Iterator[Section]:
-    """Yield the predicted speed-up by batch, a line for each acceptance rate."""
+    """Yield the predicted speed-up by batch size, with a line for each acceptance rate."""
     found = facts.plan.predicted if facts.plan else None
     if found is None or len(found.batches) < 2:
         return
@@ -22,9 +22,9 @@ def predicted(facts: Facts) -> Iterator[Section]:
         (rate, *("-" if value is None else f"{value:.2f}" for value in values), pays(batches, values))
         for rate, values in speedups.items()
     ]
-    columns = ("acceptance rate", *map(str, batches), "pays")
-    table = Table.of_numbers("Predicted speed-up by batch", columns, rows)
+    columns = ("acceptance rate", *map(str, batches), "faster")
+    table = Table.of_numbers("Predicted speed-up by batch size", columns, rows)
     named = {f"acceptance rate {rate}": values for rate, values in speedups.items()}
-    plot = against_load("Predicted speed-up by batch", batches, named, "batch")
-    words = f"On {found.gpus} {found.gpu}, draft_len {found.draft_len}; nothing of it was measured. {RING}"
-    yield Section("Predicted: speed-up against batch", words, plot, [table])
+    plot = against_load("Predicted speed-up by batch size", batches, named, "batch size")
+    words = f"On {found.gpus} {found.gpu}, draft_len {found.draft_len}; predicted, not measured. {RING}"
+    yield Section("Predicted: speed-up by batch size", words, plot, [table])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections about a profile: speed-up against load and by draft length, what is accepted by kind and by position."""
+"""Sections about a profile: speed-up by load and draft length, acceptance by prompt category and position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACE, SHARE = "position in the draft", "accepted"
 
 
 def by_batch(facts: Facts) -> Iterator[Section]:
-    """Yield the best speed-up of each candidate by load, and where it ends."""
+    """Yield the best speed-up of each candidate by load, with the break-even load."""
     candidates = ranked(facts)
     batches = sorted({each.batch for candidate in candidates for each in candidate.best})
     if len(batches) < 2:
@@ -29,11 +29,11 @@ def by_batch(facts: Facts) -> Iterator[Section]:
         ratios[candidate.name] = [best[batch].speedup if batch in best else None for batch in batches]
         cells = (f"{best[batch].speedup:.2f} ({best[batch].draft_len})" if batch in best else "-" for batch in batches)
         rows.append((candidate.name, *cells, pays(batches, ratios[candidate.name])))
-    columns = ("draft", *map(str, batches), "pays")
-    table = Table.of_numbers("Speed-up (draft length) by requests at once", columns, rows)
-    plot = against_load("Speed-up by requests at once", batches, ratios, "requests at once")
-    words = f"Expected at the best draft length for each number of requests at once. {RING}{_left_out(candidates)}"
-    yield Section("Expected: speed-up against load", words, plot, [table])
+    columns = ("draft", *map(str, batches), "faster")
+    table = Table.of_numbers("Speed-up (draft length) by concurrency", columns, rows)
+    plot = against_load("Speed-up by concurrency", batches, ratios, "concurrency")
+    words = f"Expected speed-up at the best draft length for each concurrency. {RING}{_left_out(candidates)}"
+    yield Section("Expected: speed-up by load", words, plot, [table])
 
 
 def by_kind(facts: Facts) -> Iterator[Section]:
@@ -55,9 +55,11 @@ def by_kind(facts: Facts) -> Iterator[Section]:
         for name, of in found.items()
     ]
     rows = [(kind, *(_interval(of.get(kind)) for of in found.values())) for kind in kinds]
-    table = Table.of_numbers("Tokens a step, with 95 % intervals", ("kind", *found), rows)
+    table = Table.of_numbers("Tokens per step, with 95 % intervals", ("kind", *found), rows)
     words = f"By kind of prompt; whiskers are 95 % intervals over these prompts.{_left_out(candidates)}"
-    plot = grouped("Tokens a step by kind", kinds, series[:COLOURS], "tokens a step (1 is the target alone)", mark=1.0)
+    plot = grouped(
+        "Tokens per step by kind", kinds, series[:COLOURS], "tokens per step (1 is the target alone)", mark=1.0
+    )
     yield Section("Mean accepted length by kind", words, plot, [table])
 
 
@@ -66,7 +68,7 @@ def by_position(facts: Facts) -> Iterator[Section]:
     candidates = ranked(facts)
     rates = {each.name: each.by_position for each in candidates}
     rows = {each.name: f"{each.acceptance_rate:.1%}" for each in candidates}
-    words = f"Of the tokens drafted at a position, those that the target accepted.{_left_out(candidates)}"
+    words = f"Share of the tokens drafted at a position that the target accepted.{_left_out(candidates)}"
     yield from _positions("Acceptance by position", words, "draft", rates, rows)
 
 
@@ -78,8 +80,8 @@ def by_position_and_kind(facts: Facts) -> Iterator[Section]:
         kinds = _spread(sorted(kinds, key=lambda kind: -kind.acceptance_rate))
         rates = {each.kind: each.by_position for each in kinds}
         rows = {each.kind: f"{each.acceptance_rate:.1%}" for each in kinds}
-        many = f"{len(kinds)} of {len(first.by_kind)} kinds, from the most accepted to the least"
-        words = f"The drafts of {first.name}, of {many if len(kinds) < len(first.by_kind) else 'each kind of prompt'}."
+        many = f"{len(kinds)} of {len(first.by_kind)} kinds, in order of acceptance"
+        words = f"Acceptance of {first.name}, for {many if len(kinds) < len(first.by_kind) else 'each kind of prompt'}."
         yield from _positions("Acceptance by position and kind", words, "kind", rates, rows)
 
 
@@ -96,18 +98,18 @@ def by_length(facts: Facts) -> Iterator[Section]:
     labels = [str(length) for length in lens]
     table = Table.of_numbers("Expected speed-up by draft length", ("", *labels), rows)
     plot = lines("Expected speed-up by draft length", labels, series, "draft_len", FASTER, (1.0, ALONE))
-    words = f"Expected of {first.name} from its acceptance and step times."
+    words = f"Expected speed-up of {first.name}, from its acceptance and step times."
     yield Section("Draft length", words, plot, [table])
 
 
 def ranked(facts: Facts) -> list[Candidate]:
-    """Return what was profiled, the fastest with the fewest requests first."""
+    """Return the candidates by decreasing speed-up at the smallest batch."""
     found = facts.profile.methods if facts.profile else []
     return sorted(found, key=lambda each: -each.best[0].speedup if each.best else 0.0)
 
 
 def requests(many: int) -> str:
-    """Return a number of requests in words."""
+    """Return "1 request" or "N requests"."""
     return "1 request" if many == 1 else f"{many} requests"
 
 
@@ -123,19 +125,19 @@ def _positions(
         for name, own in rates.items()
     ]
     series = [Series(name, own) for name, own in rates.items()][:COLOURS]
-    table = Table.of_numbers("Accepted of drafted, by position", (first, "all", *labels), rows)
+    table = Table.of_numbers("Accepted of drafted, by position", (first, "total", *labels), rows)
     yield Section(title, words, lines(title, labels, series, PLACE, SHARE), [table])
 
 
 def _spread(kinds: list[OfKind]) -> list[OfKind]:
-    """Return as many of ranked kinds as there are colours, the first and the last among them."""
+    """Return at most COLOURS of the ranked kinds, evenly spaced, including the first and the last."""
     if len(kinds) <= COLOURS:
         return kinds
     return [kinds[round(number * (len(kinds) - 1) / (COLOURS - 1))] for number in range(COLOURS)]
 
 
 def _left_out(candidates: Sequence[Candidate]) -> str:
-    return f" The {COLOURS} fastest are drawn." if len(candidates) > COLOURS else ""
+    return f" The plot shows the {COLOURS} fastest." if len(candidates) > COLOURS else ""
 
 
 def _interval(found: tuple[float, float, float] | None) -> str:

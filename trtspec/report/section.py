@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A section of a report as plain values: a title, words, a plot where one helps, and tables. Knows no markup."""
+"""Data classes of a report section: title, text, plot and tables, independent of the output format."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; `right` are the columns with numbers, `digests` those with digests.
+    """A table; `right` and `digests` are the indices of columns with numbers and digests.
 
-    `bad` are the rows that something is wrong with.
+    `bad` lists the indices of rows to highlight as failed.
     """
 
     caption: str
@@ -23,13 +23,13 @@ class Table:
 
     @classmethod
     def of_numbers(cls, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-        """Return a table whose columns are numbers but for the first."""
+        """Return a table in which all columns but the first contain numbers."""
         return cls(caption, columns, rows, tuple(range(1, len(columns))))
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that is read first: what it is, and what it is of."""
+    """A key figure: value, name, and source or condition."""
 
     value: str
     name: str
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """One section; `plot` is SVG, `text` is shown as it is written, `figures` come first."""
+    """A section; `words` is its introduction, `plot` is SVG, and `text` is preformatted."""
 
     title: str
     words: str

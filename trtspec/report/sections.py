@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of a report, in their order."""
+"""All sections of a report, in order."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ MAKERS = (
 
 
 def sections(facts: Facts) -> list[Section]:
-    """Return the sections that there is something to say in."""
+    """Return the sections for which data is available."""
     return [section for maker in MAKERS for section in maker(facts)]

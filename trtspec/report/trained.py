@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section about a training: acceptance on held-out prompts before and after it."""
+"""Section about a training run: acceptance on held-out prompts before and after."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtspec.report.section import Section, Table
 
 
 def training(facts: Facts) -> Iterator[Section]:
-    """Yield the mean accepted length of each kind of held-out prompts with both drafts."""
+    """Yield the mean accepted length of both drafts for each kind of held-out prompt."""
     found = facts.training
     if found is None:
         return
@@ -30,10 +30,12 @@ def training(facts: Facts) -> Iterator[Section]:
     rows = [
         (kind, *map(_interval, pair), word) for kind, word, *pair in zip(kinds, words, *sides.values(), strict=True)
     ]
-    table = Table("Tokens a step on held-out prompts", ("kind", "before", "after", ""), rows, (1, 2))
-    said = "The trained draft was published." if found.published else f"It was refused: {'; '.join(found.refusals)}."
-    plot = grouped("Tokens a step before and after", kinds, series, "tokens a step (1 is the target alone)", mark=1.0)
-    yield Section("Training", f"{said} Whiskers are 95 % intervals over these prompts.", plot, [table])
+    table = Table("Tokens per step on held-out prompts", ("kind", "before", "after", ""), rows, (1, 2))
+    outcome = "The trained draft was published." if found.published else f"Rejected: {'; '.join(found.refusals)}."
+    plot = grouped(
+        "Tokens per step before and after", kinds, series, "tokens per step (1 is the target alone)", mark=1.0
+    )
+    yield Section("Training", f"{outcome} Whiskers are 95 % intervals over these prompts.", plot, [table])
 
 
 def _interval(side: TrainedSide) -> str:

@@ -111,7 +111,7 @@ def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
         held = trtspec("bench", good.url, "--concurrency", "2", *FEW, *ENOUGH, "--min-ratio", "1.0")
         missed = trtspec("bench", bad.url, "--concurrency", "2", *FEW, *ENOUGH, "--min-ratio", "1.0", "--json")
     assert held.code == 0
-    assert held.out.rstrip().endswith("the least ratio 1 holds")
+    assert held.out.rstrip().endswith("minimum ratio 1: reached")
     assert missed.code == 112
     assert missed.document["gate"] == {"min_ratio": 1.0, "ok": False, "is_decided": True, "unfit": []}
     assert missed.document["crossover"]["concurrency"] == 2
@@ -130,7 +130,7 @@ def test_two_saved_runs(trtspec: Run, workplace: Path) -> None:
     worse = trtspec("bench", "--compare", "a.json", "worse.json", "--min-ratio", "0.98")
     assert worse.code == 112
     assert "B is SLOWER" in worse.out
-    assert worse.out.rstrip().endswith("the least ratio 0.98 is MISSED")
+    assert worse.out.rstrip().endswith("minimum ratio 0.98: MISSED")
     told = trtspec("bench", "--compare", "a.json", "worse.json", "--min-ratio", "0.98", "--json")
     assert told.code == 112
     assert told.document["kind"] == "load_comparison"
@@ -174,22 +174,22 @@ def test_a_file_that_is_no_such_document(trtspec: Run, workplace: Path, text: st
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "nothing to measure is named"),
-        (("x", "--concurrency", "2,1"), "is no list of rising numbers"),
-        (("x", "--concurrency", "1.5"), "is no list of rising numbers"),
-        (("x", "--rate", "0"), "is no list of rising numbers"),
-        (("x", "--concurrency", "99999"), "is no list of rising numbers"),
-        (("x", "--slo", "ttft=1s"), "--slo is of a load"),
+        ((), "missing argument URL-or-ARTIFACT"),
+        (("x", "--concurrency", "2,1"), "is not a list of increasing numbers"),
+        (("x", "--concurrency", "1.5"), "is not a list of increasing numbers"),
+        (("x", "--rate", "0"), "is not a list of increasing numbers"),
+        (("x", "--concurrency", "99999"), "is not a list of increasing numbers"),
+        (("x", "--slo", "ttft=1s"), "--slo requires --concurrency or --rate"),
         (("x", "--concurrency", "1", "--slo", "fast"), "--slo: 'fast' is no limit"),
-        (("x", "--concurrency", "1", "--gates"), "--gates are judged one request at a time"),
-        (("x", "--absolute"), "--absolute is of --compare"),
-        (("x", "--compare", "a", "b"), "--compare measures nothing"),
-        (("./here", "--concurrency", "1"), "a load is for a server"),
+        (("x", "--concurrency", "1", "--gates"), "--gates cannot be combined with a load"),
+        (("x", "--absolute"), "--absolute requires --compare"),
+        (("x", "--compare", "a", "b"), "--compare cannot be combined with a target"),
+        (("./here", "--concurrency", "1"), "a load benchmark requires a server"),
         (("http://127.0.0.1:1", "--concurrency", "1", "--api", "complitions"), "did you mean 'completions'?"),
-        (("http://127.0.0.1:1", "--concurrency", "1", "--input-tokens", "8"), "--input-tokens needs a tokenizer"),
+        (("http://127.0.0.1:1", "--concurrency", "1", "--input-tokens", "8"), "--input-tokens requires a tokenizer"),
         (("http://127.0.0.1:1", "--concurrency", "1", "--runs", "5", "--max-rounds", "2"), "is below --runs 5"),
         (("http://127.0.0.1:1", "--concurrency", "1", "--key-env", "NO_SUCH"), "the environment has no NO_SUCH"),
-        (("http://127.0.0.1:1", "--concurrency", "1", "--timeout", "soon"), "--timeout: 'soon' is no time"),
+        (("http://127.0.0.1:1", "--concurrency", "1", "--timeout", "soon"), "--timeout: 'soon' is not a duration"),
         (("http://127.0.0.1:1", "--concurrency", "1"), "the server cannot be reached"),
     ],
 )

@@ -211,7 +211,7 @@ def test_requests_that_fail_are_no_prompts_that_are_too_long(trtspec: Run, recip
     assert document["server"]["requests_failed"] == 2
     for row in method(document)["speedups"]:
         assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
-    assert "2 requests failed and do not count: the server answered 500: out of memory" in said.out + said.err
+    assert "2 requests failed and were excluded: the server answered 500: out of memory" in said.out + said.err
     assert "too long" not in said.out + said.err
 
 
@@ -260,9 +260,12 @@ def test_a_server_that_does_not_do_is_told(trtspec: Run, recipe: Path, script: A
     ("arguments", "said"),
     [
         (("--server", "http://127.0.0.1:1"), "the server cannot be reached"),
-        (("--server", "http://127.0.0.1:1", "--methods", "ngram"), "a server drafts by its own method"),
-        (("--baseline", "http://127.0.0.1:1"), "are of a server"),
-        (("--server", "./here"), "this is an artifact"),
+        (
+            ("--server", "http://127.0.0.1:1", "--methods", "ngram"),
+            "--server cannot be combined with --drafts or --methods",
+        ),
+        (("--baseline", "http://127.0.0.1:1"), "require --server"),
+        (("--server", "./here"), "requires a server, not an artifact"),
         (("--server", "http://127.0.0.1:1", "--set", "speculation={method: none}"), "drafts nothing"),
     ],
 )

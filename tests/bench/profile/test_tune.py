@@ -158,11 +158,11 @@ def test_tune_that_recommends_none_gives_the_reason_and_names_what_write_switche
     shown = trtspec("tune", recipe, *SMALL)
     assert shown.out.startswith("Do not draft: the best of what was tried, draft_target (./draft), is expected to be ")
     assert "that is less than 1.02 times, which noise alone can make; the target alone is recommended." in shown.out
-    assert "--write would switch draft_target (./draft) off\n" in shown.out
+    assert "--write would disable draft_target (./draft)\n" in shown.out
     assert "draft_target" in recipe.read_text()
     document = trtspec("tune", recipe, *SMALL, "--write", "--json")
     assert document.document["decision"] == "do_not_ship"
     assert document.document["verdict"].startswith("Do not draft: ")
     assert document.document["recommendation"]["method"] == "none"
-    assert f"{recipe}: speculation was switched off, which was draft_target (./draft): the best of " in document.err
+    assert f"{recipe}: speculation disabled (was draft_target (./draft)): the best of " in document.err
     assert yaml.safe_load(recipe.read_text())["speculation"] == {"method": "none"}

@@ -32,7 +32,7 @@ def test_a_file_is_summed_up_by_kind(workplace: Path, trtspec: Run) -> None:
         "question-answering        2  22 / 24 / 25",
         "rag                       1  24 / 24 / 24",
         "all                       3  22 / 24 / 25",
-        "3 prompts, lengths as least / median / greatest; of 3 a chat template makes the text; 1 further turn left out",
+        "3 prompts, lengths as minimum / median / maximum; 3 rendered with a chat template; 1 later turn ignored",
     ]
 
 
@@ -58,7 +58,7 @@ def test_our_own_sets_are_listed_and_have_names(workplace: Path, trtspec: Run) -
 
 def test_wrong_uses_say_what_to_do(workplace: Path, trtspec: Run) -> None:
     for arguments in ((), ("some", "--list")):
-        assert trtspec("prompts", *arguments).err == "error: say what to look at: either FILE or --list\n"
+        assert trtspec("prompts", *arguments).err == "error: prompts requires either FILE or --list\n"
     done = trtspec("prompts", "nosuch.jsonl", "--json")
     assert done.code == 1
     assert json.loads(done.out)["error"]["hint"].startswith("see trtspec prompts --list")

@@ -21,7 +21,7 @@ def test_a_pair_that_fits(trtspec: Run, recipe: Path) -> None:
     assert (checked.code, checked.document) == (0, {**fits, "recipes": [{**fits, **only}]})
     assert checked.err == ""
     shown = trtspec("check", recipe)
-    assert (shown.out, shown.err) == ("end ids: 0 (generation_config.json)\ntiny: fits together\n", "")
+    assert (shown.out, shown.err) == ("end ids: 0 (generation_config.json)\ntiny: valid\n", "")
 
 
 def test_people_see_place_line_message_and_hint(trtspec: Run, recipe: Path) -> None:

@@ -85,8 +85,8 @@ def test_a_price_becomes_dollars_for_a_million_tokens(recipe: Path, trtspec: Run
         assert cost["alone"] == pytest.approx(3.6 / 3600 / each["tokens_per_s"] * 1e6, rel=1e-3)
         assert cost["0.8"] == pytest.approx(cost["alone"] / each["speedup"]["0.8"], rel=1e-2, abs=1e-4)
     shown = trtspec("plan", recipe, *ON_H200, "--gpu-price", "3.6").out
-    assert "dollars for a million tokens" in shown
-    assert "dollars for a million tokens" not in trtspec("plan", recipe, *ON_H200).out
+    assert "dollars per million tokens" in shown
+    assert "dollars per million tokens" not in trtspec("plan", recipe, *ON_H200).out
 
 
 def test_a_negative_price_is_refused(recipe: Path, trtspec: Run) -> None:
@@ -113,7 +113,7 @@ def test_where_nothing_can_be_said_the_reason_is(
 ) -> None:
     assert predicted(trtspec, recipe, *arguments)["why_not"].startswith(why)
     shown = trtspec("plan", recipe, *arguments).out
-    assert f"tokens a second, and more requests at once, are not predicted: {why}" in shown
+    assert f"tokens/s and larger batches are not predicted: {why}" in shown
     assert "no speed is predicted" not in shown, "one was, by the models' sizes"
     assert "trtllm-build" not in shown
     assert "break" not in shown
@@ -128,14 +128,14 @@ def test_the_table_has_speed_ups_by_batch_and_rate(recipe: Path, trtspec: Run) -
     large = (*ON_H200, "--set", "engine.max_batch_size=64")
     batches = predicted(trtspec, recipe, *large)["batches"]
     shown = trtspec("plan", recipe, *large).out.splitlines()
-    title = "predicted speed-up on 1 h200 by batch and acceptance rate; texts of 128 tokens, draft_len 3"
+    title = "predicted speed-up on 1 h200 by batch and acceptance rate; sequences of 128 tokens, draft_len 3"
     names, *rows = shown[shown.index(title) + 1 :]
     assert names.split() == ["batch", "alone", "tok/s", "0.6", "0.7", "0.8", "0.9"]
     for row, each in zip(rows, batches, strict=False):
         speedups = [f"{speedup:.2f}x" for speedup in each["speedup"].values()]
         assert row.split() == [str(each["batch"]), f"{each['tokens_per_s']:.0f}", *speedups]
-    assert rows[4].split() == ["no", "faster", "from", "1", "1", "1", "1"]
-    assert "the memory holds 4096 texts of 256 tokens" in rows
+    assert rows[4].split() == ["break-even", "batch", "1", "1", "1", "1"]
+    assert "the memory holds 4096 sequences of 256 tokens" in rows
 
 
 def test_gpus_without_a_link_are_not_predicted_together(recipe: Path) -> None:

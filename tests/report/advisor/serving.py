@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server whose answers a test decides, path by path."""
+"""HTTP server with responses defined by a test for each path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Posted = Callable[[str, bytes], tuple[int, bytes]]
 
 @contextmanager
 def serving(answer: Answer, posted: Posted = lambda path, body: (405, b"")) -> Iterator[str]:
-    """Answer requests on a port of this machine; yields the address."""
+    """Serve responses on a local port; yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules as the table of docs/advise.md: `python -m tests.report.advisor.table` prints it."""
+"""Generator of the rules table of docs/advise.md: `python -m tests.report.advisor.table`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ SIGNS = {"least": "≥", "most": "≤", "above": ">", "below": "<"}
 
 
 def table() -> str:
-    lines = ["| rule | says | when | source |", "|---|---|---|---|"]
+    lines = ["| rule | verdict | when | source |", "|---|---|---|---|"]
     lines += [row(rule, f"**{rule.says}**") for rule in speculate_rules()]
-    lines += ["", "| rule | tries | when | source |", "|---|---|---|---|"]
+    lines += ["", "| rule | methods | when | source |", "|---|---|---|---|"]
     lines += [row(rule, ", ".join(f"`{method.strip('{}')}`" for method in rule.methods)) for rule in method_rules()]
     return "\n".join(lines) + "\n"
 
 
 def row(rule: Rule, says: str) -> str:
-    words = [*conditions(rule.when), *(f"not {each}" for each in conditions(rule.unless, "told"))]
+    words = [*conditions(rule.when), *(f"not {each}" for each in conditions(rule.unless, "known"))]
     return f"| {rule.name} | {says} | {', '.join(words) or 'always'} | {rule.source} |"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that are read of metrics: of a server's own text, and asked of a real Prometheus that reads it."""
+"""Facts from metrics: from a server's text, and from a real Prometheus that scrapes it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from trtspec.report.monitoring.prometheus import Prometheus
 
 
 def ours(ended: float) -> str:
-    """Return metrics of a server that ended so many requests.
+    """Return the metrics of a server after a number of finished requests.
 
-    100 prompt tokens each, 40 new ones, 20 ms a token, 2.5 a step. A model drafts, and asks another eight times a text.
+    Each has 100 prompt tokens, 40 new tokens, 20 ms per token and 2.5 tokens per step. A drafting model calls
+    another model eight times per request.
     """
     text = 'trtspec_requests_running{model="ensemble",method="ngram"} 0\n'
     for model, running_now, requests in (("tensorrt_llm_bls", 3, ended), ("tensorrt_llm", 2, 8 * ended)):
@@ -67,7 +68,7 @@ DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="1"} 0.5
 
 
 def read(*texts: str) -> dict[str, float]:
-    """Return the answers of a server that says one text after the other."""
+    """Return the facts from a server that returns these texts in turn."""
     said = iter([*texts, texts[-1]])
     found = scrape("http://here/metrics", 0, lambda url: next(said).encode())
     return {name: round(each.value, 6) for name, each in found.items()}
@@ -80,7 +81,7 @@ def test_a_server_of_ours_is_read_by_the_model_that_makes_texts() -> None:
 
 
 def test_a_server_that_drafts_nothing_says_nothing_of_drafts() -> None:
-    """It counts its steps all the same: that one gives a token is no reason against drafting."""
+    """The server counts steps of one token each, which must not count as an argument against drafting."""
     found = read(*(text.replace(f" {48 * ended}\n", " 0\n") for ended in (10, 30) for text in [ours(ended)]))
     assert "mean_accepted_len" not in found
     assert found["output_tokens"] == 40
@@ -107,7 +108,7 @@ def test_the_same_names_of_other_servers() -> None:
     "text", ["", "hello", "trtspec_requests_running NaN\n", ours(0).replace(" 3\n", " 0\n").replace(" 2\n", " 0\n")]
 )
 def test_metrics_that_answer_nothing(text: str) -> None:
-    with pytest.raises(TrtspecError, match="none of its metrics is known"):
+    with pytest.raises(TrtspecError, match="no known metrics found"):
         read(text)
 
 
@@ -133,7 +134,7 @@ def test_names_of_ours_are_those_that_are_exported() -> None:
 
 @pytest.mark.slow
 def test_a_prometheus_says_the_same_as_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real Prometheus reads a server that ends ten requests a second."""
+    """A real Prometheus scrapes a server that finishes ten requests per second."""
     monkeypatch.setattr("trtspec.report.advisor.prometheus_values.WINDOW", "2s")
     started = time.monotonic()
     with serving(lambda path: (200, ours(10 * (time.monotonic() - started)).encode())) as url:
@@ -146,7 +147,7 @@ def test_a_prometheus_says_the_same_as_the_text(tmp_path: Path, monkeypatch: pyt
             base = process._base
             found = wait_for(lambda: measured_answers(Queried(Prometheus(base)), base), 8)
             none = Queried(Prometheus(base), 'instance="elsewhere"')
-            with pytest.raises(TrtspecError, match="none of its metrics is known"):
+            with pytest.raises(TrtspecError, match="no known metrics found"):
                 measured_answers(none, base)
     values = {name: each.value for name, each in found.items()}
     assert values.pop("request_rate") == pytest.approx(10, rel=0.2)
@@ -154,13 +155,13 @@ def test_a_prometheus_says_the_same_as_the_text(tmp_path: Path, monkeypatch: pyt
 
 
 def wait_for(ask: Callable[[], dict[str, Answer]], rate: float) -> dict[str, Answer]:
-    """Return the answers once there is as much history as a rate is of."""
+    """Return the facts once Prometheus has enough history for rates."""
     deadline = time.monotonic() + 30
     while True:
         with suppress(TrtspecError):
             if (found := ask()).get("request_rate", NONE).value > rate:
                 return found
-        assert time.monotonic() < deadline, "Prometheus saw nothing in time"
+        assert time.monotonic() < deadline, "Prometheus did not scrape in time"
         time.sleep(0.2)
 
 
@@ -190,9 +191,9 @@ def test_the_command_asks_a_prometheus(trtspec: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--metrics", "nowhere"), "'nowhere' is not an address"),
+        (("--metrics", "nowhere"), "'nowhere' is not an http(s) URL"),
         (("--metrics", "http://127.0.0.1:1/metrics"), "cannot be reached"),
-        (("--prometheus", "http://ada:secret@127.0.0.1:1"), "names and passwords in an address would be shown"),
+        (("--prometheus", "http://ada:secret@127.0.0.1:1"), "credentials in a URL are not supported"),
         (("--concurrency", "0"), "Invalid value for '--concurrency'"),
         (("--work", "poetry"), "'poetry' is not one of"),
         (("nosuch.yaml",), "nosuch.yaml"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe answers: the planner decides where it can, and more load never speaks for drafting."""
+"""Facts from a recipe: the planner decides if it can, and more load never favours drafting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def advised(recipe: Path, *assignments: str, **values: Any) -> Advice:
     return advise({"recipe": Answer(str(recipe), "told"), **planned, **told}, notes)
 
 
-def pair_of(recipe: Path) -> tuple[Pair, int]:
+def predicted_pair(recipe: Path) -> tuple[Pair, int]:
     context = check_recipe(load_recipe(recipe, ON_H200)).context
     assert context
     found = predict(context)
@@ -43,14 +43,14 @@ def pair_of(recipe: Path) -> tuple[Pair, int]:
 
 
 def test_the_planner_decides_by_the_load(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A break-even at 11 requests, as a pair with such steps has it."""
+    """The break-even batch size of this pair is 11."""
     monkeypatch.setattr(Pair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
     expected = {1: "faster-as-planned", 9: "faster-as-planned", 10: "hardly-faster-as-planned", 11: "slower-as-planned"}
     for load, rule in expected.items():
         found = advised(recipe, *ON_H200, "engine.max_batch_size=16", concurrency=load)
         assert found.decided_by.name == rule
         assert found.answers["break_even_batch"].value == 11
-    assert "drafting stops paying at 11" in found.decided_by.reason(found.answers)
+    assert "the break-even batch size is 11" in found.decided_by.reason(found.answers)
     assert found.first == (f"trtspec build {recipe} --set speculation.method=none",)
 
 
@@ -62,7 +62,7 @@ def test_requests_that_wait_are_in_no_batch(recipe: Path, monkeypatch: pytest.Mo
 
 
 def test_the_numbers_are_the_planners(recipe: Path) -> None:
-    pair, depth = pair_of(recipe)
+    pair, depth = predicted_pair(recipe)
     found = advised(recipe, *ON_H200, concurrency=7.5, acceptance_rate=0.7)
     assert found.answers["predicted_speedup"].value == min(pair.speedup(0.7, depth, texts) for texts in range(1, 9))
     assert found.answers["break_even_batch"].value == (pair.break_even(0.7, depth) or MOST_TEXTS + 1)
@@ -82,7 +82,7 @@ DRAFTED = [
 
 @pytest.mark.parametrize("row", DRAFTED, ids=lambda row: f"{row['target']}-{row['gpu']}")
 def test_more_load_never_speaks_for_it(row: dict[str, Any], recipe: Path) -> None:
-    """Published models, one of them with experts, of which a few texts read more than one."""
+    """Published models, one of them a mixture of experts, where larger batches read more experts."""
     large = load_recipe(recipe, ["engine.max_batch_size=4096"]).recipe
     found, ranks, speedups = Prediction(pair(row), 3, ()), [], []
     for load in (0.5, 1, 2, 3, 5, 8, 13, 30, 64, 200, 500, 5000):
@@ -93,7 +93,7 @@ def test_more_load_never_speaks_for_it(row: dict[str, Any], recipe: Path) -> Non
         ranks.append(VERDICTS.index(advise(told | known).speculate))
     assert ranks == sorted(ranks, reverse=True)
     assert speedups == sorted(speedups, reverse=True)
-    is_dense = "mixtral" not in row["target"]  # verifying 4 tokens reads most experts, and one token two of eight
+    is_dense = "mixtral" not in row["target"]  # verifying 4 tokens reads most experts, one token reads two of eight
     assert ranks[0] == VERDICTS.index("yes" if is_dense else "no")
 
 
@@ -116,7 +116,7 @@ def test_memory_left_is_that_of_a_target_alone(recipe: Path) -> None:
     alone = advised(recipe, *ON_H200, "speculation={method: none}", concurrency=1)
     assert alone.answers["memory_left_gb"].value > 100
     assert "recipe_method" not in alone.answers
-    assert alone.notes == ("nothing is predicted for tiny: nothing is drafted",)
+    assert alone.notes == ("no prediction for tiny: nothing is drafted",)
     assert "memory_left_gb" not in advised(recipe, *ON_H200).answers
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules as a table: each fires, none contradicts another, every answer gets a reason, load never speaks for it."""
+"""Rules: each one can apply, none contradicts another, all have reasons, and load never favours drafting."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def named(rule: Rule) -> str:
     return rule.name
 
 
-def told(**values: Any) -> dict[str, Answer]:
+def given_facts(**values: Any) -> dict[str, Answer]:
     return {name: Answer(value, "told") for name, value in values.items()}
 
 
 def advised(**values: Any) -> Advice:
-    return advise(told(**values))
+    return advise(given_facts(**values))
 
 
 def values_at(condition: Condition) -> list[Any]:
-    """Return values at the limits of a condition, and on either side of them."""
+    """Return values at the limits of a condition and on both sides of them."""
     if condition.among:
         return list(condition.among)
     limits = [
@@ -47,9 +47,9 @@ def values_at(condition: Condition) -> list[Any]:
 
 
 def witness(rule: Rule) -> dict[str, Answer]:
-    """Return answers by which a rule fires, and no others."""
+    """Return the minimal facts for which a rule applies."""
     found = {name: next(value for value in values_at(each) if each.holds(value)) for name, each in rule.when.items()}
-    return told(**found)
+    return given_facts(**found)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=named)
@@ -87,13 +87,13 @@ def test_rules_ask_for_answers_that_there_are() -> None:
 
 
 def test_no_rule_contradicts_another() -> None:
-    """Rules that ask for the same answers never say yes and no to the same ones."""
+    """Rules on the same facts never give both yes and no for the same values."""
     for yes, no in product(speculate_rules(), repeat=2):
         if (yes.says, no.says) != ("yes", "no") or yes.when.keys() != no.when.keys():
             continue
         grids = [{*values_at(yes.when[name]), *values_at(no.when[name])} for name in yes.when]
         for values in product(*grids):
-            answers = told(**dict(zip(yes.when, values, strict=True)))
+            answers = given_facts(**dict(zip(yes.when, values, strict=True)))
             assert not (yes.fires(answers) and no.fires(answers)), (yes.name, no.name, values)
 
 
@@ -115,7 +115,7 @@ GRID: dict[str, tuple[Any, ...]] = {
 def test_every_combination_gets_an_answer_with_a_reason() -> None:
     seen = set()
     for number, values in enumerate(product(*GRID.values())):
-        if number % 17:  # a prime, so that all values of all answers meet
+        if number % 17:  # a prime, so that all values of all facts are combined
             continue
         given_ = {name: value for name, value in zip(GRID, values, strict=True) if value is not None}
         found = advised(**given_)
@@ -246,4 +246,4 @@ def test_what_is_asked_for_is_not_there_yet(others: dict[str, Any]) -> None:
 
 def test_the_page_has_the_rules() -> None:
     page = (Path(__file__).parents[3] / "docs" / "advise.md").read_text(encoding="utf-8")
-    assert table() in page, "python -m tests.report.advisor.table prints what is to stand there"
+    assert table() in page, "update the table with: python -m tests.report.advisor.table"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's Prometheus and promtool, which `make prometheus` unpacks."""
+"""Debian's Prometheus and promtool, unpacked by `make prometheus`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START_S = 20.0
 
 
 def tool(name: str) -> str:
-    """Return a program of Prometheus; skips the test where there is none."""
+    """Return a program of Prometheus; skip the test if it is missing."""
     unpacked = Path(os.environ.get("ENGINES", ROOT)) / ".prometheus" / "usr" / "bin" / name
     found = str(unpacked) if unpacked.is_file() else shutil.which(name)
     if found is None:
@@ -34,7 +34,7 @@ def tool(name: str) -> str:
 
 
 def promtool(*arguments: object, given: str = "") -> str:
-    """Return what promtool says; a complaint fails the test."""
+    """Return the output of promtool; fail the test on an error."""
     command = [tool("promtool"), *map(str, arguments)]
     done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -55,12 +55,12 @@ class Prometheus:
             return False
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the series that an expression has now."""
+        """Return the current series of an expression."""
         result: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return result
 
     def get(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer of its API."""
+        """Return the data of an API response."""
         with urlopen(f"{self._base}/api/v1/{path}?{urlencode(parameters)}", timeout=10) as answer:
             return json.load(answer)["data"]
 
@@ -69,7 +69,7 @@ class Prometheus:
 def prometheus(root: Path, config: dict[str, Any]) -> Iterator[Prometheus]:
     """Run Prometheus with a configuration."""
     executable, [port] = tool("prometheus"), free_ports(1)
-    (root / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+    (root / "prometheus.yml").write_text(json.dumps(config))  # JSON is valid YAML
     command = [executable, f"--config.file={root / 'prometheus.yml'}", f"--storage.tsdb.path={root / 'data'}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with (root / "prometheus.log").open("wb") as log:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboard as data; that its queries find something is in test_served.py."""
+"""The dashboard as data; test_served.py tests its queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_it_is_the_same_each_time_and_whole() -> None:
     assert len({panel["title"] for panel in panels}) == len(panels)
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
     assert len(set(places)) == len(places)
-    assert PER_ROW * WIDTH == 24, "the columns that Grafana has"
+    assert PER_ROW * WIDTH == 24, "Grafana has 24 columns"
 
 
 def test_the_data_source_is_the_readers_choice() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/metrics.md against what the code registers, and its alerts against the rules."""
+"""The metrics table of docs/metrics.md matches the code, and its alerts match the rules."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_backends_of_the_table_are_those_that_export(
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", make_pb_utils())
     model = importlib.import_module(f"trtspec.{code}")
-    sys.modules.pop(f"trtspec.{code}")  # which has this test's stub
+    sys.modules.pop(f"trtspec.{code}")  # imports the stub of this test
     told = model.METRICS if hasattr(model, "METRICS") else model.TritonPythonModel.METRICS
     assert names(told) == listed(backend)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of strangers: what they answer is bounded in time and size, and nothing of it is believed."""
+"""Responses of untrusted servers are limited in time and size."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ def test_an_answer_is_what_was_sent() -> None:
 
 @pytest.mark.parametrize("status", [302, 404, 500])
 def test_only_a_good_answer_counts_and_none_is_followed(status: int) -> None:
-    with serving(lambda path: (status, b"no")) as url, pytest.raises(DeployError, match=f"answered {status}: 'no'"):
+    with (
+        serving(lambda path: (status, b"no")) as url,
+        pytest.raises(DeployError, match=f"returned status {status}: 'no'"),
+    ):
         fetch(url)
 
 
 def test_an_answer_is_no_larger_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "MAX_BYTES", 1000)
-    with serving(lambda path: (200, b"x" * 1001)) as url, pytest.raises(DeployError, match="more than 1,000 bytes"):
+    with serving(lambda path: (200, b"x" * 1001)) as url, pytest.raises(DeployError, match="exceeds 1,000 bytes"):
         fetch(url)
 
 
 @contextmanager
 def dripping() -> Iterator[str]:
-    """Serve an answer that never ends, a byte every few milliseconds."""
+    """Serve an endless response, one byte every few milliseconds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
 
@@ -67,7 +70,7 @@ def dripping() -> Iterator[str]:
 @pytest.mark.slow
 def test_one_that_drips_is_late() -> None:
     started = time.monotonic()
-    with dripping() as url, pytest.raises(StepTimeout, match=r"no answer within 0\.2 s"):
+    with dripping() as url, pytest.raises(StepTimeout, match=r"no response within 0\.2 s"):
         fetch(url, timeout_s=0.2)
     assert time.monotonic() - started < 5
 
@@ -87,7 +90,7 @@ def test_one_that_drips_is_late() -> None:
     ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(DeployError, match="is not an address"):
+    with pytest.raises(DeployError, match="is not an http"):
         fetch(url)
 
 

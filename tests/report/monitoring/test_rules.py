@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules in promtool's hands: its linter, and its unit tests with series that have to alert or must not."""
+"""The rules pass promtool's linter and its unit tests with series that must or must not alert."""
 
 from __future__ import annotations
 

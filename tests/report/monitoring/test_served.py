@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a real tritonserver, scraped by a real Prometheus, in the queries of the dashboard and the rules.
+"""Queries of the dashboard and the rules on metrics of a real tritonserver, scraped by a real Prometheus.
 
-One model drafts by itself, another two are a pair; the drafts are of the target itself, so that some are accepted.
+One model drafts by itself, and two others are a pair. The target is its own draft, so that some drafts are accepted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TENSORS = {
 
 
 def make_models(root: Path) -> Path:
-    """Lay out an artifact with a model that drafts by itself, and a pair; return its repository."""
+    """Create an artifact with a self-drafting model and a pair; return its model repository."""
     make_artifact(root)
     shutil.rmtree(root / "checkpoints" / "draft")
     (root / "checkpoints" / "draft").symlink_to("target")
@@ -70,24 +70,24 @@ def served(tmp_path_factory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def watched(served: Served, tmp_path_factory) -> Iterator[Prometheus]:
-    """A Prometheus that saw the server at work, as `ANSWERED` counts what `ensemble` answered."""
+    """A Prometheus that scraped the server under load; `ANSWERED` counts the responses of `ensemble`."""
     config = scrape_config({"tiny": f"http://127.0.0.1:{served.metrics}/metrics"})
     config |= {"global": {"scrape_interval": "500ms", "evaluation_interval": "1s"}, "rule_files": [str(RULES)]}
     with prometheus(tmp_path_factory.mktemp("prometheus"), config) as running:
         assert wait_until(lambda: bool(running.query("up == 1")), 30)
         for _ in range(ROUNDS):
             work(served)
-            time.sleep(1)  # so that some of it falls between two scrapes
-        time.sleep(2)  # until what ended last is told and scraped
+            time.sleep(1)  # some requests end between two scrapes
+        time.sleep(2)  # until the last requests are reported and scraped
         yield running
 
 
 def work(served: Served) -> None:
-    """Ask both models by several streams, and once for what is refused."""
+    """Send requests to both models on several streams, and one invalid request."""
     asked = [{"text_input": f"prompt {number}", "max_tokens": TOKENS, "end_id": -1} for number in range(STREAMS)]
     with ThreadPoolExecutor(STREAMS) as pool:
         answers = list(pool.map(served.client.generate, asked))
-        drafted = [each | {"num_draft_tokens": DRAFT_LEN} for each in asked]  # not what is measured to be fast
+        drafted = [each | {"num_draft_tokens": DRAFT_LEN} for each in asked]  # explicit, not the adaptive length
         pairs = pool.map(lambda each: list(served.client.generate_stream(each, model="tensorrt_llm_bls")), drafted)
         assert all(events[-1]["num_output_tokens"] == TOKENS for events in pairs)
     for answer in answers:
@@ -105,7 +105,7 @@ def one(watched: Prometheus, expression: str) -> float:
 
 
 def test_the_counts_are_those_of_the_answers(watched: Prometheus) -> None:
-    """Those of `tensorrt_llm` that the pair asked are its own requests too, and have no drafts of its own."""
+    """Requests of the pair to `tensorrt_llm` also count as requests of that model, without drafts."""
     engine = 'model="tensorrt_llm"'
     asked = one(watched, f'sum(trtspec_requests_total{{{engine}, finish_reason!="refused"}})')
     assert asked >= ANSWERED["requests"] == ROUNDS * STREAMS
@@ -156,7 +156,7 @@ def test_every_query_of_the_dashboard_has_data(expression: str, watched: Prometh
     for name, value in {"$__rate_interval": "1m", "$model": ".*", "$instance": ".*"}.items():
         expression = expression.replace(name, value)
     values = [float(series["value"][1]) for series in watched.query(expression)]
-    assert [value for value in values if math.isfinite(value)], f"{expression} has no data"
+    assert [value for value in values if math.isfinite(value)], f"{expression} lacks data"
 
 
 def test_what_variables_of_the_dashboard_ask_for_exists(watched: Prometheus) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checklist of a real artifact: each row in each of its states, and which documents count."""
+"""The checklist of a real artifact: each row in each state, and matching of documents."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write(path: Path, document: dict[str, Any], age_s: float = 0) -> Path:
 
 
 def changed(facts: Facts, **settings: Any) -> Facts:
-    """Return facts of an artifact whose recipe says something else, by dotted keys with __ for dots."""
+    """Return the facts of an artifact with changed recipe values; keys have __ instead of dots."""
     recipe = facts.recipe.as_dict()
     for path, value in settings.items():
         *places, last = path.split("__")
@@ -82,7 +82,7 @@ def test_a_new_artifact(artifact: Path, trtspec: Run) -> None:
 def test_the_exit_code_says_something_only_where_that_is_asked_for(artifact: Path, trtspec: Run) -> None:
     shown = trtspec("checklist", artifact)
     assert shown.code == 0
-    assert shown.out.endswith(f"{artifact}: 11 rows missing\n")
+    assert shown.out.endswith(f"{artifact}: 11 items missing\n")
     assert f"verified: trtspec verify {artifact}\n" in shown.out
     assert trtspec("checklist", artifact, "--strict").code == 112
 
@@ -93,12 +93,12 @@ def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
     found = rows(trtspec, artifact)
     assert (found["verified"]["state"], found["gates"]["state"]) == (DONE, DONE)
     keep_verification(artifact, verification_of(artifact, "exact", [Check("parity", False, 0, 1, "not so")]))
-    assert "fails: parity" in rows(trtspec, artifact)["verified"]["evidence"]
+    assert "failed: parity" in rows(trtspec, artifact)["verified"]["evidence"]
 
 
 @pytest.mark.slow
 def test_a_report_that_came_with_the_artifact_is_no_evidence(artifact: Path, trtspec: Run) -> None:
-    assert rows(trtspec, artifact)["verified"]["evidence"] == "nobody has verified it on this machine"
+    assert rows(trtspec, artifact)["verified"]["evidence"] == "not verified on this machine"
     (artifact / "reports").mkdir()
     found = verification_of(artifact, "exact", [Check("lossless", True, 1, 1, "the same", "lossless", "process")])
     write_report(artifact / "reports" / "verify.json", found)
@@ -118,14 +118,14 @@ def test_a_baseline_is_found_by_itself_and_counts_for_its_target(artifact: Path,
     assert document["manifest"] in row["documents"][0]["path"]
     other = {**document, "target": {**document["target"], "sha256": "0" * 64}, "time": "2099-01-01T00:00:00+00:00"}
     path = write(artifact.parent / "other.json", other)
-    assert rows(trtspec, artifact, "--with", path)["baseline"]["state"] == DONE  # the one that counts goes before
+    assert rows(trtspec, artifact, "--with", path)["baseline"]["state"] == DONE  # the matching one comes first
     (artifact.parents[1] / "state" / "documents" / document["manifest"] / "baseline.json").unlink()
     row = rows(trtspec, artifact, "--with", path)["baseline"]
     assert (row["state"], row["evidence"].rpartition(": ")[2]) == (MISSING, "of another target")
     asked = {**document, "prompts": {"count": 1, "sha256": "0" * 64}}
     row = rows(trtspec, artifact, "--with", write(artifact.parent / "asked.json", asked))["baseline"]
     assert row["state"] == DONE
-    assert "by other prompts than the artifact's own" in row["evidence"]
+    assert "with prompts other than the artifact's" in row["evidence"]
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_a_kept_document_that_was_damaged_is_as_good_as_none(artifact: Path, trt
     folder.mkdir(parents=True)
     for kind in KINDS:
         (folder / f"{kind}.json").write_text("{")
-    assert rows(trtspec, artifact)["baseline"]["evidence"].startswith("no document")
+    assert rows(trtspec, artifact)["baseline"]["evidence"].startswith("no saved result")
 
 
 LOOSER = [

@@ -61,4 +61,4 @@ def test_random_prompts_have_the_length_that_was_asked_for(entry: Running, trtsp
     assert done.code == 0, done.err
     (point,) = done.document["points"]
     assert point["arms"]["served"]["prompt_tokens"] == 4 * 20
-    assert "random prompts load a server as text does" in done.err
+    assert "random prompts generate realistic load" in done.err

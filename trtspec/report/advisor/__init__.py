@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether to speculate, with which method, and which rule says so: docs/advise.md has the rules and their sources."""
+"""Rule-based advice on whether to speculate and with which method; see docs/advise.md."""

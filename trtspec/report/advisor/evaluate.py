@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From answers to an advice: the rules that fire, the one that decides, and what to tell it yet. Pure."""
+"""Evaluate the rules on known facts: the deciding rule, other rules that apply, and missing facts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Advice:
-    """Whether to speculate ("yes", "measure" or "no"), which rule said so, and which others fired.
+    """Verdict ("yes", "measure" or "no") with the deciding rule and the other rules that apply.
 
-    `methods` are to be tried in this order, by `method_rule`; with "no" they are for who tries all the same. `not_told`
-    are the rules that could decide otherwise, by the options that would have to be given.
+    `methods` are in the order to try them, from `method_rule`; they are also set if the verdict is "no". `not_told`
+    maps missing options to the rules that could change the verdict.
     """
 
     answers: Answers
@@ -51,12 +51,12 @@ class Advice:
         }
 
     def _rule(self, rule: Rule) -> dict[str, str]:
-        said = {"says": rule.says} if rule.says else {}
-        return {"name": rule.name, **said, "why": rule.reason(self.answers), "source": rule.source}
+        verdict = {"says": rule.says} if rule.says else {}
+        return {"name": rule.name, **verdict, "why": rule.reason(self.answers), "source": rule.source}
 
 
 def advise(answers: Answers, notes: Sequence[str] = ()) -> Advice:
-    """Return what follows from answers; `notes` are what is to be said beside it."""
+    """Return the advice for known facts; `notes` are passed through."""
     known = with_derived(answers)
     fired = [rule for rule in speculate_rules() if rule.fires(known)]
     decided = min(fired, key=_rank)
@@ -72,19 +72,19 @@ def advise(answers: Answers, notes: Sequence[str] = ()) -> Advice:
         others=tuple(rule for rule in fired if rule is not decided and rule.when),
         methods=methods,
         method_rule=tried,
-        not_told=_not_told(known, [*stronger, *before]),
+        not_told=_missing_facts(known, [*stronger, *before]),
         first=_first(decided.says, methods, known),
         notes=tuple(notes),
     )
 
 
 def _rank(rule: Rule) -> int:
-    """Return which rule goes before others: by its verdict, and the one without conditions last."""
+    """Return the precedence of a rule: by verdict, with unconditional rules last."""
     return VERDICTS.index(rule.says) if rule.when else len(VERDICTS)
 
 
-def _not_told(answers: Answers, rules: Sequence[Rule]) -> dict[tuple[str, ...], list[str]]:
-    """Return which of the rules further answers could make fire, by the options that would give them."""
+def _missing_facts(answers: Answers, rules: Sequence[Rule]) -> dict[tuple[str, ...], list[str]]:
+    """Return the rules that missing facts could make apply, by the options that supply these facts."""
     found: dict[tuple[str, ...], list[str]] = {}
     for rule in rules:
         if (options := all_asked_for(rule.when, answers)) and rule.could_fire(answers):
@@ -93,7 +93,7 @@ def _not_told(answers: Answers, rules: Sequence[Rule]) -> dict[tuple[str, ...], 
 
 
 def _first(verdict: str, methods: Sequence[str], answers: Answers) -> tuple[str, ...]:
-    """Return the commands to begin with."""
+    """Return the commands to run first."""
     recipe = answers["recipe"].value if "recipe" in answers else "RECIPE"
     if verdict == "no":
         return (f"trtspec build {recipe} --set speculation.method=none",)
@@ -104,5 +104,5 @@ def _first(verdict: str, methods: Sequence[str], answers: Answers) -> tuple[str,
 
 
 def _profiled() -> Collection[str]:
-    """Return the methods that `profile` can try: those of the engine that runs in its process."""
+    """Return the methods of the in-process backend, which `profile` supports."""
     return next(backend for backend in backends().values() if backend.in_process).methods()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running server's metrics answer, read at its /metrics or asked of a Prometheus: `metrics.yaml` says which."""
+"""Facts from the metrics of a running server, scraped or queried from Prometheus, as defined in `metrics.yaml`."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from trtspec.report.advisor.prometheus_values import Scraped
 from trtspec.report.advisor.questions import Answer
 from trtspec.report.monitoring.fetch import fetch
 
-NONE_KNOWN = "none of its metrics is known"
+NONE_KNOWN = "no known metrics found"
 
 
 class Numbers(Protocol):
-    """Numbers of metrics; each is None where there is none."""
+    """Source of metric values; each method returns None if the metric is missing."""
 
     def gauge(self, name: str, labels: Mapping[str, str]) -> float | None:
-        """Return the sum over the series of the model with the most."""
+        """Return the sum over the series of the model with the largest sum."""
 
     def mean(self, name: str, labels: Mapping[str, str]) -> float | None:
         """Return the mean over the series."""
 
     def rate(self, name: str, labels: Mapping[str, str]) -> float | None:
-        """Return by how much a counter grows in a second, of the model with the least."""
+        """Return the rate of a counter per second, of the model with the lowest rate."""
 
     def ratio(self, name: str, per: str, labels: Mapping[str, str]) -> float | None:
-        """Return by how much a counter grows for each that another one does."""
+        """Return the increase of a counter per increase of the counter `per`."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One entry of `metrics.yaml`."""
+    """An entry of `metrics.yaml`."""
 
     gauge: str = ""
     mean: str = ""
@@ -51,26 +51,26 @@ class Reading:
     plus: float = 0
 
     def of(self, numbers: Numbers) -> float | None:
-        """Return its answer."""
+        """Return the value of the entry, or None if it is unavailable."""
         if self.where and not numbers.ratio(self.where, self.per, self.labels):
             return None
         if self.ratio:
             value = numbers.ratio(self.ratio, self.per, self.labels)
         else:
-            ask = numbers.gauge if self.gauge else numbers.mean if self.mean else numbers.rate
-            value = ask(self.gauge or self.mean or self.rate, self.labels)
+            read = numbers.gauge if self.gauge else numbers.mean if self.mean else numbers.rate
+            value = read(self.gauge or self.mean or self.rate, self.labels)
         return None if value is None else value * self.times + self.plus
 
 
 @cache
 def readings() -> dict[str, tuple[Reading, ...]]:
-    """Return what answers each question."""
+    """Return the entries for each fact, in order of preference."""
     found = read_own(Path(__file__).with_name("metrics.yaml"))
     return {name: tuple(Reading(**each) for each in entries) for name, entries in found.items()}
 
 
 def measured_answers(numbers: Numbers, source: str) -> dict[str, Answer]:
-    """Return what can be answered; raises TrtspecError where that is nothing. A text without tokens answers nothing."""
+    """Return the facts that are available; TrtspecError if none is. Zeros count only for gpu_utilization."""
     found = {}
     for name, entries in readings().items():
         values = (entry.of(numbers) for entry in entries)
@@ -78,12 +78,14 @@ def measured_answers(numbers: Numbers, source: str) -> dict[str, Answer]:
         if value is not None and (value > 0 or name == "gpu_utilization"):
             found[name] = Answer(value, source)
     if not found:
-        raise TrtspecError(NONE_KNOWN, where=source, hint="is it busy? docs/advise.md lists the metrics that are read")
+        raise TrtspecError(
+            NONE_KNOWN, where=source, hint="the server must be busy; docs/advise.md lists the supported metrics"
+        )
     return found
 
 
 def scrape(url: str, seconds: float, get: Callable[[str], bytes] = fetch) -> dict[str, Answer]:
-    """Return what a server's /metrics answer, read twice; between the readings so many seconds pass."""
+    """Return the facts from two readings of a server's /metrics, `seconds` apart."""
     before, started = parse_metrics(get(url)), time.monotonic()
     time.sleep(seconds)
     after = parse_metrics(get(url))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of metrics, of two readings of a server's /metrics or of a Prometheus."""
+"""Metric values from two readings of a server's /metrics or from Prometheus."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class Scraped:
     seconds: float
 
     def gauge(self, name: str, labels: Labels) -> float | None:
-        """Return the mean of both readings, of the model with the most."""
+        """Return the mean over both readings of the largest sum of a model."""
         both = [max(_by_model(samples, name, labels).values(), default=None) for samples in (self.before, self.after)]
         known = [value for value in both if value is not None]
         return sum(known) / len(known) if known else None
 
     def mean(self, name: str, labels: Labels) -> float | None:
-        """Return the mean over the series of both readings."""
+        """Return the mean over all series of both readings."""
         values = [each.value for samples in (self.before, self.after) for each in _chosen(samples, name, labels)]
         return sum(values) / len(values) if values else None
 
     def rate(self, name: str, labels: Labels) -> float | None:
-        """Return by how much a counter grew in a second, of the model with the least, None where none did."""
+        """Return the lowest positive rate of a model per second, or None if no counter increased."""
         grown = [value for value in self._grown(name, labels).values() if value > 0]
         return min(grown) / self.seconds if grown else None
 
     def ratio(self, name: str, per: str, labels: Labels) -> float | None:
-        """Return by how much one grew for each of the other; where nothing ended meanwhile, since the server began."""
+        """Return the ratio of two increases; if `per` did not increase, the ratio since the server started."""
         for counts in (self._grown, self._counted):
             above, below = counts(name, labels), counts(per, labels)
             found = [above.get(model, 0.0) / number for model, number in below.items() if number > 0]
@@ -61,7 +61,7 @@ def _chosen(samples: Samples, name: str, labels: Labels) -> list[Sample]:
 
 
 def _by_model(samples: Samples, name: str, labels: Labels) -> dict[str, float]:
-    """Return the sums by model."""
+    """Return the sum of the series of each model."""
     sums: Counter[str] = Counter()
     for each in _chosen(samples, name, labels):
         sums[each.labels.get("model", "")] += each.value  # type: ignore[assignment]
@@ -70,30 +70,30 @@ def _by_model(samples: Samples, name: str, labels: Labels) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Queried:
-    """What a Prometheus knows of the last five minutes; `selector` picks series, as `instance="a:8002"`.
+    """Values of the last five minutes from Prometheus; `selector` holds label matchers such as `instance="a:8002"`.
 
-    Of several servers the mean is taken: what is asked is how one of them fares.
+    Values are means over servers, since the rules apply to a single server.
     """
 
     prometheus: Prometheus
     selector: str = ""
 
     def gauge(self, name: str, labels: Labels) -> float | None:
-        """Return the mean of five minutes, of the model with the most."""
+        """Return the mean over five minutes of the model with the largest value."""
         series = f"avg_over_time({self._series(name, labels)}[{WINDOW}])"
         return self.prometheus.value(f"max(avg by (model) (sum by (model, instance) ({series})))")
 
     def mean(self, name: str, labels: Labels) -> float | None:
-        """Return the mean over all series."""
+        """Return the mean over all series and five minutes."""
         return self.prometheus.value(f"avg(avg_over_time({self._series(name, labels)}[{WINDOW}]))")
 
     def rate(self, name: str, labels: Labels) -> float | None:
-        """Return by how much a counter grows in a second, of the model with the least."""
+        """Return the lowest positive rate of a model per second."""
         series = f"rate({self._series(name, labels)}[{WINDOW}])"
         return self.prometheus.value(f"min(avg by (model) (sum by (model, instance) ({series})) > 0)")
 
     def ratio(self, name: str, per: str, labels: Labels) -> float | None:
-        """Return by how much one grows for each of the other."""
+        """Return the largest ratio of the rates of a model."""
         above, below = (f"sum by (model) (rate({self._series(each, labels)}[{WINDOW}]))" for each in (name, per))
         return self.prometheus.value(f"max({above} / {below})")
 

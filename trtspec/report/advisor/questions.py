@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rules ask: the questions that people answer, and what follows from their answers by arithmetic."""
+"""Facts that the rules use: the options that supply them, and facts derived from others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOLD, DERIVED_BY = "told", "derived"
 
 @dataclass(frozen=True)
 class Answer:
-    """A value, a number or a word, and where it is from: "told", an address, the recipe, or "derived"."""
+    """A fact with its source: "told" (an option), "derived", a URL or the name of a recipe."""
 
     value: Any
     source: str
@@ -20,7 +20,7 @@ class Answer:
 
 Answers = Mapping[str, Answer]
 
-# What can be told, and the option that tells it.
+# Facts and the options that supply them.
 QUESTIONS = {
     "concurrency": "--concurrency",
     "request_rate": "--request-rate",
@@ -40,14 +40,14 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Derived:
-    """An answer that is computed of others."""
+    """A fact computed from others."""
 
     of: tuple[str, ...]
     compute: Callable[..., float]
 
 
 DERIVED = {
-    # Little's law (doi:10.1287/opre.9.3.383); the time until the first token is left out
+    # Little's law (doi:10.1287/opre.9.3.383), without the time to first token
     "concurrency": Derived(
         ("request_rate", "output_tokens", "tpot_ms"),
         lambda rate, tokens, milliseconds: rate * tokens * milliseconds / 1e3,
@@ -55,7 +55,7 @@ DERIVED = {
     "prompt_ratio": Derived(("prompt_tokens", "output_tokens"), lambda prompt, output: prompt / output),
     "tpot_ratio": Derived(("tpot_ms", "tpot_target_ms"), lambda tpot, target: tpot / target),
 }
-# What the planner tells, with what else it has to know; the answer "recipe" says that one was given.
+# Facts from the planner and the facts that it needs; "recipe" is set if a recipe was given.
 PLANNED: dict[str, tuple[str, ...]] = {
     "recipe_method": (),
     "largest_batch": (),
@@ -67,7 +67,7 @@ RECIPE = "RECIPE"
 
 
 def with_derived(answers: Answers) -> dict[str, Answer]:
-    """Return the answers with those that follow from them; what was told or measured stays as it is."""
+    """Return the facts with derived ones added; given and measured facts are kept."""
     found = dict(answers)
     for name, derived in DERIVED.items():
         if name not in found and all(each in found for each in derived.of):
@@ -77,7 +77,7 @@ def with_derived(answers: Answers) -> dict[str, Answer]:
 
 
 def asked_for(name: str, answers: Answers) -> set[str] | None:
-    """Return the options that are still to be given before an answer is known, None where none would tell it."""
+    """Return the options still required for a fact, or None if no option can supply it."""
     if name in answers:
         return set()
     if name in QUESTIONS:
@@ -90,6 +90,6 @@ def asked_for(name: str, answers: Answers) -> set[str] | None:
 
 
 def all_asked_for(names: Iterable[str], answers: Answers) -> set[str] | None:
-    """Return the options that are still to be given before all of the answers are known, None where none would do."""
+    """Return the options still required for all facts, or None if one of them cannot be supplied."""
     each = [asked_for(name, answers) for name in names]
     return None if None in each else {option for options in each for option in options or ()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe answers: what drafts, how much memory is left, and what the planner predicts for the load."""
+"""Facts from a recipe: draft, free memory, and the planner's predictions for the load."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FURTHER = "mtp"
 
 
 def recipe_answers(loaded: LoadedRecipe, told: Answers) -> tuple[dict[str, Answer], list[str]]:
-    """Return what a recipe answers, and what is to be said beside it; raises RecipeError where it has errors.
+    """Return the facts from a recipe, and notes; raise RecipeError if the recipe has errors.
 
-    `told` are the answers so far: the load that is predicted for, and the acceptance rate if it was measured.
+    `told` are the facts known so far, which give the load and the measured acceptance rate.
     """
     checked = check_recipe(loaded)
     if checked.errors or checked.context is None:
@@ -36,7 +36,7 @@ def recipe_answers(loaded: LoadedRecipe, told: Answers) -> tuple[dict[str, Answe
     try:
         found |= predicted_answers(predict(context), context.recipe, known)
     except Unpredictable as reason:
-        notes.append(f"nothing is predicted for {loaded.recipe.name}: {reason}")
+        notes.append(f"no prediction for {loaded.recipe.name}: {reason}")
     return {name: Answer(value, loaded.recipe.name) for name, value in found.items()}, notes
 
 
@@ -54,10 +54,10 @@ def _described(context: PlanContext) -> Iterator[tuple[str, float | str]]:
 
 
 def predicted_answers(found: Prediction, recipe: Recipe, known: Answers) -> dict[str, float]:
-    """Return the break-even batch, and the least speed-up of all batches up to the load.
+    """Return the break-even batch size, and the minimum speed-up over the batch sizes up to the load.
 
-    No batch is larger than the recipe's max_batch_size: further requests wait. The least one, so that more load never
-    makes it larger: more experts that are read can make small batches slower than larger ones.
+    Batch sizes are limited to max_batch_size, since further requests wait. The minimum keeps the result monotonic in
+    the load: small batches can be slower than larger ones because more experts are read.
     """
     rate, pair = _rate(found, recipe.speculation.method, known), found.pair
     answers: dict[str, float] = {"break_even_batch": pair.break_even(rate, found.depth) or MOST_TEXTS + 1}
@@ -69,7 +69,7 @@ def predicted_answers(found: Prediction, recipe: Recipe, known: Answers) -> dict
 
 
 def _rate(found: Prediction, method: str, known: Answers) -> float:
-    """Return the acceptance rate: the one told, else the mean of those published of the method, else a usual one."""
+    """Return the given acceptance rate, else the published mean of the method, else USUAL_RATE."""
     if "acceptance_rate" in known:
         return float(known["acceptance_rate"].value)
     published = published_acceptance(method)

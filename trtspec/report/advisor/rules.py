@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of `rules.yaml` as values: when one fires, and whether it still could. Knows nothing of what they say."""
+"""Rules of `rules.yaml`: conditions, and whether a rule applies or could apply."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trtspec.core.package_data import read_own
 from trtspec.report.advisor.questions import Answers
 
 Given = Mapping[str, Mapping[str, Any]]
-VERDICTS = ("no", "measure", "yes")  # the first that a rule says decides
+VERDICTS = ("no", "measure", "yes")  # in order of precedence
 
 
 @dataclass(frozen=True)
 class Condition:
-    """How an answer has to be: `least` and `most` include their value, `above` and `below` do not; none is any."""
+    """Condition on a fact; `least` and `most` are inclusive, `above` and `below` exclusive. Empty accepts any value."""
 
     least: float | None = None
     most: float | None = None
@@ -27,7 +27,7 @@ class Condition:
     among: tuple[str, ...] = ()
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value is so."""
+        """Return whether a value meets the condition."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -39,7 +39,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rule:
-    """What follows from answers: a verdict (`says`), or the `methods` to try; why, and who says so."""
+    """A rule: a verdict (`says`) or the `methods` to try, with reason, source and conditions."""
 
     name: str
     why: str
@@ -50,17 +50,17 @@ class Rule:
     unless: Mapping[str, Condition] = field(default_factory=dict)
 
     def fires(self, answers: Answers) -> bool:
-        """Return whether all that it asks for was told, and is so."""
+        """Return whether all facts of `when` are known and the conditions are met."""
         return all(name in answers for name in self.when) and self.could_fire(answers)
 
     def could_fire(self, answers: Answers) -> bool:
-        """Return whether nothing that was told speaks against it."""
+        """Return whether no known fact violates the conditions."""
         return all(_holds(name, each, answers, or_unknown=True) for name, each in self.when.items()) and not any(
             _holds(name, each, answers, or_unknown=False) for name, each in self.unless.items()
         )
 
     def reason(self, answers: Answers) -> str:
-        """Return why, with the answers in it, numbers in three digits."""
+        """Return the reason with the facts inserted, rounded to three digits."""
         return self.why.format_map({name: _rounded(answer.value) for name, answer in answers.items()})
 
 
@@ -74,13 +74,13 @@ def _holds(name: str, condition: Condition, answers: Answers, *, or_unknown: boo
 
 @cache
 def speculate_rules() -> tuple[Rule, ...]:
-    """Return the rules about whether to speculate."""
+    """Return the rules that decide whether to speculate."""
     return _rules("speculate")
 
 
 @cache
 def method_rules() -> tuple[Rule, ...]:
-    """Return the rules about what to try first."""
+    """Return the rules that select the methods to try."""
     return _rules("methods")
 
 
@@ -89,8 +89,8 @@ def _rules(kind: str) -> tuple[Rule, ...]:
     return tuple(_rule(**each) for each in found)
 
 
-def _rule(*, methods: Sequence[str] = (), when: Given, unless: Given | None = None, **said: str) -> Rule:
-    return Rule(**said, methods=tuple(methods), when=_conditions(when), unless=_conditions(unless or {}))
+def _rule(*, methods: Sequence[str] = (), when: Given, unless: Given | None = None, **texts: str) -> Rule:
+    return Rule(**texts, methods=tuple(methods), when=_conditions(when), unless=_conditions(unless or {}))
 
 
 def _conditions(given: Given) -> dict[str, Condition]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Grafana dashboard of what served models export: a list of panels, and what makes Grafana's JSON of it."""
+"""Grafana dashboard for the metrics of served models: list of panels, and conversion to Grafana's JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFRESH = "10s"
 
 @dataclass(frozen=True)
 class Panel:
-    """A time series: its title, Grafana's unit, and (legend, PromQL) of each query."""
+    """A time series panel; `unit` is Grafana's, and `queries` are pairs of (legend, PromQL)."""
 
     title: str
     unit: str
@@ -56,19 +56,19 @@ PANELS = (
         "Acceptance rate",
         "percentunit",
         (("{{model}}", f"{ACCEPTED} / {DRAFTED}"),),
-        "Accepted draft tokens of those verified. Of a tree all nodes are verified, so that it is low.",
+        "Share of verified draft tokens that are accepted. It is low for trees, since all nodes are verified.",
     ),
     Panel(
         "Mean accepted length",
         "short",
         (("{{model}}", f"1 + {ACCEPTED} / {STEPS}"),),
-        "Tokens of a decode step of the target: the accepted ones and its own.",
+        "Tokens per decode step of the target: accepted draft tokens plus one.",
     ),
     Panel(
         "Acceptance by position",
         "percentunit",
         (("{{model}} at {{position}}", f"{AT_POSITION} / on (model) group_left {STEPS}"),),
-        "Of all decode steps, those that accepted a draft token at this place.",
+        "Share of decode steps that accepted a draft token at this position.",
     ),
     Panel("Time to first token", "s", percentiles("trtspec_time_to_first_token_seconds")),
     Panel("Time per output token", "s", percentiles("trtspec_time_per_output_token_seconds")),
@@ -109,7 +109,7 @@ PANELS = (
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the dashboard as Grafana imports it; the same bytes for the same trtspec."""
+    """Return the dashboard in Grafana's import format; deterministic for a version of trtspec."""
     return {
         "uid": "trtspec",
         "title": "trtspec: speculative decoding",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Prometheus answers: the value of an expression, and the alerts that it watches for.
+"""Client of the Prometheus HTTP API: value of an expression, and names of alerting rules.
 
 https://prometheus.io/docs/prometheus/latest/querying/api/
 """
@@ -16,11 +16,11 @@ from trtspec.core.errors import DeployError
 from trtspec.report.monitoring.fetch import fetch, split
 
 MAX_VALUES = 200_000
-HINT = "give the address of Prometheus itself, as http://127.0.0.1:9090"
+HINT = "pass the URL of Prometheus itself, e.g. http://127.0.0.1:9090"
 
 
 class Prometheus:
-    """A Prometheus at an address; nothing that it says is trusted."""
+    """A Prometheus server at a URL; its responses are not trusted."""
 
     def __init__(self, url: str, get: Callable[[str], bytes] = fetch) -> None:
         split(url)
@@ -28,7 +28,7 @@ class Prometheus:
         self._get = get
 
     def value(self, expression: str) -> float | None:
-        """Return what an expression is now, None where it has no value or none that is a number."""
+        """Return the current value of an expression, or None if it is missing or not a finite number."""
         result = self._ask("query", query=expression).get("result")
         try:
             value = float(result[0]["value"][1])  # type: ignore[index]
@@ -37,7 +37,7 @@ class Prometheus:
         return value if isfinite(value) else None
 
     def alerts(self) -> set[str]:
-        """Return the names of the alerting rules that it has."""
+        """Return the names of the alerting rules."""
         groups = self._ask("rules", type="alert").get("groups")
         rules = [rule for group in _lists(groups) for rule in _lists(group.get("rules"))]
         return {str(rule.get("name")) for rule in rules if rule.get("type") == "alerting"}
@@ -50,10 +50,10 @@ class Prometheus:
             raise DeployError(str(error), where=where, hint=HINT) from None
         data = answer.get("data")
         if answer.get("status") != "success" or not isinstance(data, dict):
-            raise DeployError(f"answered {shown(str(answer.get('error', answer)))}", where=where, hint=HINT)
+            raise DeployError(f"returned an error: {shown(str(answer.get('error', answer)))}", where=where, hint=HINT)
         return data
 
 
 def _lists(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of what should be a list of them."""
+    """Return the dictionaries in a value that should be a list of them."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus' recording and alerting rules, which lie beside this file as it reads them."""
+"""Recording and alerting rules for Prometheus, from `rules.yaml`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ RULES = Path(__file__).with_name("rules.yaml")
 
 
 def rules_text() -> str:
-    """Return the rules as a file of Prometheus."""
+    """Return the rules as the text of a Prometheus rule file."""
     return RULES.read_text(encoding="utf-8")
 
 
 def rules() -> dict[str, Any]:
-    """Return the rules as data: `groups`."""
+    """Return the rules as a dictionary with the key `groups`."""
     from trtspec.core.package_data import read_own
 
     document: dict[str, Any] = read_own(RULES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tells Prometheus where the metrics of deployments are."""
+"""Scrape configuration of Prometheus for the metrics of deployments."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-JOB = "trtspec"  # which the rules ask for
+JOB = "trtspec"  # the rules select this job
 
 
 def scrape_config(endpoints: Mapping[str, str]) -> dict[str, Any]:
-    """Return `scrape_configs` for metrics' addresses by deployment; each series is labelled with that."""
+    """Return `scrape_configs` for the metrics URLs by deployment name, which becomes a label."""
     targets = [
         {"targets": [urlsplit(url).netloc], "labels": {"deployment": name}} for name, url in sorted(endpoints.items())
     ]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots as SVG: no script, no font, no colour but the page's own, so that light, dark and print all work.
+"""SVG plots without scripts, fonts or fixed colours, for light and dark pages and for print.
 
-Colours are the custom properties of `plots.css`. A picture is 420 units wide, so that its text can be read on a phone,
-too; its numbers stand in the table under it.
+Colours are custom properties of `plots.css`. A plot is 420 units wide so that its text is legible on a phone; the
+table below it has the numbers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 @cache
 def style() -> str:
-    """Return the colours of plots and of what they stand in, as CSS."""
+    """Return the CSS of plots and of their page."""
     return packed(Path(__file__).with_name("plots.css"))
 
 
 def packed(sheet: Path) -> str:
-    """Return a style sheet without the spaces that are for people."""
+    """Return a style sheet without optional white space."""
     return re.sub(r"\s*([{};,])\s*", r"\1", re.sub(r": ", ":", sheet.read_text())).strip()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bars that lie: groups of them by label, or parts of a whole one after the other."""
+"""Horizontal bar charts, grouped or stacked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ THICK, THIN = 17, 9
 
 
 def grouped(title: str, labels: Sequence[str], series: Sequence[Series], x_name: str, mark: float | None = None) -> str:
-    """Return a group of bars for each label, with intervals where there are some; `mark` draws a line across."""
+    """Return a group of bars for each label, with whiskers for intervals and a reference line at `mark`."""
     thick = THICK if len(series) <= 2 else THIN
     most = max([*(each.highest for each in series), mark or 0.0])
     rows = Rows.to(most, labels, thick * len(series))
@@ -32,7 +32,7 @@ def grouped(title: str, labels: Sequence[str], series: Sequence[Series], x_name:
 def stacked(
     title: str, labels: Sequence[str], series: Sequence[Series], x_name: str, limits: Sequence[float | None] = ()
 ) -> str:
-    """Return one bar for each label, its parts one after the other; `limits` are what each may reach at most."""
+    """Return a stacked bar for each label; `limits` are drawn as lines."""
     sums = [sum(each.values[number] or 0.0 for each in series) for number in range(len(labels))]
     rows = Rows.to(max([*sums, *(limit for limit in limits if limit)]), labels, THICK)
     parts = rows.axes()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines over equally spaced labels, as numbers by load or by position."""
+"""Line plots over equally spaced labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtspec.report.plots.frame import (
     width_of,
 )
 
-AREA = 190  # units between the highest tick and the lowest
+AREA = 190  # height of the plot area in units
 SHAPES = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
     "M-3.5 -3.5h7v7h-7z",
@@ -49,8 +49,8 @@ def lines(
 ) -> str:
     """Return a plot of lines.
 
-    `mark` is a number with a name that a line is drawn at. `crossings` are the places where series meet it, counted in
-    labels from 0, as 1.5 between the second and the third; None where one does not.
+    `mark` is the value and name of a reference line. `crossings` are the positions where the series cross it, as
+    fractional indices of the labels (1.5 is between the second and the third), or None.
     """
     most = max([*(each.highest for each in series), mark[0] if mark else 0.0])
     scale = Scale.to(most, TOP + AREA, TOP)
@@ -97,9 +97,9 @@ def _series(series: Series, number: int, places: Sequence[float], scale: Scale) 
     drawn = [
         (x, scale.at(value)) if value is not None else None for x, value in zip(places, series.values, strict=False)
     ]
-    for is_there, run in groupby(drawn, key=lambda point: point is not None):
+    for is_drawn, run in groupby(drawn, key=lambda point: point is not None):
         points = " ".join(f"{point[0]:.1f},{point[1]:.1f}" for point in run if point)
-        if is_there:
+        if is_drawn:
             yield f'<polyline points="{points}" fill="none" stroke="{colour(number)}" stroke-width="2.2"/>'
     for x, interval in zip(places, series.intervals, strict=False):
         if interval:

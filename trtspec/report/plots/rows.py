@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ground of plots whose bars lie: a row for each label, which may be long, and a scale below."""
+"""Layout of horizontal bar charts: a row for each label, and a scale below."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from trtspec.report.plots.frame import (
 
 MOST_LABEL = 130
 BETWEEN = 11
-VALUE = 46  # units for a number behind the longest bar
+VALUE = 46  # units for the number after the longest bar
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where rows are: labels left of `left`, so many of `high` units each from `top` on, and a gap between them."""
+    """Geometry of the rows: labels end at `left`, rows of height `high` start at `top`, with gaps of BETWEEN."""
 
     labels: Sequence[str]
     high: float
@@ -39,21 +39,21 @@ class Rows:
 
     @classmethod
     def to(cls, most: float, labels: Sequence[str], high: float) -> Rows:
-        """Return rows with a scale up to `most`."""
+        """Return rows with a scale that covers `most`."""
         left = 8 + min(MOST_LABEL, max(map(width_of, labels)))
         return cls(labels, high, left, Scale.to(most, left, WIDTH - RIGHT - VALUE))
 
     @property
     def bottom(self) -> float:
-        """Return where the last row ends."""
+        """Return the y coordinate below the last row."""
         return self.top + (self.high + BETWEEN) * len(self.labels)
 
     def start(self, number: int) -> float:
-        """Return where a row begins."""
+        """Return the y coordinate of a row."""
         return self.top + (self.high + BETWEEN) * number + BETWEEN / 2
 
     def axes(self) -> list[str]:
-        """Return the labels, and the scale with as many numbers as there is room for."""
+        """Return the labels and the scale, with as many tick labels as fit."""
         ticks = self.scale.ticks
         parts = [line(x, self.top, x, self.bottom, "grid") for x in map(self.scale.at, ticks)]
         room = self.scale.at(ticks[1]) - self.scale.at(ticks[0])
@@ -73,10 +73,10 @@ class Rows:
         names: Sequence[str],
         sample: Callable[[float, float, int], str],
     ) -> str:
-        """Return the picture of what was drawn, with the scale's name, and a legend of more than one series."""
+        """Return the complete SVG: parts, name of the scale, and a legend if there are several series."""
         y = self.bottom + 2 * LINE
         named = text((self.left + WIDTH - RIGHT - VALUE) / 2, y, x_name, "middle", "axis")
         if len(names) < 2:
             return picture(title, [*parts, named], y + 8)
-        told, bottom = legend(names, y + LINE + 6, sample)
-        return picture(title, [*parts, named, *told], bottom - LINE + 8)
+        entries, bottom = legend(names, y + LINE + 6, sample)
+        return picture(title, [*parts, named, *entries], bottom - LINE + 8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distributions by percentiles: a dot at the median, a bar from there to the 90th, a line from least to the 99th."""
+"""Percentile plots: dot at the median, bar to the 90th percentile, line from the minimum to the 99th."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THICK = 13
 
 @dataclass(frozen=True)
 class Spread:
-    """What is drawn of a distribution."""
+    """Minimum and percentiles of a distribution."""
 
     least: float
     p50: float
@@ -23,7 +23,7 @@ class Spread:
 
 
 def spans(title: str, labels: Sequence[str], series: Mapping[str, Sequence[Spread | None]], x_name: str) -> str:
-    """Return rows with a distribution of each series for each label, None where there is none."""
+    """Return a plot with a row for each label and a distribution, or None, for each series."""
     most = max((each.p99 for values in series.values() for each in values if each), default=1.0)
     rows = Rows.to(most, labels, THICK * len(series))
     parts = rows.axes()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done and what is missing before an artifact goes into production: docs/checklist.md has the rows."""
+"""Production readiness of an artifact; docs/checklist.md documents the items."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about the artifact itself: built, verified, its gates and limits, and how its recipe says that it is served."""
+"""Items about the artifact: build, verification, gates, limits and serving settings."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from trtspec.report.readiness.row import MEASURED, Row, done, missing, not_neede
 
 SHORT = 12
 ELSEWHERE = "measured elsewhere, not verified here"
-NOTHING_DRAFTED = "nothing is drafted"
+NOTHING_DRAFTED = "the recipe does not speculate"
 
 
 def built(facts: Facts) -> Row:
-    """An artifact is there, or nothing could be looked at."""
+    """Report the manifest and the date of the artifact; always done."""
     named = f"manifest {facts.manifest_sha256[:SHORT]}, {len(facts.manifest.files)} files"
     return done("built", f"{named}, {facts.published:{MEASURED}}")
 
 
 def verified(facts: Facts) -> Row:
-    """Files, text and gates were checked, and hold."""
+    """Check that the artifact was verified on this machine and that all checks passed."""
     command, found = f"trtspec verify {facts.root}", facts.report
     if found is None:
-        return missing("verified", ELSEWHERE if facts.has_copy else "nobody has verified it on this machine", command)
+        return missing("verified", ELSEWHERE if facts.has_copy else "not verified on this machine", command)
     failed, when = [check.name for check in found.checks if not check.ok], f"({facts.verified:{MEASURED}})"
     if failed:
-        return missing("verified", f"fails: {', '.join(failed)} {when}", command)
-    return done("verified", f"{len(found.checks)} checks hold {when}")
+        return missing("verified", f"failed: {', '.join(failed)} {when}", command)
+    return done("verified", f"{len(found.checks)} checks passed {when}")
 
 
 def gates(facts: Facts) -> Row:
-    """The recipe's gates were judged on the engine that serves."""
+    """Check that the recipe's gates passed on the serving engine."""
     in_process = find_backend(facts.manifest.backend.name).in_process
     command = f"trtspec verify {facts.root}" if in_process else f"trtspec bench {facts.recipe.name} --gates"
     wanted = wanted_gates(facts.recipe)
     if not wanted or not facts.drafts:
-        return not_needed("gates", NOTHING_DRAFTED if not facts.drafts else "the recipe sets none")
+        return not_needed("gates", NOTHING_DRAFTED if not facts.drafts else "the recipe sets no gates")
     judged = {check.name: check for check in (facts.report.checks if facts.report else ())}
     if open_ := [name for name in wanted if name not in judged]:
-        return missing("gates", f"not judged: {', '.join(open_)}", command)
+        return missing("gates", f"not evaluated: {', '.join(open_)}", command)
     if failed := [judged[name].detail for name in wanted if not judged[name].ok]:
         return missing("gates", "; ".join(failed), command)
     if undecided := [judged[name].detail for name in wanted if judged[name].state == UNDECIDED]:
@@ -52,7 +52,7 @@ def gates(facts: Facts) -> Row:
 
 
 def limits(facts: Facts) -> Row:
-    """The recipe says below which acceptance and speed-up nothing is deployed."""
+    """Check that the recipe sets min_acceptance and min_speedup."""
     if not facts.drafts:
         return not_needed("limits", NOTHING_DRAFTED)
     wanted = {"min_acceptance": facts.recipe.gates.min_acceptance, "min_speedup": facts.recipe.gates.min_speedup}
@@ -63,10 +63,10 @@ def limits(facts: Facts) -> Row:
 
 
 def parity(facts: Facts) -> Row:
-    """A quantized target was held against its source."""
+    """Check that a quantized target was compared with its source."""
     stored = facts.recipe.target.quantization
     if stored.weights == "none" and stored.kv_cache == "none":
-        return not_needed("parity", "the recipe quantizes nothing")
+        return not_needed("parity", "the recipe does not quantize")
     check = next((each for each in (facts.report.checks if facts.report else ()) if each.name == "parity"), None)
     if check is None or not check.ok:
         return missing("parity", check.detail if check else "not compared", f"trtspec verify {facts.root}")
@@ -74,7 +74,7 @@ def parity(facts: Facts) -> Row:
 
 
 def defaults(facts: Facts) -> Row:
-    """No key of the recipe is looser than what is safe."""
+    """Check that no recipe key loosens a default."""
     loosened = list(_loosened(facts))
     if loosened:
         return missing("defaults", ", ".join(loosened), "trtspec build RECIPE, without these keys")
@@ -88,25 +88,25 @@ def _loosened(facts: Facts) -> Iterator[str]:
 
 
 def warmup(facts: Facts) -> Row:
-    """A first client does not wait for what is done only once."""
+    """Check that the server warms up before its first request."""
     if facts.recipe.serving.warmup:
-        return done("warm-up", "serving.warmup: Triton computes texts before its models are ready")
+        return done("warm-up", "serving.warmup: Triton generates texts before its models are ready")
     if not find_backend(facts.manifest.backend.name).warms:
-        return not_needed("warm-up", "its engine warms up by itself; deploy --wait-warm waits for a first text")
+        return not_needed("warm-up", "the engine warms up itself; deploy --wait-warm waits for a first text")
     return missing("warm-up", "serving.warmup is off", "trtspec build RECIPE --set serving.warmup=true")
 
 
 def rollout(facts: Facts) -> Row:
-    """It takes the place of another by shares of the requests, under limits."""
+    """Check that a rollout starts with a share of the requests, under limits."""
     serving, wanted = facts.recipe.serving, facts.recipe.serving.rollout
     if not serving.openai:
-        why = "serving.openai is off: nobody shares requests out, and requests of our own decide alone"
+        why = "serving.openai is off: traffic cannot be split, and only synthetic probes decide"
         return missing("rollout", why, "trtspec build RECIPE --set serving.openai=true")
     if wanted.canary[0] == 100:
         command = "trtspec build RECIPE --set 'serving.rollout.canary=[5,25,100]'"
-        return missing("rollout", "the first share is all", command)
+        return missing("rollout", "the first canary step is 100 %", command)
     shares = ", ".join(f"{share} %" for share in wanted.canary)
-    rules = f"at most {wanted.max_failed} failed and {wanted.max_latency_ratio:g} times the latency"
+    rules = f"at most {wanted.max_failed} failures and {wanted.max_latency_ratio:g} times the latency"
     return done("rollout", f"{shares}, {wanted.hold_s:g} s each, {rules}")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows in their order, and the document that they make."""
+"""All readiness items in order, and the document of `trtspec checklist --json`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROWS = (*artifact_checks.ROWS, *measured.ROWS, *runtime_checks.ROWS)
 
 
 def check(facts: Facts) -> list[Row]:
-    """Return every row."""
+    """Return the rows of all items."""
     return [row(facts) for row in ROWS]
 
 
 def missing_of(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that are to be done."""
+    """Return the rows with state "missing"."""
     return [row for row in rows if row.state == MISSING]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of an artifact: its manifest and report, documents of it or handed in, deployments, a Prometheus."""
+"""Inputs of the checklist: manifest, verification, saved documents, deployments and Prometheus."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from trtspec.store.manifest import Manifest, load_manifest, manifest_sha256
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that a row may look at.
+    """Inputs of the checklist.
 
-    `published` is when the artifact was put into its place. `report` is what this user found on this machine, and
-    `verified` is when; `has_copy` is whether the artifact brought a report, which proves nothing here.
+    `published` is the time at which the artifact was written. `report` is the verification by this user on this
+    machine, and `verified` its time. `has_copy` is true if the artifact has a report from elsewhere, which is not
+    trusted.
     """
 
     root: Path
@@ -44,39 +45,39 @@ class Facts:
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the recipe as it was resolved."""
+        """Return the resolved recipe."""
         return self.manifest.recipe
 
     @property
     def drafts(self) -> bool:
-        """Return whether anything is drafted."""
+        """Return whether the recipe speculates."""
         return self.recipe.speculation.method != "none"
 
     @cached_property
     def prompts(self) -> str:
-        """Return the digest of the prompts that the artifact is measured on."""
+        """Return the digest of the artifact's default prompts."""
         return prompts_sha256(prompt.text for prompt in artifact_prompts(self.root, None))
 
     def of_kind(self, kind: str) -> list[Saved]:
-        """Return the documents of a kind, those first that nothing speaks against, the newest first among equals."""
+        """Return the documents of a kind, matching ones first, then by decreasing time."""
         found = [each for each in self.documents if each.kind == kind]
         return sorted(found, key=lambda each: (not self.objection(each), each.time), reverse=True)
 
     def objection(self, document: Saved) -> str:
-        """Return why a document does not count for this artifact, "" where it does."""
+        """Return the reason why a document does not match this artifact, or ""."""
         if against := objection(document.values, self.manifest, self.manifest_sha256):
             return against
         is_named = document.text("target", "sha256") or manifest_named(document.values)
         return "" if is_named or document.time >= self.published else "older than the artifact"
 
     def remark(self, document: Saved) -> str:
-        """Return what is to be said of a document that counts."""
-        told = document.text("prompts", "sha256") or document.text("prompt_set", "sha256")
-        return "by other prompts than the artifact's own" if told and told != self.prompts else ""
+        """Return a note on a matching document, or ""."""
+        digest = document.text("prompts", "sha256") or document.text("prompt_set", "sha256")
+        return "with prompts other than the artifact's" if digest and digest != self.prompts else ""
 
 
 def gather(root: Path, others: Sequence[Path], prometheus: Prometheus | None) -> Facts:
-    """Read what is known; raises TrtspecError where there is no artifact, or one of the others is no document."""
+    """Read the inputs; raise TrtspecError if the artifact is missing or one of `others` is not a document."""
     manifest = load_manifest(root)
     report, verified = kept_verification(root)
     return Facts(
@@ -87,25 +88,25 @@ def gather(root: Path, others: Sequence[Path], prometheus: Prometheus | None) ->
         report=report,
         verified=verified,
         has_copy=report is None and read_copy(root) is not None,
-        documents=[*_kept(root, target_sha256(manifest)), *(read_document(path) for path in others)],
+        documents=[*_saved_results(root, target_sha256(manifest)), *(read_document(path) for path in others)],
         deployed=list(_deployed(manifest.recipe.name, manifest_sha256(root))),
         prometheus=prometheus,
     )
 
 
 def modified(path: Path) -> datetime:
-    """Return when a file was written, in UTC."""
+    """Return the modification time of a file in UTC."""
     return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
 
 
-def _kept(root: Path, target: str) -> Iterator[Saved]:
+def _saved_results(root: Path, target: str) -> Iterator[Saved]:
     for path in kept_documents(root, target):
-        with suppress(TrtspecError):  # a file of ours that somebody damaged is as good as none
+        with suppress(TrtspecError):  # ignore damaged files
             yield read_document(path)
 
 
 def _deployed(name: str, manifest: str) -> Iterator[Record]:
-    """Yield what serves this artifact, or another one under its recipe's name."""
+    """Yield the deployments of this artifact, and of others under its recipe's name."""
     for each in deployment_names():
         with suppress(TrtspecError):
             record = DeploymentJournal(each).known()

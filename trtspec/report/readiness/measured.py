@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about documents: the target alone, what drafts, how much to draft, and the load."""
+"""Items about measurements: baseline, profile, tuning and load benchmark."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ Describe = Callable[[Saved], str]
 
 
 def baseline(facts: Facts) -> Row:
-    """The target alone was measured."""
+    """Check that the target alone was measured."""
     return _row("baseline", facts, facts.of_kind("baseline"), f"trtspec baseline {facts.root}", _tokens_per_s)
 
 
 def profile(facts: Facts) -> Row:
-    """It was measured which draft pays."""
-    return _of_drafts("profile", facts, facts.of_kind("profile"), "trtspec profile RECIPE --prompts FILE --json")
+    """Check that drafts were profiled."""
+    return _draft_row("profile", facts, facts.of_kind("profile"), "trtspec profile RECIPE --prompts FILE --json")
 
 
 def tune(facts: Facts) -> Row:
-    """It was searched how much to draft, and for how many requests."""
-    return _of_drafts("tuning", facts, facts.of_kind("tune"), "trtspec tune RECIPE --prompts FILE --json")
+    """Check that draft length and options were tuned."""
+    return _draft_row("tuning", facts, facts.of_kind("tune"), "trtspec tune RECIPE --prompts FILE --json")
 
 
 def load(facts: Facts) -> Row:
-    """Speculation was measured under load; one request at a time is a beginning."""
+    """Check that speculation was measured under load; a benchmark of single requests does not suffice."""
     command = f"trtspec bench {facts.recipe.name} --concurrency 1,4,16 --json"
     found, alone = facts.of_kind("load"), facts.of_kind("bench")
     if found or not alone or not facts.drafts:
-        return _of_drafts("load", facts, found, command)
-    beginning = _row("load", facts, alone, command, _speedup)
-    return missing("load", f"{beginning.evidence}, one request at a time", command, alone)
+        return _draft_row("load", facts, found, command)
+    single = _row("load", facts, alone, command, _speedup)
+    return missing("load", f"{single.evidence}, one request at a time", command, alone)
 
 
 def _nothing(document: Saved) -> str:
     return ""
 
 
-def _of_drafts(name: str, facts: Facts, found: Sequence[Saved], command: str, describe: Describe = _nothing) -> Row:
+def _draft_row(name: str, facts: Facts, found: Sequence[Saved], command: str, describe: Describe = _nothing) -> Row:
     if not facts.drafts:
         return not_needed(name, NOTHING_DRAFTED)
     return _row(name, facts, found, command, describe)
 
 
 def _row(name: str, facts: Facts, found: Sequence[Saved], command: str, describe: Describe) -> Row:
-    """Return a row by its first document, which is the best one."""
+    """Return the row for the first document, which is the best one."""
     if not found:
-        return missing(name, "no document of it; --with FILE names one", command)
+        return missing(name, "no saved result; pass one with --with FILE", command)
     best = found[0]
     named = f"{best.path.name} {best.sha256[:SHORT]}, {best.time:{MEASURED}}"
     if against := facts.objection(best):
         return missing(name, f"{named}: {against}", command, found)
-    said = "; ".join(filter(None, (describe(best), facts.remark(best))))
-    return done(name, f"{named}: {said}" if said else named, found)
+    details = "; ".join(filter(None, (describe(best), facts.remark(best))))
+    return done(name, f"{named}: {details}" if details else named, found)
 
 
 def _tokens_per_s(document: Saved) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of the checklist: its state, what shows it, and the command that brings it about."""
+"""Row of the checklist: state, evidence, and command that completes the item."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEASURED = "%Y-%m-%d"
 
 @dataclass(frozen=True)
 class Row:
-    """One thing to do: `evidence` says what was found, in documents or elsewhere, and what speaks against it."""
+    """An item; `evidence` describes the findings, and `documents` are their sources."""
 
     name: str
     state: str
@@ -24,7 +24,7 @@ class Row:
     documents: Sequence[Saved] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of the document."""
+        """Return the row as an entry of the JSON document."""
         documents = [
             {"path": str(each.path), "kind": each.kind, "sha256": each.sha256, "time": each.time.isoformat()}
             for each in self.documents
@@ -39,15 +39,15 @@ class Row:
 
 
 def done(name: str, evidence: str, documents: Sequence[Saved] = ()) -> Row:
-    """Return a row that is done."""
+    """Return a row with state "done"."""
     return Row(name, DONE, evidence, documents=documents)
 
 
 def missing(name: str, evidence: str, command: str, documents: Sequence[Saved] = ()) -> Row:
-    """Return a row that is to be done, with how."""
+    """Return a row with state "missing" and the command that completes it."""
     return Row(name, MISSING, evidence, command, documents)
 
 
 def not_needed(name: str, evidence: str) -> Row:
-    """Return a row that has nothing to do with this artifact."""
+    """Return a row with state "not needed"."""
     return Row(name, NOT_NEEDED, evidence)

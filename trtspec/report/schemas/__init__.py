@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of saved documents, as far as a report reads them; what is beyond their bounds is refused."""
+"""Schemas of saved documents, limited to the fields of reports; values out of bounds are rejected."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of `baseline --json`."""
+"""Schema of the output of `baseline --json`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Spread(BaseModel):
 
 
 class Engine(BaseModel):
-    """What ran the target, in this "process" or a "server"."""
+    """Backend that ran the target; `measured_by` is "process" or "server"."""
 
     backend: Text
     measured_by: Text
 
 
 class Prompts(BaseModel):
-    """How many prompts were asked."""
+    """Number of prompts."""
 
     count: Count
 
 
 class BaselineDocument(BaseModel):
-    """The document of `baseline --json`."""
+    """Output of `baseline --json`."""
 
     format_version: Literal[1]
     time: Text

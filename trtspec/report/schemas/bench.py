@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of `bench --json`."""
+"""Schema of the output of `bench --json`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Arm(BaseModel):
 
 
 class BenchDocument(BaseModel):
-    """The document of `bench --json`."""
+    """Output of `bench --json`."""
 
     format_version: Literal[1]
     prompts: Count

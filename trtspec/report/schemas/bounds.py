@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of what a stranger's document may say."""
+"""Types with bounds for values of untrusted documents."""
 
 from __future__ import annotations
 

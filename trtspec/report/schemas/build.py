@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of `build --json`."""
+"""Schema of the output of `build --json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtspec.report.schemas.bounds import Text
 
 
 class BuiltStep(BaseModel):
-    """A step of a build, and how long it took."""
+    """A build step and its duration."""
 
     name: Text
     status: Text
@@ -19,7 +19,7 @@ class BuiltStep(BaseModel):
 
 
 class BuildDocument(BaseModel):
-    """The document of `build --json`."""
+    """Output of `build --json`."""
 
     format_version: Literal[1]
     steps: Annotated[list[BuiltStep], Field(max_length=10_000)]

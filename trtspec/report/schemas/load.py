@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of `bench --json` under loads."""
+"""Schema of the output of `bench --json` with --concurrency or --rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Percentiles(BaseModel):
 
 
 class LoadArm(BaseModel):
-    """What one arm did under a load."""
+    """Results of one arm under a load."""
 
     requests: Count
     failed: Count
@@ -46,12 +46,12 @@ class LoadSize(BaseModel):
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
-        return f"{self.concurrency} at once" if self.concurrency else f"{self.requests_per_s or 0:g}/s"
+        """Return the display name."""
+        return f"concurrency {self.concurrency}" if self.concurrency else f"{self.requests_per_s or 0:g}/s"
 
 
 class Ratio(BaseModel):
-    """A ratio with its interval, whose ends may not be known."""
+    """A ratio with its confidence interval, if known."""
 
     ratio: Positive
     low: Number | None
@@ -59,12 +59,12 @@ class Ratio(BaseModel):
 
     @property
     def interval(self) -> str:
-        """Return its interval in words, "" where it is not known."""
+        """Return the formatted interval, or "" if it is unknown."""
         return f"{self.low:.2f} to {self.high:.2f}" if self.low and self.high else ""
 
 
 class LoadPoint(BaseModel):
-    """A load, and what each arm did under it."""
+    """A load and the results of each arm."""
 
     load: LoadSize
     arms: Annotated[dict[Text, LoadArm], Field(min_length=1, max_length=2)]
@@ -73,7 +73,7 @@ class LoadPoint(BaseModel):
 
 
 class LoadDocument(BaseModel):
-    """The document of `bench --json` under loads."""
+    """Output of `bench --json` with --concurrency or --rate."""
 
     format_version: Literal[1]
     kind: Literal["load"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of `plan --json`."""
+"""Schema of the output of `plan --json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtspec.report.schemas.bounds import Count, Positive, Text
 
 
 class PredictedBatch(BaseModel):
-    """Predicted speed-ups with so many texts, by acceptance rate."""
+    """Predicted speed-ups of one batch size, by acceptance rate."""
 
     batch: Annotated[int, Field(ge=1, le=100_000)]
     tokens_per_s: Positive
@@ -19,7 +19,7 @@ class PredictedBatch(BaseModel):
 
 
 class Predicted(BaseModel):
-    """What a plan predicts; no batches where nothing is known."""
+    """Prediction of a plan; `batches` is empty if `why_not` is set."""
 
     why_not: Text
     gpu: Text = ""
@@ -29,7 +29,7 @@ class Predicted(BaseModel):
 
 
 class PlanDocument(BaseModel):
-    """The document of `plan --json`."""
+    """Output of `plan --json`."""
 
     format_version: Literal[1]
     name: Text

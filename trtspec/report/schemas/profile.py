@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of `profile --json`."""
+"""Schema of the output of `profile --json`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OfKind(BaseModel):
 
 
 class AtBatch(BaseModel):
-    """An expected speed-up."""
+    """Expected speed-up at a batch size and draft length."""
 
     batch: Annotated[int, Field(ge=1, le=100_000)]
     draft_len: Count
@@ -37,7 +37,7 @@ class AtBatch(BaseModel):
 
 
 class Candidate(BaseModel):
-    """A method that was profiled."""
+    """A profiled method or draft."""
 
     method: Text
     draft: Text | None
@@ -52,12 +52,12 @@ class Candidate(BaseModel):
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return the display name."""
         return f"{self.method} ({self.draft})" if self.draft else self.method
 
 
 class Recommended(BaseModel):
-    """What a profile recommends."""
+    """Recommendation of a profile."""
 
     method: Text
     draft_len: Count
@@ -65,7 +65,7 @@ class Recommended(BaseModel):
 
 
 class ProfileDocument(BaseModel):
-    """The document of `profile --json`."""
+    """Output of `profile --json`."""
 
     format_version: Literal[1]
     name: Text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of `train --json`."""
+"""Schema of the output of `train --json`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TrainedSide(BaseModel):
 
 
 class TrainedKind(BaseModel):
-    """That of one kind of prompt before and after training."""
+    """The acceptance for one kind of prompt before and after training."""
 
     kind: Text
     prompts: Count
@@ -29,7 +29,7 @@ class TrainedKind(BaseModel):
 
 
 class TrainDocument(BaseModel):
-    """The document of `train --json`."""
+    """Output of `train --json`."""
 
     format_version: Literal[1]
     published: bool
