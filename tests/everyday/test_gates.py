@@ -244,7 +244,7 @@ def test_gates_need_an_artifact_and_the_one_that_is_served(
     refused = trtspec("bench", server.url, "--gates", *FEW)
     assert (refused.code, "give the deployment's name" in refused.err) == (1, True)
     refused = trtspec("bench", artifact, "--gates", *FEW)
-    assert (refused.code, "serves this artifact, and not this process" in refused.err) == (1, True)
+    assert (refused.code, "runs in a server; benchmark the deployment" in refused.err) == (1, True)
     refused = trtspec("bench", "tiny", "--skip-gate", "lossless")
     assert (refused.code, "add --gates" in refused.err) == (1, True)
 
@@ -267,6 +267,6 @@ def test_without_speculation_there_is_nothing_to_judge(
     server.obeys = False
     target = serve(artifact := built())
     refused = trtspec("bench", "tiny", "--gates", *FEW)
-    assert (refused.code, "does not speculate: its gates have nothing to compare" in refused.err) == (1, True)
+    assert (refused.code, "does not speculate, so its gates cannot be measured" in refused.err) == (1, True)
     assert trtspec("deploy", artifact, "--detach").code == 0
     assert target.live == [server.url]

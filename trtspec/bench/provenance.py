@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a document is of an artifact: by the target or the manifest that it names, else by the recipe's name."""
+"""Check whether a document belongs to an artifact, by target or manifest digest, else by recipe name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.store.manifest import Manifest
 
 
 def objection(document: Mapping[str, Any], manifest: Manifest, manifest_sha256: str) -> str:
-    """Return why a document is not of an artifact, "" where nothing that it says speaks against it."""
+    """Return why a document does not belong to an artifact, or "" if nothing contradicts it."""
     if target := text_in(document, "target", "sha256"):
         return _of_another(document, manifest) if target == target_sha256(manifest) else "of another target"
     if told := manifest_named(document):
@@ -22,14 +22,14 @@ def objection(document: Mapping[str, Any], manifest: Manifest, manifest_sha256: 
 
 
 def manifest_named(document: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the manifest that a document names, "" where it names none."""
+    """Return the SHA-256 of the manifest recorded in a document, or ""."""
     return text_in(document, "manifest") or text_in(document, "deployment", "manifest")
 
 
 def _of_another(document: Mapping[str, Any], manifest: Manifest) -> str:
-    """Return "" for what was measured of this target alone, or with the method that drafts here."""
+    """Return "" if a document of this target covers the target alone or this artifact's method."""
     tried, method = _methods_of(document), manifest.recipe.speculation.method
-    return "" if not tried or method in tried else f"of {', '.join(sorted(tried))}, and {method} drafts here"
+    return "" if not tried or method in tried else f"of {', '.join(sorted(tried))}; this artifact uses {method}"
 
 
 def _methods_of(document: Mapping[str, Any]) -> set[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's chats: messages are answered, by the server's own chat template."""
+"""OpenAI's chat completions API, with the server's chat template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtspec.bench.load import openai_events
 from trtspec.bench.load.api import Api, Event, Reply, Wanted, text_in
 from trtspec.engine.prompts.prompt import Prompt
 
-TEXTS = ("content", "reasoning_content", "reasoning")  # the last two are what a model thinks, on vLLM and SGLang
+TEXTS = ("content", "reasoning_content", "reasoning")  # the last two are reasoning, on vLLM and SGLang
 
 
 def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
