@@ -240,7 +240,7 @@ def test_gates_need_an_artifact_and_the_one_that_is_served(
         "manifest": "0",
     }
     refused = trtspec("bench", "tiny", "--gates", *FEW)
-    assert (refused.code, "built again since it was deployed" in refused.err) == (1, True)
+    assert (refused.code, "rebuilt after it was deployed" in refused.err) == (1, True)
     refused = trtspec("bench", server.url, "--gates", *FEW)
     assert (refused.code, "give the deployment's name" in refused.err) == (1, True)
     refused = trtspec("bench", artifact, "--gates", *FEW)

@@ -51,7 +51,7 @@ def test_a_chosen_end_is_a_place() -> None:
     assert check.detail.startswith("0.0% of 64 tokens")
     check = quantized(0.75, (answer(3, "end_id"), 1), (answer(4, "length"), 1))
     assert (check.ok, check.value) == (True, 0.75)
-    assert check.detail.endswith("; at least 75.0% is wanted")
+    assert check.detail.endswith("; required: 75.0%")
     assert not quantized(0.76, (answer(3, "end_id"), 1), (answer(4, "length"), 1)).ok
 
 

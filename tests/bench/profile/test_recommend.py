@@ -141,7 +141,8 @@ def test_what_pays_with_many_alone_is_not_recommended_where_fewer_lose() -> None
     assert (found.candidate, found.schedule, found.speedup) == (None, (), 1.0)
     assert found.why == (
         "the best candidate, ngram, is expected to be 1.80 (1.80 to 1.80) times as fast with 8 concurrent requests, "
-        "but lower concurrencies would need the same draft length, but with one request at a time it is 0.90 times as fast"
+        "but lower concurrencies would need the same draft length, and with one request at a time it is "
+        "0.90 times as fast"
     )
 
 
@@ -192,7 +193,7 @@ def test_what_takes_no_length_has_no_schedule() -> None:
     assert (found.candidate, found.schedule, found.speculation) == (plain, (), {"method": "medusa"})
     alone = recommend([replace(measured("medusa", {3: 60}, {1: cheap, 8: dear}), candidate=plain)], 1)
     assert alone.candidate is None
-    assert alone.why.endswith("it drafts at every concurrency, but with 8 concurrent requests it is 0.80 times as fast")
+    assert alone.why.endswith("it drafts at every concurrency, and with 8 concurrent requests it is 0.80 times as fast")
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16, 64])

@@ -39,7 +39,7 @@ def schedule_of(measured: Measured, batch: int) -> Schedule:
     lens = [length for length in measured.acceptance if not _lost_below(measured, batch, length)]
     if not lens:
         lost = _lost_below(measured, batch, min(measured.acceptance))
-        return Schedule(why_not=f"lower concurrencies would need the same draft length, but {_slow(lost)}")
+        return Schedule(why_not=f"lower concurrencies would need the same draft length, and {_slow(lost)}")
     pairs = _pairs(measured, batch, lens)
     length = next((length for most, length in pairs if batch <= most), None)
     if length is None:
@@ -57,7 +57,7 @@ def _unchanging(measured: Measured, batch: int) -> Schedule:
     length = max(measured.acceptance)
     at, loads = measured.speedup(batch, length), [measured.speedup(load, length) for load in measured.batches]
     if lost := _first_lost(loads):
-        return Schedule(why_not=f"it drafts at every concurrency, but {_slow(lost)}")
+        return Schedule(why_not=f"it drafts at every concurrency, and {_slow(lost)}")
     if at.expected.value < _clearly(measured, batch):
         return Schedule(why_not=_unsure(measured, batch))
     return Schedule(((loads[-1].batch, length),), at)

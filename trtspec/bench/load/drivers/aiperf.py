@@ -109,7 +109,7 @@ async def _run(argv: list[str], root: Path, timeout_s: float) -> None:
         )  # fmt: skip
         started = start_time(process.pid)
         try:
-            code = await asyncio.wait_for(process.wait(), STARTING_S + timeout_s)  # bounded by wait_for
+            code = await asyncio.wait_for(process.wait(), STARTING_S + timeout_s)  # unbounded: wait_for has the timeout
         except asyncio.TimeoutError:
             raise StepTimeout(f"aiperf took longer than {STARTING_S + timeout_s:.0f} s") from None
         finally:
