@@ -25,7 +25,7 @@ Cut = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass
 class Rank:
-    """One rank's tensors during conversion; `weights` is none, fp8 or fp8_rowwise."""
+    """One rank's tensors during conversion; `weights`: none, fp8 or fp8_rowwise."""
 
     load: Callable[[str], torch.Tensor]
     weights: str

@@ -52,7 +52,7 @@ def digest_of(tokens: Sequence[int]) -> str:
 def overlap(root: Path, texts: Iterable[str], manifest: Manifest | None = None) -> Overlap | None:
     """Return the overlap with the draft's training prompts, or None without an overlap or a record."""
     manifest = manifest or load_manifest(root)
-    trained_on = _trained_on(root, manifest)
+    trained_on = _training_digests(root, manifest)
     if not trained_on:
         return None
     tokenizer, texts = Tokenizer(root / TOKENIZER), list(texts)
@@ -60,7 +60,7 @@ def overlap(root: Path, texts: Iterable[str], manifest: Manifest | None = None) 
     return Overlap(shared, len(texts), len(trained_on)) if shared else None
 
 
-def _trained_on(root: Path, manifest: Manifest) -> frozenset[str]:
+def _training_digests(root: Path, manifest: Manifest) -> frozenset[str]:
     """Return the digests of the training prompts; empty if the draft's record is missing or unreadable."""
     if "draft" not in manifest.recipe.models:
         return frozenset()

@@ -114,7 +114,7 @@ def _may_be_quantized(artifact: OpenArtifact, source: Path) -> bool:
     return {wanted.weights, wanted.kv_cache, found.weights, found.kv_cache} != {"none"}
 
 
-def _places(result: Result) -> int:
+def _num_choices(result: Result) -> int:
     """Return the number of choices in a response: its tokens, plus the end if the model chose one."""
     return len(result.ids) + (result.finish_reason == "end_id")
 
@@ -171,7 +171,7 @@ def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, resul
     others: tuple[str, ...] = () if before == ours else (_first_difference(before, ours),)
     if {*artifact.tokenizer.end_ids} != reference.end_ids:
         others += (f"end ids are {_ids(artifact.tokenizer.end_ids)} here, {_ids(reference.end_ids)} in transformers",)
-    return _Compared(prompt.name, _places(result), found, others, tuple(before))
+    return _Compared(prompt.name, _num_choices(result), found, others, tuple(before))
 
 
 def _differs(reference: Reference, logits: torch.Tensor, place: int, theirs: int, ours: int) -> _Disagreement | None:

@@ -14,7 +14,7 @@ from trtspec.store.manifest import Manifest
 def objection(document: Mapping[str, Any], manifest: Manifest, manifest_sha256: str) -> str:
     """Return why a document does not belong to an artifact, or "" if nothing contradicts it."""
     if target := text_in(document, "target", "sha256"):
-        return _of_another(document, manifest) if target == target_sha256(manifest) else "of another target"
+        return _method_mismatch(document, manifest) if target == target_sha256(manifest) else "of another target"
     if told := manifest_named(document):
         return "" if told == manifest_sha256 else "of another artifact"
     name = text_in(document, "name")
@@ -26,13 +26,13 @@ def manifest_named(document: Mapping[str, Any]) -> str:
     return text_in(document, "manifest") or text_in(document, "deployment", "manifest")
 
 
-def _of_another(document: Mapping[str, Any], manifest: Manifest) -> str:
+def _method_mismatch(document: Mapping[str, Any], manifest: Manifest) -> str:
     """Return "" if a document of this target covers the target alone or this artifact's method."""
-    tried, method = _methods_of(document), manifest.recipe.speculation.method
+    tried, method = _methods_in(document), manifest.recipe.speculation.method
     return "" if not tried or method in tried else f"of {', '.join(sorted(tried))}; this artifact uses {method}"
 
 
-def _methods_of(document: Mapping[str, Any]) -> set[str]:
+def _methods_in(document: Mapping[str, Any]) -> set[str]:
     tried = document.get("methods")
     named = (each.get("method") for each in tried if isinstance(each, Mapping)) if isinstance(tried, list) else ()
     return {each for each in (*named, document.get("method")) if isinstance(each, str)}

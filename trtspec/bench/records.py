@@ -40,7 +40,7 @@ def write_record(path: Path, values: Mapping[str, Any]) -> None:
 def read_record(path: Path) -> bytes | None:
     """Return the text of a record, or None if it is absent, damaged or not written by this user."""
     try:
-        if not (_is_closed(path.parent) and _is_own(path)):
+        if not (_is_closed(path.parent) and _is_owned(path)):
             raise OSError(None, "other users can write to it")
         data = read_bounded(path, MAX_BYTES, follow=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -54,7 +54,7 @@ def read_record(path: Path) -> bytes | None:
     return data
 
 
-def _is_own(path: Path) -> bool:
+def _is_owned(path: Path) -> bool:
     with open_regular(path, follow=False) as file:
         status = os.fstat(file.fileno())
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

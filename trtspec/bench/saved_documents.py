@@ -55,15 +55,15 @@ def text_in(values: Mapping[str, Any], *keys: str) -> str:
 
 def keep_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:
     """Save an artifact's document; write errors are ignored."""
-    _keep(_folder(manifest_sha256(root)), kind, document)
+    _save(_folder(manifest_sha256(root)), kind, document)
 
 
 def keep_of_target(sha256: str, name: str, document: Mapping[str, Any]) -> None:
     """Save a target's document under `name`; write errors are ignored."""
-    _keep(_folder(sha256), name, document)
+    _save(_folder(sha256), name, document)
 
 
-def _keep(folder: Path, name: str, document: Mapping[str, Any]) -> None:
+def _save(folder: Path, name: str, document: Mapping[str, Any]) -> None:
     with suppress(OSError):
         write_record(folder / f"{name}.json", document)
 

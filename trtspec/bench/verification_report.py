@@ -181,7 +181,7 @@ def verification_of(
 
 def keep_verification(root: Path, verification: Verification) -> None:
     """Save this user's verification of an artifact for later commands on this machine; may raise TrtspecError."""
-    path = _record_of(verification.manifest_sha256)
+    path = _record_path(verification.manifest_sha256)
     try:
         write_record(path, {"schema": SCHEMA, "machine": this_machine(), **verification.as_dict()})
     except OSError as error:
@@ -212,7 +212,7 @@ def read_verification(root: Path) -> Verification | None:
 def kept_verification(root: Path) -> tuple[Verification | None, datetime | None]:
     """Return the result of `read_verification` and the time when it was saved."""
     sha256 = manifest_sha256(root)
-    path = _record_of(sha256)
+    path = _record_path(sha256)
     if (data := read_record(path)) is None:
         return None, None
     try:
@@ -254,7 +254,7 @@ def _copy(root: Path) -> bytes:
     return read_bounded(root / REPORT, MAX_BYTES, follow=False)
 
 
-def _record_of(sha256: str) -> Path:
+def _record_path(sha256: str) -> Path:
     return records_dir("verified") / f"{sha256}.json"
 
 

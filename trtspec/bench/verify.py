@@ -60,7 +60,7 @@ OnMeasure = Callable[[tuple[str, ...], bool], None]  # (gates, whether this proc
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Options:
     """The options of a verification."""
 
     source: Path | None
@@ -97,13 +97,13 @@ def verify_artifact(
     files, found = _check_files(root, manifest, reread=reread), Judgement((), ())
     if files.ok:
         examine = _examine if find_backend(manifest.backend.name).converts else _examine_copies
-        found = examine(root, manifest, _Asked(source, prompts_file, max_tokens, max_runs, skip, on_progress))
+        found = examine(root, manifest, _Options(source, prompts_file, max_tokens, max_runs, skip, on_progress))
     left_out = (*left_out_on_request(manifest.recipe, skip), *found.left_out)
     acceptance = manifest.recipe.speculation.acceptance
     verification = verification_of(root, acceptance, (files, *found.checks), left_out, found.speedup)
     warnings = (found.overlap.warning,) if found.overlap else ()
     verification = replace(verification, warnings=warnings).under(undecided_policy())
-    _keep(root, manifest, verification, report, on_unwritten)
+    _save(root, manifest, verification, report, on_unwritten)
     return verification
 
 
@@ -179,7 +179,7 @@ def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> Check:
     return Check(FILES, not problems, max(0, count - len(problems)), count, detail, seconds=seconds)
 
 
-def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
+def _examine(root: Path, manifest: Manifest, asked: _Options) -> Judgement:
     """Compare the converted target in the torch engine with its source, and evaluate the gates.
 
     The speed-up is reported only if the torch engine also serves the artifact.
@@ -205,7 +205,7 @@ def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
     return Judgement((*checks, *judged.checks), (*early, *judged.left_out), speedup, judged.overlap)
 
 
-def _examine_copies(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
+def _examine_copies(root: Path, manifest: Manifest, asked: _Options) -> Judgement:
     """Run the checks that are possible for unconverted checkpoints of an engine in another process."""
     copies = check_sources(root, manifest, asked.source)
     names = wanted_gates(manifest.recipe, asked.skip)
@@ -213,7 +213,7 @@ def _examine_copies(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
     return Judgement((copies,), waiting) if isinstance(copies, Check) else Judgement((), (copies, *waiting))
 
 
-def _keep(
+def _save(
     root: Path,
     manifest: Manifest,
     found: Verification,

@@ -115,7 +115,7 @@ def test_there_are_rounds_until_it_is_sure_how_lengths_compare(
     """All rounds take the same time, so the interval has width 0."""
     monkeypatch.setattr("trtspec.bench.profile.server_client.LEAST_ROUNDS", 3)
     monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 4)
-    monkeypatch.setattr("trtspec.bench.profile.server_client.SURE", sure)
+    monkeypatch.setattr("trtspec.bench.profile.server_client.MAX_REL_CI", sure)
     with scripted(answer) as server:
         trtspec("profile", recipe, "--server", server.url, *ASKED)
         of_load = len(server.of_load())

@@ -16,7 +16,7 @@ from trtspec.bench.load.rounds import Round
 from trtspec.bench.load.sample import Sample
 from trtspec.bench.profile.acceptance import Acceptance, Counts, count_steps
 from trtspec.bench.profile.options import Limits
-from trtspec.bench.profile.server_client import Asking, _asked_in, _is_sure
+from trtspec.bench.profile.server_client import Asking, _round_prompts, _is_precise
 from trtspec.bench.profile.server_counts import counts_of
 from trtspec.bench.profile.stream_times import stream_times
 from trtspec.engine.prompts.prompt import Prompt
@@ -119,11 +119,11 @@ def test_all_rounds_count_but_their_ends(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_counts_of_rounds_goes_through_all_prompts() -> None:
     """The last `batch` prompts of a round do not count, and are repeated in the next round."""
     prompts = [Prompt(str(number), "", "") for number in range(10)]
-    rounds = [_asked_in(number, prompts, 4) for number in range(5)]
+    rounds = [_round_prompts(number, prompts, 4) for number in range(5)]
     counted = [prompt for each in rounds for prompt in each[: len(each) - 4]]
     assert [len(each) for each in rounds] == [16] * 5
     assert counted == [*prompts * 6]
-    assert len(_asked_in(3, prompts[:1], 16)) == 48
+    assert len(_round_prompts(3, prompts[:1], 16)) == 48
 
 
 def test_rounds_end_once_it_is_sure_how_a_length_compares() -> None:
@@ -133,12 +133,12 @@ def test_rounds_end_once_it_is_sure_how_a_length_compares() -> None:
         return [[Sample("", "", 0.0, 0.0, (0.1, last_s), None, 9)] if last_s else [] for last_s in seconds]
 
     alone = timed(4.0, 8.0, 4.0, 4.0)
-    assert _is_sure(alone, timed(2.0, 4.0, 2.0, 2.02))
-    assert _is_sure(alone, timed(2.0, 0.0, 2.0, 2.0))
-    assert _is_sure(alone, timed(0.0, 0.0, 0.0, 0.0))
-    assert _is_sure(alone, alone)
-    assert not _is_sure(alone, timed(2.0, 2.0, 2.0, 2.0))
-    assert not _is_sure(alone, timed(2.0, 0.0, 0.0, 0.0))
+    assert _is_precise(alone, timed(2.0, 4.0, 2.0, 2.02))
+    assert _is_precise(alone, timed(2.0, 0.0, 2.0, 2.0))
+    assert _is_precise(alone, timed(0.0, 0.0, 0.0, 0.0))
+    assert _is_precise(alone, alone)
+    assert not _is_precise(alone, timed(2.0, 2.0, 2.0, 2.0))
+    assert not _is_precise(alone, timed(2.0, 0.0, 0.0, 0.0))
 
 
 def test_totals_alone_say_nothing_of_places() -> None:

@@ -19,7 +19,7 @@ TREE = {"top_k": 4, "nodes": 12}
 
 
 @pytest.mark.parametrize(
-    ("wanted", "most", "draft_len"),
+    ("spec", "most", "draft_len"),
     [
         (Wanted("eagle3", None, {}, 4), 10, 10),
         (Wanted("eagle3", None, TREE, 4), 10, 4),
@@ -30,8 +30,8 @@ TREE = {"top_k": 4, "nodes": 12}
         (Wanted("eagle3", None, {}, 4), 64, 16),
     ],
 )
-def test_a_chain_is_as_long_as_is_tried_and_a_tree_as_deep_as_it_is(wanted: Wanted, most: int, draft_len: int) -> None:
-    assert wanted.section(most)["draft_len"] == draft_len
+def test_a_chain_is_as_long_as_is_tried_and_a_tree_as_deep_as_it_is(spec: Wanted, most: int, draft_len: int) -> None:
+    assert spec.section(most)["draft_len"] == draft_len
 
 
 def test_a_method_without_a_length_is_given_none() -> None:

@@ -126,7 +126,7 @@ def search(
             repeats += 1
         else:
             repeats = 0
-            skip = _skip_of(proposal)
+            skip = _skip_from_units(proposal)
             scored[proposal] = rate(skip, matchness(skip), config)
             on_progress("search", len(scored), limits.iterations)
         if repeats == MOST_REPEATS or len(scored) == limits.iterations or clock() > end:
@@ -168,6 +168,6 @@ def _changed(best: frozenset[Unit], units: Sequence[Unit], most: int, chance: Ra
     return chance.choice([change for change in changes if 0 < len(change) <= most])
 
 
-def _skip_of(units: frozenset[Unit]) -> Skip:
+def _skip_from_units(units: frozenset[Unit]) -> Skip:
     left_out = [sublayer for unit in units for sublayer in unit]
     return Skip(**{kind: sorted(layer for each, layer in left_out if each == kind) for kind in KINDS})

@@ -82,7 +82,7 @@ class LoadClient:
         async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
             if answer.status != 200:
                 kind = Refused if answer.status in REFUSALS else BadAnswer
-                raise kind(f"the server returned {answer.status}: {await _words(answer)}")
+                raise kind(f"the server returned {answer.status}: {await _error_text(answer)}")
             async for data in answer.content.iter_any():
                 now = clock()
                 for event in events.feed(data):
@@ -141,7 +141,7 @@ def _brings_text(event: dict[str, Any], reply: Reply, read: Any) -> bool:
         raise BadAnswer(f"unexpected event for this API: {str(event)[:MAX_WORDS]}") from error
 
 
-async def _words(answer: aiohttp.ClientResponse) -> str:
+async def _error_text(answer: aiohttp.ClientResponse) -> str:
     """Return the error message of a response, or the beginning of its content."""
     content = (
         (await _content(answer, MAX_EVENT_BYTES)).strip().removeprefix(b"data:")

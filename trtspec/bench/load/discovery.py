@@ -40,7 +40,7 @@ async def find_endpoint(client: LoadClient, url: str, api: str, model: str, key_
 
 async def ensure_answers(client: LoadClient, endpoint: Endpoint) -> None:
     """Raise DeployError if a probe request fails."""
-    if error := await _error_of(client, endpoint):
+    if error := await _probe_error(client, endpoint):
         raise DeployError(error, where=endpoint.url, hint="check its state with: trtspec status NAME")
 
 
@@ -51,12 +51,12 @@ async def target_alone(client: LoadClient, endpoint: Endpoint) -> Endpoint | Non
     """
     alone = replace(endpoint, extra=endpoint.api.without_drafts)
     nonsense = replace(endpoint, extra=dict.fromkeys(endpoint.api.without_drafts, "none"))
-    if await _error_of(client, alone) or not await _error_of(client, nonsense):
+    if await _probe_error(client, alone) or not await _probe_error(client, nonsense):
         return None
     return alone
 
 
-async def _error_of(client: LoadClient, endpoint: Endpoint) -> str:
+async def _probe_error(client: LoadClient, endpoint: Endpoint) -> str:
     now = clock()
     body = endpoint.request(PROBE, Wanted(2))
     return (await client.ask(endpoint, PROBE, body, now, now)).error

@@ -15,7 +15,7 @@ GROWING = 1.5  # later half of a round's latencies / earlier half
 
 def remarks_on(points: Sequence[Mapping[str, Any]], noise: Mapping[str, Any]) -> list[str]:
     """Return warnings about a document's points, one sentence each."""
-    found = [f"{_name(point)}: {remark}" for point in points for remark in _of_point(point)]
+    found = [f"{_name(point)}: {remark}" for point in points for remark in _point_warnings(point)]
     if noise["spread"] > NOISY:
         found.append(
             f"the machine is noisy: the quartiles of a fixed {noise['median_work_ms']:.0f} ms of work are "
@@ -29,9 +29,9 @@ def _name(point: Mapping[str, Any]) -> str:
     return f"concurrency {load['concurrency']}" if "concurrency" in load else f"{load['requests_per_s']:g} requests/s"
 
 
-def _of_point(point: Mapping[str, Any]) -> Iterator[str]:
+def _point_warnings(point: Mapping[str, Any]) -> Iterator[str]:
     for name, arm in point["arms"].items():
-        yield from (f"{name}: {remark}" for remark in _of_arm(arm, point["load"]))
+        yield from (f"{name}: {remark}" for remark in _arm_warnings(arm, point["load"]))
     if point["outlier_rounds"]:
         rounds = ", ".join(str(number) for number in point["outlier_rounds"])
         yield f"the ratio of round {rounds} is an outlier; it is included"
@@ -39,7 +39,7 @@ def _of_point(point: Mapping[str, Any]) -> Iterator[str]:
         yield f"{same['compared'] - same['same']} of {same['compared']} texts differ between the arms"
 
 
-def _of_arm(arm: Mapping[str, Any], load: Mapping[str, Any]) -> Iterator[str]:
+def _arm_warnings(arm: Mapping[str, Any], load: Mapping[str, Any]) -> Iterator[str]:
     if arm["failed"]:
         first = next(iter(arm["errors"]))
         yield f"{arm['failed']} of {arm['failed'] + arm['requests']} requests failed: {first}"

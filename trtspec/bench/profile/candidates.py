@@ -73,7 +73,7 @@ def wanted(loaded: LoadedRecipe, asked: Asked, engine: Backend) -> tuple[list[Wa
     """
     own, left_out = own_of(loaded), dict[str, str]()
     found = [own] if own and (asked.methods is None or own.method in asked.methods) else []
-    for name in asked.methods if asked.methods is not None else _needing_nothing(engine):
+    for name in asked.methods if asked.methods is not None else _draftless_methods(engine):
         if name in (own.method if own else "none", "none"):
             continue
         needs = find_method(name).drafts_with
@@ -85,7 +85,7 @@ def wanted(loaded: LoadedRecipe, asked: Asked, engine: Backend) -> tuple[list[Wa
             left_out[name] = f"it requires a {needs}, which the recipe lacks; give one with --drafts"
     for written in asked.drafts or ():
         try:
-            found.append(_of_draft(loaded, written))
+            found.append(_draft_candidate(loaded, written))
         except TrtspecError as error:
             left_out[written] = why_not(error)
     return found, left_out
@@ -96,7 +96,7 @@ def why_not(error: TrtspecError) -> str:
     return error.diagnostics[0].message if isinstance(error, RecipeError) else error.message
 
 
-def _needing_nothing(engine: Backend) -> list[str]:
+def _draftless_methods(engine: Backend) -> list[str]:
     """Return the engine's methods that need neither a draft nor an option."""
     found = []
     for name in engine.methods():
@@ -111,7 +111,7 @@ def _needing_nothing(engine: Backend) -> list[str]:
     return found
 
 
-def _of_draft(loaded: LoadedRecipe, written: str) -> Wanted:
+def _draft_candidate(loaded: LoadedRecipe, written: str) -> Wanted:
     """Return the candidate for a draft with its recommended method."""
     draft, target = open_checkpoint(written), find_source(loaded.recipe.target)
     way = ways(None, in_process()[0], target, draft.source, None)[0]

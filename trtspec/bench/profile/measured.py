@@ -88,11 +88,11 @@ class Measured:
     def step_seconds(self, batch: int, draft_len: int) -> float:
         """Return the seconds of a step, interpolated linearly between measured lengths and concurrencies."""
 
-        def of_rows(rows: int) -> float:
-            of_lens = {length: seconds for (each, length), seconds in self.seconds.items() if each == rows}
-            return _on_line(of_lens, draft_len)
+        def at_batch(rows: int) -> float:
+            by_len = {length: seconds for (each, length), seconds in self.seconds.items() if each == rows}
+            return _on_line(by_len, draft_len)
 
-        return _on_line({rows: of_rows(rows) for rows in self.batches}, batch)
+        return _on_line({rows: at_batch(rows) for rows in self.batches}, batch)
 
     def _prefill(self, batch: int, side: int) -> float:
         return _on_line({rows: pair[side] for rows, pair in self.prefills.items()}, batch) if self.prefills else 0.0

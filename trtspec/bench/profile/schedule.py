@@ -2,7 +2,7 @@
 """Choose draft lengths per concurrency so that a server is never slower than its target alone.
 
 A recipe's schedule never drafts more at a higher concurrency. A length that pays at a high concurrency is therefore
-also used at lower ones, and if those become slower, there is no schedule.
+also used at lower ones, and if those become slower, the schedule is empty.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def _unchanging(measured: Measured, batch: int) -> Schedule:
 def _lost_below(measured: Measured, batch: int, length: int) -> Speedup | None:
     """Return the first concurrency below `batch` that is slower with draft lengths of `length` or more."""
     as_long = [each for each in measured.acceptance if each >= length]
-    return _first_lost([_for_others(measured, load, as_long) for load in _loads(measured) if load < batch])
+    return _first_lost([_best_without_loss(measured, load, as_long) for load in _loads(measured) if load < batch])
 
 
-def _for_others(measured: Measured, load: int, lens: Sequence[int]) -> Speedup:
+def _best_without_loss(measured: Measured, load: int, lens: Sequence[int]) -> Speedup:
     """Return the best length at a concurrency, or the fastest one if the best is slower than the target alone."""
     best = measured.best(load, lens)
     if best.expected.value >= LOSES:
@@ -89,7 +89,7 @@ def _pairs(measured: Measured, batch: int, lens: Sequence[int]) -> tuple[tuple[i
     as_long = [length for length in measured.acceptance if length >= wanted]
     for load in _loads(measured):
         if load < batch:
-            best, least = _for_others(measured, load, as_long), LOSES
+            best, least = _best_without_loss(measured, load, as_long), LOSES
         else:
             best, least = measured.best(load, lens if load == batch else None), _clearly(measured, load)
         length = best.draft_len

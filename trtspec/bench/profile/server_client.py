@@ -23,8 +23,8 @@ from trtspec.core.errors import DeployError
 from trtspec.engine.prompts.prompt import Prompt
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 10
-SURE = 0.05  # relative half-width of a speed-up's interval at which rounds end
-LEAST, A_PLACE = 16, 3  # minimum requests of a round, in total and per concurrent request
+MAX_REL_CI = 0.05  # relative half-width of a speed-up's interval at which rounds end
+LEAST, REQUESTS_PER_SLOT = 16, 3  # minimum requests of a round, in total and per concurrent request
 DRAFTS_ALWAYS = "it cannot switch drafting off; give a server without speculation with --baseline"
 TELLS = "start vLLM with --per-request-spec-decode-metrics summary; trtspec servers always report drafts"
 STREAMS = "serving.streaming: true"
@@ -79,7 +79,7 @@ class Asking:
             prompts = [prompt for prompt, _ in own]
             if is_chain and not servers.baseline:  # the server accepts a draft length
                 for length in self._lens(own_len):
-                    endpoints[length] = _told(served, length)
+                    endpoints[length] = _with_draft_len(served, length)
                     answers[length], _ = await self._answers(client, endpoints[length], prompts)
             for other in servers.others:
                 length, endpoint, answers_of_it = await self._other(client, other, prompts)
@@ -101,7 +101,7 @@ class Asking:
     def _lens(self, own_len: int) -> list[int]:
         return [length for length in TIMED_LENS if 0 < length < own_len and length <= self.limits.max_draft_len]
 
-    async def _asked(
+    async def _send(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
     ) -> tuple[Round, list[str]]:
         """Send prompts at a concurrency; also return the errors of failed requests, which are recorded."""
@@ -115,8 +115,8 @@ class Asking:
     ) -> tuple[list[Answer], int]:
         """Return the responses of two tokens or more, and the number of rejected prompts."""
         self.on_progress("responses", 0, len(prompts))
-        done, _ = await self._asked(client, endpoint, prompts, max(self.batches))
-        found = [pair for pair in zip(prompts, done.samples, strict=True) if _is_whole(pair[1])]
+        done, _ = await self._send(client, endpoint, prompts, max(self.batches))
+        found = [pair for pair in zip(prompts, done.samples, strict=True) if _is_usable(pair[1])]
         if not found:
             reason = done.samples[0].error or "all have fewer than two tokens"
             raise DeployError(f"no usable response: {reason}", where=endpoint.url)
@@ -143,11 +143,11 @@ class Asking:
         """
         rounds: dict[int, list[list[Sample]]] = {length: [] for length in sorted(endpoints)}
         for number in range(MOST_ROUNDS):
-            asked = _asked_in(number, prompts, batch)
+            asked = _round_prompts(number, prompts, batch)
             for length in sorted(endpoints, reverse=bool(number % 2)):
                 rounds[length].append(await self._round(client, endpoints[length], asked, batch))
             self.on_progress(f"streams, {batch} concurrent", number + 1, MOST_ROUNDS)
-            if number + 1 >= LEAST_ROUNDS and all(_is_sure(rounds[0], timed) for timed in rounds.values()):
+            if number + 1 >= LEAST_ROUNDS and all(_is_precise(rounds[0], timed) for timed in rounds.values()):
                 break
         for length, endpoint in endpoints.items():
             if not any(rounds[length]):
@@ -162,10 +162,10 @@ class Asking:
 
         Empty if requests failed, because the concurrency was then too low.
         """
-        done, failures = await self._asked(client, endpoint, prompts, batch)
+        done, failures = await self._send(client, endpoint, prompts, batch)
         if len(failures) > MAX_FAILED * len(prompts):
             return []
-        timed = [sample for sample in done.samples[: len(prompts) - batch] if _is_whole(sample)]
+        timed = [sample for sample in done.samples[: len(prompts) - batch] if _is_usable(sample)]
         if not timed:
             raise DeployError(f"all requests failed: {done.samples[0].error}", where=endpoint.url)
         if not any(sample.itl_ms for sample in timed):
@@ -175,28 +175,28 @@ class Asking:
         return timed
 
 
-def _asked_in(number: int, prompts: Sequence[Prompt], batch: int) -> list[Prompt]:
+def _round_prompts(number: int, prompts: Sequence[Prompt], batch: int) -> list[Prompt]:
     """Return a round's prompts: the next ones that count, followed by `batch` that do not."""
-    asked = max(LEAST, A_PLACE * batch)
+    asked = max(LEAST, REQUESTS_PER_SLOT * batch)
     begin = number * (asked - batch) % len(prompts)
     return list(islice(cycle(prompts), begin, begin + asked))
 
 
-def _is_sure(alone: Sequence[Sequence[Sample]], timed: Sequence[Sequence[Sample]]) -> bool:
+def _is_precise(alone: Sequence[Sequence[Sample]], timed: Sequence[Sequence[Sample]]) -> bool:
     """Return whether a length's speed-up is precise enough; true if no round is usable."""
     ratios = [_token_ms(theirs) / _token_ms(ours) for theirs, ours in zip(alone, timed, strict=True) if theirs and ours]
-    return not ratios or ratio_of_rounds(ratios).half_width <= SURE
+    return not ratios or ratio_of_rounds(ratios).half_width <= MAX_REL_CI
 
 
 def _token_ms(samples: Sequence[Sample]) -> float:
     return sum(sample.e2e_ms for sample in samples) / sum(sample.output_tokens for sample in samples)
 
 
-def _is_whole(sample: Sample) -> bool:
+def _is_usable(sample: Sample) -> bool:
     return sample.ok and sample.output_tokens > 1
 
 
-def _told(endpoint: Endpoint, draft_len: int) -> Endpoint:
+def _with_draft_len(endpoint: Endpoint, draft_len: int) -> Endpoint:
     """Return the same server with a requested draft length."""
     return replace(endpoint, extra=dict.fromkeys(endpoint.api.without_drafts, draft_len))
 

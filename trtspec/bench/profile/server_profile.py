@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profile a running server: acceptance from its responses, and step times from its streams.
 
-A server that accepts a draft length is measured at several. Otherwise only its default length and those of further
-servers are known: acceptance at other lengths is derived from the next longer one, and step times are interpolated
-linearly.
+A server that accepts a draft length is measured at several. Otherwise only its default length and the lengths of
+further servers are known: acceptance at other lengths is derived from the next longer one, and step times are
+interpolated linearly.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measured_of(candidate: Candidate, heard: Heard, max_draft_len: int) -> Measu
 
 def _acceptance(heard: Heard, max_draft_len: int, *, follows_text: bool) -> dict[int, Acceptance]:
     """Return the acceptance of each length: measured, else derived from the next longer drafts."""
-    own = {length: _of_answers(answers, length) for length, answers in heard.answers.items()}
+    own = {length: _answers_acceptance(answers, length) for length, answers in heard.answers.items()}
     tells = heard.is_chain and any(text.reached for text in own[heard.own_len].texts)
     lens = {*own, *range(1, min(heard.own_len, max_draft_len) + 1)} if tells else {*own}
     shorter = Acceptance.redrafted if follows_text else Acceptance.cut
@@ -71,7 +71,7 @@ def _acceptance(heard: Heard, max_draft_len: int, *, follows_text: bool) -> dict
             for length in sorted(lens)}  # fmt: skip
 
 
-def _of_answers(answers: Sequence[Answer], draft_len: int) -> Acceptance:
+def _answers_acceptance(answers: Sequence[Answer], draft_len: int) -> Acceptance:
     counts = tuple(counts_of(sample, draft_len) for _, sample in answers)
     return Acceptance(counts, tuple(prompt.kind for prompt, _ in answers))
 

@@ -83,12 +83,12 @@ class _Work:
 def _texts(asked: Asked, candidate: Candidate, finished: Finished, on_progress: OnProgress) -> Texts:
     prompts, most = drawn(asked, candidate.root), asked.limits.max_tokens
 
-    def say_all() -> dict[str, Any]:
+    def generate_all() -> dict[str, Any]:
         with open_artifact(candidate.root) as artifact:
             return dump_texts(say(artifact, fitting(artifact, prompts, most), most, on_progress)[0])
 
     depends_on = [_keys(candidate.root), [(each.text, each.kind) for each in prompts], most]
-    texts = read_texts(finished.get(depends_on, say_all))
+    texts = read_texts(finished.get(depends_on, generate_all))
     check_said(texts)
     return texts
 

@@ -18,10 +18,10 @@ def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
 
 
 def _read(event: Event, reply: Reply) -> bool:
-    return openai_events.read(event, reply, _text_of)
+    return openai_events.read(event, reply, _choice_text)
 
 
-def _text_of(choice: Any) -> str:
+def _choice_text(choice: Any) -> str:
     delta = choice.get("delta") or {}
     return next((text_in(delta[name]) for name in TEXTS if delta.get(name)), "")
 
