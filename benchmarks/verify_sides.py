@@ -74,9 +74,7 @@ class Batch:
         return sum(rows.numel() * rows.element_size() for rows in (self.target, self.draft))
 
     def needed_bytes(self, accepted: Tensor) -> int:
-        """Return the bytes that every verification must read: rows up to the first rejection, including the draft's if
-        used.
-        """
+        """Return the bytes that any verification must read: rows up to the first rejection, and the draft's if used."""
         target_rows = int((accepted + 1).sum())
         draft_rows = 0 if self.case.kind == "greedy" else int((accepted + 1).clamp_max(self.case.draft_len).sum())
         return (target_rows + draft_rows) * self.case.vocab * self.target.element_size()

@@ -88,9 +88,7 @@ def check(report: Report, memory: Memory) -> None:
 
 
 def rates(options: Options, report: Report, arms: dict[str, Sequence[Known]], deployment: dict[str, Any]) -> None:
-    """Measure tokens per second with one stream and with many, alternating, with and without drafts, and the busy
-    cores.
-    """
+    """Measure tokens per second with one stream and many, alternating with and without drafts, and the busy cores."""
     seconds = 4.0 if options.short else 20.0
     measured = {arm: Throughput() for arm in arms}
     for _ in range(1 if options.short else ROUNDS):

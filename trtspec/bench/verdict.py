@@ -54,13 +54,18 @@ class Option:
 class Evidence:
     """The facts about a recipe's or an artifact's speculation.
 
-    method: the recipe's method; subject: its label in sentences ("this draft", or the method). speedup: this
-    speculation against the target alone at `load`; expected from a profile if `is_expected`. by_load: pairs
-    (concurrency, ratio), ascending. texts: identical texts and all texts of a comparison. rivals: other methods or
-    drafts measured on the same target. limit: the recipe's `min_speedup`. checks, verified: results of a verification;
-    `verified` is None without one. has_baseline: False if speculation was measured without the target alone. foreign:
-    why documents do not belong to this artifact, one phrase each. more: how to measure again; check: the command that
-    verifies the artifact, or ""; measure: the command that measures it.
+    method: the recipe's method.
+    subject: its label in sentences, "this draft" or the method.
+    speedup: this speculation against the target alone at `load`; expected from a profile if `is_expected`.
+    by_load: pairs (concurrency, ratio), ascending.
+    limit: the recipe's `min_speedup`.
+    texts: identical texts and all texts of a comparison.
+    checks, verified: results of a verification; `verified` is None without one.
+    rivals: other methods or drafts measured on the same target.
+    has_baseline: False if speculation was measured without the target alone.
+    foreign: why documents do not belong to this artifact, one phrase each.
+    more: how to measure again.
+    measure, check: the commands that measure and verify the artifact; `check` may be "".
     """
 
     method: str

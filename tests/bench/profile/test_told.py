@@ -16,7 +16,7 @@ from trtspec.bench.load.rounds import Round
 from trtspec.bench.load.sample import Sample
 from trtspec.bench.profile.acceptance import Acceptance, Counts, count_steps
 from trtspec.bench.profile.options import Limits
-from trtspec.bench.profile.server_client import Asking, _round_prompts, _is_precise
+from trtspec.bench.profile.server_client import Asking, _is_precise, _round_prompts
 from trtspec.bench.profile.server_counts import counts_of
 from trtspec.bench.profile.stream_times import stream_times
 from trtspec.engine.prompts.prompt import Prompt

@@ -144,8 +144,7 @@ def _units(num_layers: int, whole_layers: bool) -> list[Unit]:
 def _proposals(
     units: Sequence[Unit], most: int, scored: dict[frozenset[Unit], Candidate], chance: Random, *, fills: bool
 ) -> Iterator[frozenset[Unit]]:
-    """Yield each unit alone, then growing sets of the units with the highest matchness, then variations of the best
-    set.
+    """Yield each unit alone, then growing sets by descending matchness, then variations of the best set.
 
     The best set has the highest expected speed-up; with `fills`, among the sets with the most units. The caller must
     add each set to `scored` before requesting the next one.

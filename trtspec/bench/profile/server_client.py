@@ -35,8 +35,7 @@ Answer = tuple[Prompt, Sample]
 
 @dataclass(frozen=True)
 class Heard:
-    """Measurements of a server that drafts `own_len` tokens by default: its responses by draft length, and stream
-    times.
+    """Measurements of a server that drafts `own_len` tokens by default: responses by draft length, and stream times.
 
     `is_chain` is whether it drafts at most one token per position. Times are by concurrency and draft length. `refused`
     counts rejected prompts, and `failures` are the errors of other failed requests.

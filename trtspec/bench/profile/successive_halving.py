@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Successive halving: run all arms on few texts, then the better half on twice as many, until the last run on all
-texts.
+"""Successive halving: run all arms on few texts, then the better half on twice as many, and the last ones on all.
 
 Jamieson and Talwalkar 2016, arXiv:1502.07943. The first arm is the user's current setting and is never dropped.
 """
