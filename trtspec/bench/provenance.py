@@ -29,7 +29,7 @@ def manifest_named(document: Mapping[str, Any]) -> str:
 def _method_mismatch(document: Mapping[str, Any], manifest: Manifest) -> str:
     """Return "" if a document of this target covers the target alone or this artifact's method."""
     tried, method = _methods_in(document), manifest.recipe.speculation.method
-    return "" if not tried or method in tried else f"of {', '.join(sorted(tried))}; this artifact uses {method}"
+    return "" if not tried or method in tried else f"of {', '.join(sorted(tried))}, but this artifact uses {method}"
 
 
 def _methods_in(document: Mapping[str, Any]) -> set[str]:

@@ -143,7 +143,7 @@ def _variants(method: Method, options: dict[str, Any]) -> Iterator[dict[str, Any
 
 
 def _lens(method: Method, options: dict[str, Any], max_draft_len: int) -> list[int]:
-    """Return the lengths to load an engine with: a chain's maximum, which covers shorter ones, or each depth of a tree."""
+    """Return the lengths to load an engine with: a chain's maximum, which covers shorter ones, or all tree depths."""
     lens, parsed = [length for length in method.draft_lens if length <= max_draft_len], method.parse(options)
     shapes = {length: method.draft_shape(parsed, length) for length in lens}
     if not lens or shapes[lens[0]].max_tokens == shapes[lens[0]].max_depth:
