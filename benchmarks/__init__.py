@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks; a package, so that no other one of this name on the path is taken for it."""
+"""Benchmarks; a package, so that another module of this name on the path cannot shadow it."""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many times as fast as the best other method is block drafting that ends by its confidence, when each method
-drafts as much as was fastest on other prompts? On the quickstart target, on a CPU at batch 1; 1.15 is the goal.
+"""Measure the speed-up of block drafting with a confidence threshold over the best other method.
 
     python benchmarks/block_drafting.py [--runs 3] [--max-tokens 64] [--out FILE.json]
 
-Each length that a method may have is built, and loaded in a process to itself: a second engine in one slows the first.
-Every second prompt of each kind chooses a method's length, the one with the highest geometric mean over the kinds;
-those between them, which chose nothing, compare the methods. A prompt is asked of all in turn, so that a machine whose
-speed drifts slows them alike, and an answer's fastest run counts. The other methods are the fastest of methods.py.
+Runs on the quickstart target, on a CPU at batch 1; the goal is 1.15. Each method uses the draft length that was fastest
+on other prompts. Each possible length of a method is built and loaded in its own process, because a second engine in
+one process slows the first. Every second prompt of each kind selects a method's length, the one with the highest
+geometric mean over the kinds; the remaining prompts compare the methods. All arms answer a prompt in turn, so that
+drifting machine speed affects them equally, and the fastest run of a response counts. The other methods are the fastest
+of methods.py.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 BLOCK = "dspark"
 CHAIN = [[0] * depth for depth in range(1, 5)]
-# By method its recipe, and what may be drafted.
+# Recipe and possible draft lengths by method.
 METHODS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "draft_target": (
         "quickstart",
@@ -54,12 +55,12 @@ METHODS: dict[str, tuple[str, list[dict[str, Any]]]] = {
 }
 GOAL = 1.15
 WITHIN_S = 600.0
-OPENED = ExitStack()  # of a process, for as long as it lives
+OPENED = ExitStack()  # resources of a worker process, for its lifetime
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A method with one of its lengths, in the words of its recipe, and the artifact that was built so."""
+    """A method with one draft length, as overrides of its recipe, and the artifact built from it."""
 
     method: str
     sets: Mapping[str, Any] = field(compare=False)
@@ -71,7 +72,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an arm said, how long it took, and in how many steps."""
+    """An arm's response, its duration and its number of steps."""
 
     ids: tuple[int, ...]
     seconds: float
@@ -103,7 +104,7 @@ def opened(root: Path) -> OpenArtifact:
 
 
 def answer(root: Path, text: str, max_tokens: int, draft_len: int | None) -> Answer:
-    """Answer a prompt, in the arm's own process; a `draft_len` of 0 is the target alone."""
+    """Generate the response to a prompt in the arm's process; a `draft_len` of 0 runs the target alone."""
     artifact = opened(root)
     request = artifact.request(text, max_tokens, draft_len=draft_len)
     started = time.perf_counter()
@@ -112,7 +113,7 @@ def answer(root: Path, text: str, max_tokens: int, draft_len: int | None) -> Ans
 
 
 class Rounds:
-    """Asks arms in turn, each in a process of its own; the target alone is the first arm's engine without its draft."""
+    """Runs arms in turn, each in its own process; the target alone is the first arm's engine without drafts."""
 
     def __init__(self, arms: Sequence[Arm], max_tokens: int, runs: int) -> None:
         self._max_tokens, self._runs, self._stack = max_tokens, runs, ExitStack()
@@ -126,7 +127,7 @@ class Rounds:
         self._stack.close()
 
     def fastest(self, text: str) -> dict[str, Answer]:
-        """Return each arm's fastest answer; every second round goes through them backwards."""
+        """Return each arm's fastest response; every second round runs the arms in reverse."""
         found: dict[str, Answer] = {}
         for number in range(self._runs):
             for name in [*self._asked][:: -1 if number % 2 else 1]:
@@ -137,8 +138,8 @@ class Rounds:
 
 
 def by_kind(asked: Rounds, prompts: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-    """Return for each arm how many times as fast as the target alone it is, and what a step gives, by kind."""
-    asked.fastest(next(iter(prompts.values()))[0])  # each engine warms up
+    """Return each arm's speed-up over the target alone and its tokens per step, by kind."""
+    asked.fastest(next(iter(prompts.values()))[0])  # warm-up of each engine
     found: dict[str, dict[str, Any]] = {}
     for kind, texts in prompts.items():
         answers = [asked.fastest(text) for text in texts]
@@ -155,7 +156,7 @@ def by_kind(asked: Rounds, prompts: Mapping[str, Sequence[str]]) -> dict[str, di
 
 
 def table(title: str, found: Mapping[str, dict[str, Any]]) -> str:
-    lines = [f"{title:<66}{'mean':>8}  {'by kind':<36}tokens a step"]
+    lines = [f"{title:<66}{'mean':>8}  {'by kind':<36}tokens per step"]
     for name, result in found.items():
         speedups, lens = (" ".join(f"{each:7.2f}" for each in result[key].values()) for key in ("speedup", "mean_len"))
         lines.append(f"{name[:65]:<66}{result['geometric_mean']:>8.3f}  {speedups:<36}{lens}")

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a checkpoint is converted to FP8 for four ranks, and in how much memory, against what the machine allows.
+"""Measure the speed and memory of converting a checkpoint to FP8 for four ranks, compared with the machine's limits.
 
-In one run, on files it makes itself (layers of Llama 3 8B's shape, random bfloat16 weights):
+One run measures, on files that it creates (layers of Llama 3 8B's shape, random bfloat16 weights):
 
-* trtspec, with every byte on the disk at the end: source cold or in the page cache, output on disk blocks that were
-  written before or never (a thinly provisioned disk makes the first write of a block several times slower)
-* a rank loop as in TensorRT-LLM's examples: for each rank open all shards, cut its slices, quantize with torch, save
-* NVIDIA's exporter (nvidia-modelopt) on a model of the same shape that it can hold in memory, quantized before the
-  clock starts
-* the limit: the smaller of two measured rates, quantizing on all cores and the disk (every input byte that is cold is
-  read, every output byte is written)
-* the peak memory of the converting process at 2 GB and at 32 GB of input (sparse files)
-* the whole `trtspec build` beside its own limit (convert_builds.py)
-* `check` and `plan`, each in a process of its own, on the headers of a 405B model in 190 shards
-
+* trtspec, with every byte on disk at the end: the source cold or in the page cache, the output on disk blocks that were
+  written before or never (on a thinly provisioned disk, the first write of a block is several times slower)
+* a rank loop as in TensorRT-LLM's examples: for each rank open all shards, slice them, quantize with torch, save
+* NVIDIA's exporter (nvidia-modelopt) on a model of the same shape that fits into memory, quantized before the clock
+  starts
+* the limit: the smaller of two measured rates, quantizing on all cores, and the disk (every cold input byte is read,
+  every output byte is written)
+* the peak memory of the converting process with 2 GB and 32 GB of input (sparse files)
+* the complete `trtspec build` with its own limit (convert_builds.py)
+* `check` and `plan`, each in a separate process, on the headers of a 405B model in 190 shards
     python benchmarks/convert.py [--gigabytes 8] [--runs 3] [--out benchmarks/results/convert.json]
 """
 
@@ -68,11 +67,11 @@ def make_headers(root: Path) -> None:
     copy_tokenizer(root)
 
 
-# ---- what is timed; each side runs in a process of its own ----
+# ---- the timed sides, each in a separate process ----
 
 
 def convert_ours(source: Path, out: Path) -> None:
-    """Convert with trtspec; the journal has every byte on the disk before it returns."""
+    """Convert with trtspec; its journal syncs every byte to disk before it returns."""
     from trtspec.backends.steps.convert import convert_checkpoint
     from trtspec.checkpoints.quant.activations import Activations
     from trtspec.checkpoints.quant.scheme import Scheme
@@ -91,7 +90,7 @@ def convert_ours(source: Path, out: Path) -> None:
 
 
 def convert_by_modelopt(source: Path, out: Path) -> float:
-    """Export with NVIDIA's exporter; the clock runs for the export alone, not for loading and calibrating."""
+    """Export with NVIDIA's exporter; return the seconds of the export without loading and calibration."""
     import torch
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
     from modelopt.torch.quantization import FP8_DEFAULT_CFG, quantize
@@ -116,7 +115,7 @@ SIDES: dict[str, Callable[[Path, Path], float | None]] = {
 
 
 def run_side(side: str, source: Path, out: Path) -> tuple[float, int]:
-    """Run a side in a process of its own; return (seconds, peak memory in bytes)."""
+    """Run a side in a separate process; return (seconds, peak memory in bytes)."""
     command = [sys.executable, __file__, "--side", side, str(source), str(out)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=3600)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -124,7 +123,7 @@ def run_side(side: str, source: Path, out: Path) -> tuple[float, int]:
 
 
 def side_main(side: str, source: Path, out: Path) -> None:
-    """What that process does."""
+    """Entry point of that process."""
     started = time.perf_counter()
     seconds = SIDES[side](source, out)
     total = time.perf_counter() - started
@@ -137,7 +136,7 @@ def side_main(side: str, source: Path, out: Path) -> None:
 
 
 def limit_of(quantizing: float, read: float, write: float, out_ratio: float, *, cold: bool) -> float:
-    """Return the input bytes/s that quantizing and the disk allow, whichever is less; a disk reads or writes."""
+    """Return the input bytes/s that quantizing and the disk allow, the smaller of both; the disk reads or writes."""
     disk = 1.0 / ((1.0 / read if cold else 0.0) + out_ratio / write)
     return min(quantizing, disk)
 
@@ -147,7 +146,7 @@ def limit_of(quantizing: float, read: float, write: float, out_ratio: float, *, 
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """Give a directory on a disk, with room."""
+    """Yield a directory on a disk with enough space."""
     root = Path(tempfile.mkdtemp(prefix="convert-", dir=os.environ.get("BENCH_DIR")))
     try:
         yield root
@@ -156,13 +155,15 @@ def workplace() -> Iterator[Path]:
 
 
 def measure(gigabytes: float, runs: int, root: Path) -> dict[str, Any]:
-    """Return everything, with every sample."""
+    """Return all results, including every sample."""
     source, out = root / "source", root / "out"
     nbytes = make_source(source, gigabytes)
     samples: list[dict[str, Any]] = []
     for run in range(runs):
         quantizing, read = measure_quantizing(), measure_read(source)
-        untouched, touched = (measure_write(root / "probe", nbytes // 2) for _ in range(2))  # FP8 is half of it
+        untouched, touched = (
+            measure_write(root / "probe", nbytes // 2) for _ in range(2)
+        )  # FP8 output has half the size
         (root / "probe").unlink()
         rates = {"quantizing": quantizing, "read": read, "write_untouched": untouched, "write_touched": touched}
         for cold, fresh in ((True, True), (True, False), (False, False)):
@@ -177,7 +178,9 @@ def measure(gigabytes: float, runs: int, root: Path) -> dict[str, Any]:
             samples.append({**kind, "seconds": seconds, "peak_bytes": peak, "rate": rate, "of_limit": rate / limit})
             say(samples[-1])
     remember(source)
-    loops = [run_side("rank-loop", source, out) for _ in range(2)]  # the second on touched blocks, source cached
+    loops = [
+        run_side("rank-loop", source, out) for _ in range(2)
+    ]  # the second writes to used blocks with the source cached
     print(f"rank loop: {nbytes / loops[-1][0] / 1e9:.2f} GB/s, peak {loops[-1][1] / 1e9:.2f} GB", file=sys.stderr)
     shutil.rmtree(source), shutil.rmtree(out)
     return {
@@ -192,7 +195,7 @@ def measure(gigabytes: float, runs: int, root: Path) -> dict[str, Any]:
 
 
 def measure_modelopt(root: Path) -> dict[str, Any]:
-    """Return the exporter's rate on two layers and the vocabulary, which it holds in memory."""
+    """Return the exporter's rate on two layers and the vocabulary, which fit into memory."""
     source, out = root / "small", root / "small-out"
     nbytes = make_source(source, 3.0)
     seconds, peak = run_side("modelopt", source, out)
@@ -240,7 +243,7 @@ def measure_planning(root: Path, runs: int = 7) -> dict[str, list[float]]:
 
 
 def say(sample: dict[str, Any]) -> None:
-    """Show a sample while the others are made."""
+    """Print a sample as soon as it is measured."""
     where = f"{'cold' if sample['cold'] else 'cached'} source, {'new' if sample['fresh'] else 'rewritten'} files"
     rate, limit, share = sample["rate"] / 1e9, sample["limit"] / 1e9, sample["of_limit"]
     print(
@@ -250,7 +253,7 @@ def say(sample: dict[str, Any]) -> None:
 
 
 def summarize(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the medians that are claimed."""
+    """Return the medians used in claims."""
     kinds = {}
     for name, cold, fresh in (
         ("cold_new", True, True),
@@ -269,7 +272,7 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=8.2)
     parser.add_argument("--runs", type=int, default=3)

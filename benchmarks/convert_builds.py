@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole `trtspec build`, from a checkpoint nobody has read to an artifact on the disk, against the machine's limit.
+"""Measure the complete `trtspec build`, from an unread checkpoint to an artifact on disk, against the machine's limit.
 
-Of each encoding and number of ranks, source cold and in the page cache: the seconds of the command, of its steps and
-of opening the artifact again; and beside them, measured in the same run, what the slowest of the things takes that have
-to be done: reading, hashing every byte read and written, hashing the largest file (a chain, on one core),
-quantizing where weights are quantized, writing, and where the source is cold reading it while as much is written (what
-the disk does of both at once). The peer is a loop over ranks (rank_loop.py), which hashes nothing.
+For each encoding and number of ranks, with the source cold and in the page cache: the seconds of the command, of its
+steps, and of opening the artifact again. The limit, measured in the same run, is the slowest of the required
+operations: reading, hashing every byte read and written, hashing the largest file (sequential, on one core), quantizing
+if weights are quantized, writing, and for a cold source reading while the output is written (the disk's combined rate).
+The peer is a loop over ranks (rank_loop.py), which does not hash.
 
     python benchmarks/convert_builds.py [--gigabytes 4] [--runs 3] [--encodings none] [--ranks 1 4] [--out FILE]
 """
@@ -58,7 +58,7 @@ engine: {{backend: embedded, max_seq_len: 512}}
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes per second of this machine, just now; `disk_s` are seconds of reading by the bytes written beside it."""
+    """Current bytes per second of this machine; `disk_s` is seconds of reading by the bytes written concurrently."""
 
     cold_read: float
     cached_read: float
@@ -70,11 +70,11 @@ class Limits:
 
     @classmethod
     def measure(cls, root: Path, nbytes: int) -> Limits:
-        """Measure them all, on the source's files and a new file of its size beside them."""
+        """Measure all rates, on the source's files and a new file of the same size."""
         source, few = root / "source", min(nbytes, 1 << 30)
         cold, disk_s = measure_read(source), {}
         write = measure_write(root / "probe", nbytes)
-        for written in (nbytes, nbytes // 2):  # as many, and half of it where weights are quantized
+        for written in (nbytes, nbytes // 2):  # full size, and half for quantized weights
             (root / "probe").unlink()
             disk_s[written] = measure_both(source, root / "probe", written)
         (root / "probe").unlink()
@@ -90,7 +90,7 @@ class Limits:
         )
 
     def seconds(self, read: int, written: Sequence[int], weights: str, *, cold: bool) -> dict[str, float]:
-        """Return what each thing takes at least, with so many bytes read and written, the latter by file."""
+        """Return the minimum seconds of each operation for the bytes read and the bytes written to each file."""
         return {
             "read": read / (self.cold_read if cold else self.cached_read),
             "hash": (read + sum(written)) / self.hashing,
@@ -101,14 +101,14 @@ class Limits:
         }
 
     def _both(self, written: int) -> float:
-        """Return the seconds of the nearest that was measured."""
+        """Return the seconds of the closest measured size."""
         return self.disk_s[min(self.disk_s, key=lambda each: abs(each - written))]
 
 
 def measure_builds(
     root: Path, gigabytes: float, runs: int, encodings: Sequence[str], ranks: Sequence[int], shape: Shape = LLAMA_8B
 ) -> dict[str, Any]:
-    """Return every sample: builds, the rank loop, and what limits them."""
+    """Return every sample: builds, the rank loop, and their limits."""
     root.mkdir(exist_ok=True)
     nbytes = make_source(root / "source", gigabytes, shape)
     samples, loops, compile_s = [], [], _compile(root)
@@ -143,7 +143,7 @@ def _sample(root: Path, nbytes: int, weights: str, ranks: int, limits: Limits, *
 
 
 def forget_builds(root: Path) -> None:
-    """Remove what builds left but for the compiled library, which a machine's user has after the first of them."""
+    """Remove build outputs except the compiled library, which is cached after a machine's first build."""
     shutil.rmtree(root / "out", ignore_errors=True)
     for path in (root / "cache").glob("*"):
         if path.is_file():
@@ -153,13 +153,13 @@ def forget_builds(root: Path) -> None:
 
 
 def _compile(root: Path) -> float:
-    """Return the seconds that compiling the library takes, which is there from then on."""
+    """Return the seconds of compiling the library, which is then cached."""
     took, _ = _timed([sys.executable, "-c", COMPILE], root)
     return took["seconds"]
 
 
 def _loop(root: Path, nbytes: int, weights: str, ranks: int) -> dict[str, Any]:
-    """Return what the rank loop takes, its source in the page cache."""
+    """Return the rank loop's result with its source in the page cache."""
     remember(root / "source")
     shutil.rmtree(root / "loop", ignore_errors=True)
     script = str(Path(__file__).with_name("rank_loop.py"))
@@ -178,7 +178,7 @@ import pathlib, sys
 from trtspec.bench.artifact import read_artifact
 read_artifact(pathlib.Path(sys.argv[1]))
 """
-# A process begins with the peak of the one that started it: this one is small.
+# A process inherits the peak memory of its parent, so a small one starts it.
 STARTER = """\
 import json, resource, subprocess, sys, time
 started = time.perf_counter()
@@ -192,9 +192,9 @@ sys.exit(done.returncode)
 
 
 def _timed(command: list[str], root: Path) -> tuple[dict[str, Any], str]:
-    """Run a command; return what it took, as STARTER has it, and what it printed."""
+    """Run a command; return its measurements from STARTER and its output."""
     environment = {**os.environ, "TRTSPEC_CACHE": str(root / "cache"), "TRTSPEC_STATE": str(root / "state")}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has compiled bytecode
     starter = [sys.executable, "-c", STARTER, str(root / "timed.json")]
     done = subprocess.run([*starter, *command], env=environment, stdout=subprocess.PIPE, timeout=BOUND_S, check=True)
     return json.loads((root / "timed.json").read_text()), done.stdout.decode()
@@ -226,13 +226,13 @@ def summarize_builds(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=4.0)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--encodings", nargs="+", choices=ENCODINGS, default=ENCODINGS)
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
-    parser.add_argument("--tiny", action="store_true", help="layers of 256, to try the benchmark itself")
+    parser.add_argument("--tiny", action="store_true", help="use layers of size 256 to test the benchmark itself")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="builds-", dir=os.environ.get("BENCH_DIR")) as folder:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine allows a conversion: bytes per second of reading, writing, hashing and quantizing."""
+"""Measure the machine's limits for a conversion: bytes per second of reading, writing, hashing and quantizing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITE_BYTES = 1 << 20
 
 
 def measure_quantizing(nbytes: int = 1 << 30) -> float:
-    """Return the input bytes/s of bfloat16 to FP8 with a known scale on all cores, in memory the caches hold."""
+    """Return the input bytes/s of quantizing bfloat16 to FP8 with a known scale on all cores, in cached memory."""
     quantize = choose_arithmetic(COMPILE_BYTES).quantizer("BF16", np.float32(0.01))
     floats = np.random.default_rng(0).standard_normal((512, 1 << 10), dtype=np.float32)
     chunk = (floats.view(np.uint32) >> 16).astype(np.uint16)
@@ -39,9 +39,9 @@ def measure_quantizing(nbytes: int = 1 << 30) -> float:
 
 
 def measure_both(root: Path, probe: Path, nbytes: int) -> float:
-    """Return the seconds of reading all cold files while so many bytes are written to another and synced.
+    """Return the seconds of reading all cold files while `nbytes` are written to another file and synced.
 
-    A disk that does one at a time, or whose bandwidth they share, takes longer for both than for the slower of them.
+    A disk that cannot do both at the same time, or shares its bandwidth, takes longer than for the slower one alone.
     """
     source_bytes = sum(path.stat().st_size for path in root.glob("model-*.safetensors"))
     forget(root)
@@ -54,7 +54,7 @@ def measure_both(root: Path, probe: Path, nbytes: int) -> float:
 
 
 def measure_read(root: Path, limit: int = 2 << 30, *, is_forgotten: bool = False) -> float:
-    """Return the bytes/s of reading cold files with as many threads as a conversion has."""
+    """Return the bytes/s of reading cold files with as many threads as a conversion uses."""
     if not is_forgotten:
         forget(root)
     paths = sorted(root.glob("model-*.safetensors"), key=lambda path: -path.stat().st_size)
@@ -75,10 +75,10 @@ def measure_read(root: Path, limit: int = 2 << 30, *, is_forgotten: bool = False
 
 
 def measure_write(path: Path, nbytes: int) -> float:
-    """Return the bytes/s of writing and syncing a file, past the page cache where the disk can.
+    """Return the bytes/s of writing and syncing a file, bypassing the page cache if possible.
 
-    Blocks that it has already take less. Only as many bytes as a conversion writes tell: of fewer the disk, or whoever
-    lends it, keeps most in memory.
+    Blocks that are already allocated are faster. `nbytes` must be the size of a conversion's output, because the disk
+    or its virtualization layer buffers smaller writes in memory.
     """
     with open(path, "r+b" if path.exists() else "wb", buffering=0) as file:
         started = time.perf_counter()
@@ -87,7 +87,7 @@ def measure_write(path: Path, nbytes: int) -> float:
         descriptor = file.fileno() if direct is None else direct
 
         def work(begin: int) -> None:
-            block = mmap.mmap(-1, WRITE_BYTES)  # on the boundary of a page
+            block = mmap.mmap(-1, WRITE_BYTES)  # page-aligned
             block.write(os.urandom(WRITE_BYTES))
             for offset in range(begin, nbytes // WRITE_BYTES * WRITE_BYTES, WRITE_BYTES * CORES):
                 os.pwrite(descriptor, block, offset)
@@ -109,7 +109,7 @@ def _open_direct(path: Path) -> int | None:
 
 
 def measure_cached_read(root: Path) -> float:
-    """Return the bytes/s of reading files that are in the page cache with a thread for each core."""
+    """Return the bytes/s of reading files from the page cache with one thread per core."""
     paths = sorted(root.glob("model-*.safetensors"))
 
     def work(path: Path) -> int:
@@ -123,7 +123,7 @@ def measure_cached_read(root: Path) -> float:
 
 
 def measure_hashing(threads: int, nbytes: int = 1 << 30) -> float:
-    """Return the bytes/s of SHA-256 with so many threads, of bytes that the processor's caches hold."""
+    """Return the bytes/s of SHA-256 with that many threads on data in the processor's caches."""
     block = os.urandom(1 << 20)
 
     def work(count: int) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that the conversion's benchmark makes: a Llama's layers with random bfloat16 weights, a shard a layer."""
+"""Create checkpoints for the conversion benchmark: Llama layers with random bfloat16 weights, one shard per layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama: of its hidden state, its MLP, all keys, its vocabulary; `heads` attend."""
+    """The dimensions of a Llama: hidden state, MLP, all keys, vocabulary and number of attention heads."""
 
     hidden: int
     intermediate: int
@@ -44,7 +44,7 @@ class Shape:
         }
 
     def config(self, layers: int) -> dict[str, Any]:
-        """Return config.json."""
+        """Return the content of config.json."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "hidden_size": self.hidden,
@@ -62,7 +62,7 @@ class Shape:
         }
 
     def layers_of(self, gigabytes: float) -> int:
-        """Return the layers that make a checkpoint of about that size."""
+        """Return the number of layers of a checkpoint of about that size."""
         layer_bytes = 2 * sum(rows * columns for rows, columns in self.linears.values())
         return max(1, round((gigabytes * 1e9 - 4 * self.vocabulary * self.hidden) / layer_bytes))
 
@@ -80,7 +80,7 @@ LLAMA_405B = Shape(16384, 53248, 1024, 128256, 128)
 
 
 def make_source(root: Path, gigabytes: float, shape: Shape = LLAMA_8B, *, sparse: bool = False) -> int:
-    """Write a checkpoint of about that size, with a tokenizer; return the bytes of its tensors."""
+    """Write a checkpoint of about that size with a tokenizer; return the bytes of its tensors."""
     layers = shape.layers_of(gigabytes)
     root.mkdir(parents=True)
     (root / "config.json").write_text(json.dumps(shape.config(layers)))
@@ -103,13 +103,13 @@ def make_source(root: Path, gigabytes: float, shape: Shape = LLAMA_8B, *, sparse
 
 
 def copy_tokenizer(root: Path) -> None:
-    """Put the quickstart's tokenizer into a checkpoint."""
+    """Copy the quickstart's tokenizer into a checkpoint."""
     for path in (ROOT / "recipes" / "models" / "quickstart-target").glob("tokenizer*"):
         shutil.copy(path, root)
 
 
 def noise() -> memoryview:
-    """Return random weights in bfloat16, which files repeat."""
+    """Return a block of random bfloat16 weights, which files repeat."""
     values = np.random.default_rng(0).standard_normal(BLOCK_BYTES // 2, dtype=np.float32) * np.float32(0.02)
     return memoryview((values.view(np.uint32) >> 16).astype(np.uint16).data).cast("B")
 
@@ -123,7 +123,7 @@ def forget(root: Path) -> None:
 
 
 def remember(root: Path) -> None:
-    """Read a directory's files, so that they are in the page cache as far as it holds them."""
+    """Read a directory's files into the page cache."""
     buffer = bytearray(BLOCK_BYTES)
     for path in root.glob("*.safetensors"):
         with path.open("rb", buffering=0) as file:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of interest on the quickstart pair, on a CPU at batch 1 in float32: how fast the torch engine, vLLM and
-transformers are, alone and speculative, and in how many prompts they say the same text.
+"""Compare the torch engine, vLLM and transformers on the quickstart pair, on a CPU at batch 1 in float32.
 
     TRTSPEC_VLLM=.venv-vllm python benchmarks/engines.py [--runs 3] [--prompts 8] [--out FILE.json]
 
-Each engine is one process (the torch engine this one, vLLM one for each method), loaded once; in each round all of them
-answer all prompts, one at a time, one engine after the other.
+Reports the speed of each, alone and with speculation, and for how many prompts the texts are identical. Each engine is
+one process (this one for the torch engine, one per method for vLLM), loaded once. In each round all engines answer all
+prompts, one at a time, one engine after the other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RECIPES = {"draft_target": "quickstart", "eagle3": "quickstart-eagle3"}
 
 
 def build(recipe: str, out: Path, *options: str) -> Path:
-    """Build a shipped recipe as a user does and return the artifact's directory."""
+    """Build a shipped recipe with the command and return the artifact's directory."""
     command = [sys.executable, "-m", "trtspec", "build", f"{ROOT}/recipes/{recipe}.yaml", "--out", str(out), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode:
@@ -45,7 +45,7 @@ def build(recipe: str, out: Path, *options: str) -> Path:
 
 
 class Vllm:
-    """One vLLM in a process of its own, as a deployment starts it; it loads while others do."""
+    """A vLLM process, started as by a deployment; processes load concurrently."""
 
     def __init__(self, arguments: Path, texts: list[str]) -> None:
         command = [str(vllm.find_vllm()), str(vllm.WORKER), str(arguments)]
@@ -64,7 +64,7 @@ class Vllm:
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            sys.exit("vLLM ended; `trtspec doctor` and `trtspec deploy` say more")
+            sys.exit("vLLM exited; run `trtspec doctor` or `trtspec deploy` for details")
         return dict(json.loads(line))
 
     def _ask(self, text: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def spoken(ours: Ours, run: Run) -> Run:
 
 
 def vllm_arguments(root: Path) -> dict[str, Path]:
-    """Write what vLLM is started with, by method, as a deployment does."""
+    """Write vLLM's arguments by method, as a deployment does."""
     found = {}
     for method, recipe in RECIPES.items():
         artifact, staged = build(recipe, root / method, *VLLM), root / f"{method}-repository"
@@ -129,7 +129,7 @@ def measure(root: Path, runs: int, count: int) -> dict[str, Any]:
             "vLLM, draft_target": theirs["draft_target"].run,
             "vLLM, eagle3": theirs["eagle3"].run,
         }
-        rounds = [one_round(sides) for _ in range(runs + 1)][1:]  # the first one warms up
+        rounds = [one_round(sides) for _ in range(runs + 1)][1:]  # the first round is the warm-up
         versions = {"vllm": version, "prompts": count, "max_tokens": MAX_TOKENS, "draft_len": DRAFT_LEN}
     return report(rounds) | {"environment": environment() | versions | {"dtype": "float32", "batch": 1, "runs": runs}}
 
@@ -152,7 +152,7 @@ def report(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def summary(runs: list[dict[str, Any]], expected: list[str]) -> dict[str, Any]:
-    """Return one engine's rates; a text counts as the same where it is in every round."""
+    """Return one engine's rates; a text counts as identical only if it is in every round."""
     rates = [round(run["tokens"] / run["seconds"], 1) for run in runs]
     same = [all(run["texts"][at] == text for run in runs) for at, text in enumerate(expected)]
     acceptance = runs[-1].get("acceptance_rate")

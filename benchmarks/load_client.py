@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How light the load client is: streams of a stub on another core, taken by the client of `bench` on one.
+"""Measure the overhead of the load client: a stub streams from another core to `bench`'s client on one core.
 
-The stub writes the time at which it sends a token as the token itself, so that the client's own delay is known for
-each. Paced rounds ask for a given rate of tokens; in the last one the stub sends as fast as the client reads. The
-processor time is the client process's.
+The stub sends the current time as each token, so the client's delay is known for each token. Paced rounds request a
+given token rate; in the last round the stub sends as fast as the client reads. Only the client's
+processor time is reported.
 
     python benchmarks/load_client.py --out benchmarks/results/load_client.json
 """
@@ -48,7 +48,7 @@ WAIT_S = 30.0
 
 
 class Stub(asyncio.Protocol):
-    """Answers each request with `max_tokens` events, so many a second; 0 for as many as are read."""
+    """Responds with `max_tokens` events at a given rate per second; 0 for as fast as they are read."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport, self.received = transport, b""
@@ -76,7 +76,7 @@ class Stub(asyncio.Protocol):
             if rate:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
             else:
-                await self.may_write.wait()  # unbounded: its process ends with the benchmark
+                await self.may_write.wait()  # unbounded: the process ends with the benchmark
             self.write(EVENT.replace("TIME", repr(time.monotonic())))
         self.write(USAGE.replace("MADE", str(tokens)))
         self.transport.write(b"0\r\n\r\n")
@@ -94,7 +94,7 @@ async def serve() -> None:
 
 @contextmanager
 def stub(core: int) -> Iterator[str]:
-    """Serve on a core while the block runs; its address is handed in."""
+    """Serve on a core for the duration of the block; yield the address."""
     argv = ["taskset", "-c", str(core), sys.executable, str(Path(__file__)), "--serve"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
@@ -106,7 +106,7 @@ def stub(core: int) -> Iterator[str]:
 
 
 class Delays:
-    """The API, which notes how long each token was on its way."""
+    """An API that records the delay of each token."""
 
     def __init__(self) -> None:
         self.ms: list[float] = []
@@ -124,7 +124,7 @@ class Delays:
 
 
 async def ask(client: LoadClient, url: str, streams: int, rate: float, tokens: int) -> tuple[Round, Delays, float]:
-    """Take a round of streams at once; returns the processor time of it too."""
+    """Run a round of concurrent streams; also return its processor time."""
     delays = Delays()
     workload = Workload([Prompt(str(rate), "stub", "")], Wanted(tokens), "stub")
     endpoint = Endpoint(url, "completions", delays.api, "stub")
@@ -136,7 +136,7 @@ async def ask(client: LoadClient, url: str, streams: int, rate: float, tokens: i
 async def measure(url: str, streams: int, rates: list[float], seconds: float) -> list[dict[str, Any]]:
     found = []
     async with load_client(300.0) as client:
-        await ask(client, url, streams, 100.0, 20)  # warm
+        await ask(client, url, streams, 100.0, 20)  # warm-up
         for rate in [*rates, 0.0]:
             each = rate / streams
             tokens = round(each * seconds) if rate else 1000
@@ -157,7 +157,7 @@ async def measure(url: str, streams: int, rates: list[float], seconds: float) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--rates", type=float, nargs="+", default=[2000.0, 5000.0], help="tokens a second, of all")
+    parser.add_argument("--rates", type=float, nargs="+", default=[2000.0, 5000.0], help="total tokens per second")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--cores", type=int, nargs=2, default=sorted(os.sched_getaffinity(0))[:2], help="client, stub")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)

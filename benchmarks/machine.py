@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark says of the machine that it ran on."""
+"""Describe the machine of a benchmark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtspec.core.processes import ask_program
 
 
 def environment() -> dict[str, Any]:
-    """Return processor, threads and versions."""
+    """Return the processor, threads and versions."""
     import torch
 
     return {
@@ -26,7 +26,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the commit that is checked out, with a plus sign where the code was changed since."""
+    """Return the checked-out commit, with a plus sign if the code has uncommitted changes."""
     root, code = Path(__file__).parents[1], ("trtspec", "benchmarks/*.py", "tests")
     said = [("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", *code)]
     head, changed = (ask_program(("git", *words), str(root), "run it in a checkout", str(root)) for words in said)
@@ -34,6 +34,6 @@ def commit() -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as Linux has it."""
+    """Return the processor's name from Linux."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

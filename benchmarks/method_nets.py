@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nets that draft in parallel for the quickstart target, for benchmarks/methods.py; by `trtspec train`.
+"""Train parallel drafting nets for the quickstart target with `trtspec train`, for benchmarks/methods.py.
 
     python benchmarks/method_nets.py --out DIR [--steps 300] [--nets p_eagle dflash pard]
-
 * dflash: a net of two layers, from scratch.
 * p_eagle: the quickstart's EAGLE-3 head with a mask token, trained further.
-* pard: the quickstart's draft model with a mask token. Nothing trains those, so that it is right about its first token
-  alone: what drafting so costs.
+* pard: the quickstart's draft model with a mask token. It cannot be trained, so only its first token is accurate; it
+  measures the cost of this kind of drafting.
 
-The prompts are those of recipes/models/slices.py, which recipes/models/quickstart-dspark was trained on too.
+The prompts come from recipes/models/slices.py; recipes/models/quickstart-dspark was also trained on them.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from safetensors.torch import load_file, save_file
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 MODELS, JUDGING = RECIPES / "models", RECIPES / "prompts" / "quickstart.jsonl"
-HIDDEN = 384  # of the target
-MASK = 1000  # a row that is no token of the target's
+HIDDEN = 384  # the target's hidden size
+MASK = 1000  # an embedding row that is not used by the target's tokens
 DRAFT_LEN, MAX_TOKENS = 7, 96
 WITHIN_S = 5400.0
 
 
 def p_eagle(work: Path) -> dict[str, Any]:
-    """Write the EAGLE-3 head with what stands at masks."""
+    """Write the EAGLE-3 head with mask inputs."""
     head, out = MODELS / "quickstart-eagle3", work / "p_eagle-before"
     out.mkdir()
     (out / "config.json").write_text(
@@ -53,7 +52,7 @@ def pard(out: Path) -> None:
 
 
 def train(method: str, more: dict[str, Any], out: Path, steps: int, work: Path) -> None:
-    """Train a net as a user does."""
+    """Train a net with the command."""
     recipe, prompts = work / f"{method}.yaml", work / "slices.jsonl"
     document = {
         "schema": "trtspec.recipe/1",

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim: on the quickstart target, on a CPU at batch 1, draft_target, medusa, eagle3 and, on prompts that repeat
-themselves, ngram are each faster than the target alone on the same engine; every method says the target's text; outside
-the models' forward passes a step spends at most 15 % of its time; and no method is slower than the target alone on any
-kind of prompt when what `trtspec profile` finds decides how much it drafts (block_drafting.py compares methods).
+"""Compare all methods with the target alone on the quickstart target, on a CPU at batch 1.
 
     python benchmarks/method_nets.py --out NETS
     python benchmarks/methods.py [--nets NETS] [--runs 3] [--max-tokens 64] [--methods ngram medusa] [--out FILE.json]
 
-Each method's recipe (recipes/quickstart-*.yaml, or the quickstart's own with a net of NETS) is built, and each prompt
-answered without and with speculation in turn, on that one engine; the speed-up is the median over these pairs. So is
-that of the draft length that was chosen: for each kind of prompt the one that is expected to be fastest at batch 1, by
-drafts replayed on that kind's texts and the times of steps; 0, and nothing is drafted, where it is not sure to pay.
-Without NETS the methods that need one are left out. `suffix` keeps no answers: they are those it is asked for.
+Claims: draft_target, medusa, eagle3 and, on repetitive prompts, ngram are faster than the target alone on the same
+engine; every method generates the target's text; at most 15 % of a step's time is outside the models' forward passes;
+with the draft length chosen by `trtspec profile`, no method is slower than the target alone on any kind of prompt
+(block_drafting.py compares methods).
+
+Each method's recipe (recipes/quickstart-*.yaml, or the quickstart's with a net of NETS) is built. Each prompt is
+answered alternately without and with speculation on one engine; the speed-up is the median over these pairs. The chosen
+draft length is measured the same way: for each kind of prompt, the length with the highest expected speed at batch 1,
+from drafts replayed on that kind's texts and step times; 0 (no drafts) if none is certain to pay. Without NETS, methods
+that need a net are skipped. `suffix` does not cache responses, because the prompts repeat.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ RECIPES = ROOT / "recipes"
 PROMPTS = {"": RECIPES / "prompts" / "quickstart.jsonl", "repetitive": RECIPES / "prompts" / "repetitive.jsonl"}
 RECIPES_OF = dict.fromkeys(("draft_target", "pard", "p_eagle", "dflash"), "quickstart")
 NETS = ("pard", "p_eagle", "dflash")
-SURE = {f"{method}, by confidence": method for method in ("p_eagle", "dflash", "dspark")}  # ends where it is not sure
-FORGETTING = {"suffix": {"options.max_cached_requests": 0}}  # else it has each answer: prompts are asked again
-CONFIDENCE = 0.1  # from 0.2 on ending a draft costs more than it saves at batch 1 (benchmarks/experiments/log.md)
+SURE = {
+    f"{method}, by confidence": method for method in ("p_eagle", "dflash", "dspark")
+}  # stops drafting at low confidence
+FORGETTING = {"suffix": {"options.max_cached_requests": 0}}  # prompts repeat, so a cache would contain each response
+CONFIDENCE = 0.1  # from 0.2, stopping early costs more than it saves at batch 1 (benchmarks/experiments/log.md)
 METHODS = (
     "draft_target",
     "ngram",
@@ -68,7 +72,7 @@ def prompts_by_kind() -> dict[str, list[str]]:
 
 
 def build(name: str, nets: Path | None, out: Path) -> None:
-    """Build a method's recipe as a user does."""
+    """Build a method's recipe with the command."""
     method = SURE.get(name, name)
     recipe = RECIPES / f"{RECIPES_OF.get(method, f'quickstart-{method}')}.yaml"
     sets: dict[str, Any] = {"confidence": CONFIDENCE} if name in SURE else dict(FORGETTING.get(method, {}))
@@ -107,9 +111,9 @@ def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: in
 
 
 def chosen_len(root: Path, kind: str, texts: list[str], max_tokens: int) -> dict[str, Any]:
-    """Return the draft length that is expected to be fastest for one request, 0 where none is sure to pay.
+    """Return the draft length expected to be fastest for one request, 0 if none is certain to pay.
 
-    In engines of its own: a second one in a process slows the first.
+    Uses separate processes, because a second engine in one process slows the first.
     """
     from trtspec.bench.artifact import open_artifact
     from trtspec.bench.profile.candidate import Candidate
@@ -129,7 +133,7 @@ def chosen_len(root: Path, kind: str, texts: list[str], max_tokens: int) -> dict
 
 
 def chosen_speedup(artifact: Any, texts: list[str], max_tokens: int, draft_len: int) -> dict[str, float]:
-    """Return how many times as fast as the target alone that draft length is; where it is 0 both are the same."""
+    """Return the speed-up over the target alone with that draft length; for 0 both are the same."""
     if draft_len == 0:
         return {"speedup": 1.0}
     ratios = []
@@ -145,10 +149,10 @@ def chosen_speedup(artifact: Any, texts: list[str], max_tokens: int, draft_len: 
 
 
 def overhead(artifact: Any, texts: list[str], max_tokens: int, sampling: Any) -> dict[str, float]:
-    """Return the median milliseconds of a step, and the share of the steps' time outside the models' forward passes.
+    """Return the median milliseconds of a step, and the share of its time outside the models' forward passes.
 
-    A step is everything between two of the target's: drafting, verification, bookkeeping. Forward passes are those of
-    the target, of a draft model, and of heads and nets.
+    A step is the time between two target passes: drafting, verification, bookkeeping. Forward passes include the
+    target, draft models, heads and nets.
     """
     steps: list[float] = []
     inside: list[float] = []
@@ -183,7 +187,7 @@ def timed_steps(steps: list[float], inside: list[float], spent: Callable[[], flo
 
 @contextmanager
 def timed_forwards() -> Iterator[Callable[[], float]]:
-    """Yield what tells the seconds spent in forward passes so far; a pass within a pass counts once."""
+    """Yield a function that returns the seconds spent in forward passes so far; nested passes count once."""
     from trtspec.engine.drafting.head import FeatureHead
     from trtspec.engine.model.decoder import Decoder
     from trtspec.methods.dflash.block_drafter import BlockNetwork
@@ -247,7 +251,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--nets", type=Path, help="what benchmarks/method_nets.py made")
+    parser.add_argument("--nets", type=Path, help="output directory of benchmarks/method_nets.py")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     prompts, results = prompts_by_kind(), {}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the OpenAI-compatible entry adds to a token's way: the same streams from Triton directly and through the entry.
+"""Measure the latency that the OpenAI-compatible gateway adds to a token, compared with the same streams from Triton.
 
-A model on a real tritonserver writes the time at which it sends a token as the token itself: each of its tokens is five
-digits, in units of 10 us. Whoever gets it knows how long it was on its way, by gRPC or as an event of the entry, in the
-same run: rounds of the two alternate, and what is reported is the difference of their medians with its spread. The
-processor time that the entry takes for a token is reported too, since it hardly depends on what else the machine does.
+A model on a real tritonserver sends the current time as each token: five digits in units of 10 us. The receiver
+therefore knows each token's latency, over gRPC or as an event of the gateway. Rounds of the two alternate within a run,
+and the result is the difference of their medians with its spread. The gateway's processor time per token is reported
+too, because it hardly depends on other load.
 
     python benchmarks/openai_entry.py --streams 64 --tokens-per-s 20 --out FILE
 """
@@ -39,7 +39,7 @@ from trtspec.core.ports import LOOPBACK, free_ports
 from trtspec.serving.gateway.command import entry_command, ready_url, write_config
 from trtspec.serving.gateway.config import EntryConfig, Limits
 
-UNITS = 100_000  # of 10 us, so that a token's way is known up to a second
+UNITS = 100_000  # units of 10 us, so latencies up to one second can be measured
 MODEL = "tensorrt_llm"
 CONFIG = """
 name: "NAME" backend: "python" max_batch_size: 128
@@ -107,7 +107,7 @@ Ask = Callable[[list[float]], Coroutine[Any, Any, None]]
 
 
 def make_model(root: Path, rate: float) -> Path:
-    """Write the repository."""
+    """Write the model repository."""
     version = root / "models" / MODEL / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(CONFIG.replace("NAME", MODEL).replace("RATE", str(rate)))
@@ -116,7 +116,7 @@ def make_model(root: Path, rate: float) -> Path:
 
 
 def make_tokenizer(root: Path) -> Path:
-    """Write a tokenizer whose tokens are five digits each."""
+    """Write a tokenizer with one token per five digits."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({f"{number:05}": number for number in range(UNITS)}, unk_token="00000"))
@@ -128,12 +128,12 @@ def make_tokenizer(root: Path) -> Path:
 
 
 def way_ms(token: int) -> float:
-    """Return how long a token was on its way."""
+    """Return a token's latency in milliseconds."""
     return (int(time.monotonic() * UNITS) % UNITS - token) % UNITS / 100
 
 
 async def ask_triton(served: Served, tokens: int, ways: list[float]) -> None:
-    """Take one stream by gRPC."""
+    """Receive one stream over gRPC."""
     import grpc
 
     request = service_pb2.ModelInferRequest(model_name=MODEL)
@@ -161,7 +161,7 @@ async def ask_triton(served: Served, tokens: int, ways: list[float]) -> None:
 
 
 class Events:
-    """Takes the events of one answer as they come."""
+    """Receives the events of one response."""
 
     def __init__(self, ways: list[float]) -> None:
         self.ways, self.done = ways, False
@@ -177,7 +177,7 @@ class Events:
 
 
 async def ask_entry(config: EntryConfig, tokens: int, ways: list[float]) -> None:
-    """Take one stream of events."""
+    """Receive one stream of events."""
     body = json.dumps({"model": config.model, "prompt": [1], "max_tokens": tokens, "stream": True}).encode()
     reader, writer = await asyncio.open_connection(LOOPBACK, config.port)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {LOOPBACK}:{config.port}\r\nContent-Type: application/json\r\n"
@@ -191,7 +191,7 @@ async def ask_entry(config: EntryConfig, tokens: int, ways: list[float]) -> None
 
 @contextmanager
 def started(config: EntryConfig, root: Path) -> Iterator[int]:
-    """Run the entry as a process of its own, whose id is handed in."""
+    """Run the gateway in a separate process; yield its process id."""
     write_config(config, root / "entry.json")
     process = subprocess.Popen(entry_command(root / "entry.json"))
     try:
@@ -213,13 +213,13 @@ def answers(url: str) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time of a process so far."""
+    """Return the processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def round_of(streams: int, ask: Ask) -> list[float]:
-    """Return the ways of all tokens of a round, in ms."""
+    """Return the latencies of all tokens of a round in ms."""
     ways: list[float] = []
     await asyncio.gather(*(ask(ways) for _ in range(streams)))
     return ways
@@ -231,7 +231,7 @@ async def measure(served: Served, config: EntryConfig, streams: int, tokens: int
         "entry": lambda ways: ask_entry(config, tokens, ways),
     }
     for ask in sides.values():
-        await round_of(streams, ask)  # warm
+        await round_of(streams, ask)  # warm-up
     found: dict[str, list[list[float]]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, ask in sides.items():
@@ -254,7 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=60)
-    parser.add_argument("--tokens-per-s", type=float, default=20.0, help="of each stream")
+    parser.add_argument("--tokens-per-s", type=float, default=20.0, help="tokens per second of each stream")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()

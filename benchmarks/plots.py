@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plots of README, drawn from committed results: `python -m benchmarks.plots` writes them into docs/."""
+"""Draw the plots of the README from committed results into docs/: `python -m benchmarks.plots`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtspec.report.schemas.profile import ProfileDocument
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
 METHODS = {"draft_target": "quickstart", "ngram": "quickstart-ngram"}
-MARGIN, SHOWN = 14, 560  # units around a picture, and pixels that it takes
+MARGIN, SHOWN = 14, 560  # margin in units, and display width in pixels
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def by_concurrency() -> str:
-    """Draw the speed-up of a fixed draft length and of a schedule over the target alone, by requests at once."""
+    """Draw the speed-up of a fixed draft length and of a schedule over the target alone, by concurrency."""
     recipes = load("profile.json")["recipes"]
     loads = [row["concurrency"] for row in recipes[METHODS["draft_target"]]["schedule"]["tokens_per_s"]]
     ratios = {}
@@ -40,7 +40,7 @@ def by_concurrency() -> str:
 
 
 def by_kind() -> str:
-    """Draw the mean accepted length of the drafts by kind of prompt, the kind that is accepted most first."""
+    """Draw the drafts' mean accepted length by kind of prompt in descending order."""
     profile = ProfileDocument.model_validate(load("profile-kinds.json"))
     found = {
         f"{method.method}, draft_len {method.draft_len}": {
@@ -62,7 +62,7 @@ def load(name: str) -> Any:
 
 
 def standing_alone(picture: str) -> str:
-    """Return a plot as a file of its own, with its colours and a ground, light or dark as the reader's system is."""
+    """Return a plot as a complete SVG file, with colours and background for light and dark mode."""
     [height] = re.findall(rf'viewBox="0 0 {WIDTH} (\d+)"', picture)
     wide, high = WIDTH + 2 * MARGIN, int(height) + 2 * MARGIN
     box = f'"{-MARGIN} {-MARGIN} {wide} {high}"'

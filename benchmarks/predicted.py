@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim that `trtspec profile --server` predicts what the real vLLM then does: speed-ups of draft_len 1 to 10 with
-1, 4 and 16 requests at once within 15 %, from servers that draft 10 tokens, one and none.
+"""Compare the predictions of `trtspec profile --server` with measurements on a real vLLM.
 
     TRTSPEC_VLLM=.venv-vllm python benchmarks/predicted.py --out FILE.json [--methods draft_target ngram eagle3]
         [--lens 1 2 4 6 8 10] [--batches 1 4 16] [--rounds 8] [--profiles 3]
 
-The quickstart pair on a CPU in float32. What is predicted for a length is held against what `trtspec bench` says of a
-server that drafts so much, beside the one that drafts none, in rounds of both: it knows nothing of how the prediction
-was made. The lengths that the profile chooses are measured too. Of several profiles the median counts, and the last
-one's choice. FILE has each length as soon as it is measured, and what it has is not measured again. A length takes
-three minutes, a profile six: 70 minutes for one of each of three methods.
+Claim: speed-ups of draft_len 1 to 10 at concurrency 1, 4 and 16 are predicted within 15 %, from servers that draft 10
+tokens, one and none. Uses the quickstart pair on a CPU in float32. A predicted speed-up is compared with `trtspec
+bench` of a server with that length and one without drafts, in alternating rounds, independently of the prediction. The
+lengths that the profile chooses are measured too. The median of several profiles counts, and the choice of the last
+one. Each length is saved to FILE when it is measured, and lengths in FILE are not measured again. A length takes three
+minutes, a profile six: 70 minutes for one of each for three methods.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from trtspec.core.paths import recipes_dir
 RECIPES = {"draft_target": "quickstart", "ngram": "quickstart-ngram", "eagle3": "quickstart-eagle3"}
 MOST, TOKENS, WITHIN, WITHIN_S = 10, 64, 0.15, 1800.0
 VLLM = ("engine.backend=vllm", "engine.device=cpu", "target.dtype=float32", f"speculation.draft_len={MOST}")
-SHORT = 1  # tokens that a second server drafts for the prediction
-LEAST, A_PLACE = 32, 4  # requests of an arm in a round, in all and for each that runs at once
+SHORT = 1  # draft length of the second server
+LEAST, A_PLACE = 32, 4  # minimum requests of an arm per round, in total and per concurrent request
 LEAST_ROUNDS = 4
 
 
@@ -46,9 +46,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=RECIPES, default=[*RECIPES])
     parser.add_argument("--lens", nargs="+", type=int, default=[1, 2, 4, 6, 8, 10])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--rounds", type=int, default=8, help="of each length and load, at most")
-    parser.add_argument("--profiles", type=int, default=1, help="of each method, in all that FILE has")
-    parser.add_argument("--samples", type=int, default=64, help="prompts of the profile; bench asks all 64")
+    parser.add_argument("--rounds", type=int, default=8, help="maximum rounds of each length and load")
+    parser.add_argument("--profiles", type=int, default=1, help="total profiles of each method in FILE")
+    parser.add_argument("--samples", type=int, default=64, help="prompts of the profile; bench uses all 64")
     asked = parser.parse_args()
     document = json.loads(asked.out.read_text()) if asked.out.exists() else {"methods": {}, "machine": environment()}
     with TemporaryDirectory() as place:
@@ -68,7 +68,7 @@ def save(document: dict[str, Any], path: Path) -> None:
 
 
 def measured(method: str, found: dict[str, Any], asked: argparse.Namespace, root: Path) -> Iterator[None]:
-    """Measure what a method lacks, and yield behind each part that can be judged."""
+    """Measure a method's missing results, and yield after each part that can be evaluated."""
     predictions = found.setdefault("predictions", [])
     if len(predictions) >= asked.profiles and not lacking(found, asked):
         return
@@ -87,13 +87,13 @@ def measured(method: str, found: dict[str, Any], asked: argparse.Namespace, root
 
 
 def lacking(found: dict[str, Any], asked: argparse.Namespace) -> list[int]:
-    """Return the lengths that are still to be measured: those asked for, and those that were chosen."""
+    """Return the lengths that are not measured yet: the requested ones and the chosen ones."""
     wanted = {*asked.lens, *found["predictions"][-1]["best"].values()}
     return sorted(length for length in wanted if str(length) not in found["measured"])
 
 
 def vllm_arguments(method: str, root: Path) -> dict[str, Any]:
-    """Return what a deployment starts vLLM with, for drafts of the most tokens."""
+    """Return a deployment's vLLM arguments for the maximum draft length."""
     sets = [part for key in VLLM for part in ("--set", key)]
     trtspec("build", recipes_dir() / f"{RECIPES[method]}.yaml", "--out", root / "artifact", *sets)
     relocate(root / "artifact" / "model_repository", root / "repository", str(root / "artifact"))
@@ -101,7 +101,7 @@ def vllm_arguments(method: str, root: Path) -> dict[str, Any]:
 
 
 def written(arguments: dict[str, Any], root: Path, draft_len: int) -> Path:
-    """Write the arguments of a server that drafts so much."""
+    """Write the arguments of a server with that draft length."""
     drafts = {**arguments["speculative_config"], "num_speculative_tokens": draft_len}
     changed = {**arguments, "speculative_config": drafts}
     if not draft_len:
@@ -112,7 +112,7 @@ def written(arguments: dict[str, Any], root: Path, draft_len: int) -> Path:
 
 
 def predicted(method: str, drafting: Sequence[str], alone: str, asked: argparse.Namespace) -> dict[str, Any]:
-    """Return what a profile of the servers expects, by requests at once and draft length."""
+    """Return the speed-ups that a profile of the servers expects, by concurrency and draft length."""
     sets = ("--set", f"engine.max_batch_size={max(asked.batches)}", "--set", f"speculation.draft_len={MOST}")
     limits = ("--samples", asked.samples, "--max-tokens", TOKENS, "--max-draft-len", MOST)
     servers = [part for url in drafting for part in ("--server", url)]
@@ -128,7 +128,7 @@ def predicted(method: str, drafting: Sequence[str], alone: str, asked: argparse.
 
 
 def benched(drafting: str, alone: str, batch: int, asked: argparse.Namespace) -> dict[str, Any]:
-    """Return the speed-up with its interval, and the mean accepted length."""
+    """Return the measured speed-up with its interval, and the mean accepted length."""
     rounds = ("--runs", min(LEAST_ROUNDS, asked.rounds), "--max-rounds", asked.rounds)
     document = trtspec("bench", drafting, "--baseline", alone, "--concurrency", batch, "--prompts", "quickstart",
                        "--requests", max(LEAST, A_PLACE * batch), "--max-tokens", TOKENS, *rounds)  # fmt: skip
@@ -139,7 +139,7 @@ def benched(drafting: str, alone: str, batch: int, asked: argparse.Namespace) ->
 
 
 def rows(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return predicted beside measured, by requests at once, and how good the length is that the profile chooses."""
+    """Return predicted and measured speed-ups by concurrency, and the quality of the profile's chosen length."""
     lens = sorted(found["measured"], key=int)
     told = []
     for batch, expected in expectations(found).items():
@@ -158,7 +158,7 @@ def rows(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def expectations(found: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the speed-ups that are expected, by requests at once and draft length: the medians of all profiles."""
+    """Return the expected speed-ups by concurrency and draft length: the medians of all profiles."""
     speedups = [each["speedups"] for each in found["predictions"]]
     return {
         batch: {

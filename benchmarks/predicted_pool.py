@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several runs of predicted.py as one: what was measured of a length by servers of several starts, and each profile's
-prediction beside their mean.
+"""Pool several runs of predicted.py, because servers with equal arguments differ between starts.
 
     python benchmarks/predicted_pool.py RUN.json RUN.json ... --out FILE.json
 
-Two servers with the same arguments differ by more than their own rounds show (benchmarks/experiments/log.md), so
-the mean of several starts is what a prediction is held against. All of every run counts.
+Two servers with the same arguments differ by more than the interval of their rounds (benchmarks/experiments/log.md).
+Each profile's prediction is therefore compared with the mean over several starts. All results of every run count.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.predicted import rows, save
 
-Run = dict[str, Any]  # what predicted.py keeps of a method
+Run = dict[str, Any]  # the results of predicted.py for a method
 
 
 def main() -> None:
@@ -42,7 +41,7 @@ def main() -> None:
 
 
 def pooled(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return what the runs of a method measured, and how each of their profiles did: by requests at once, in a list."""
+    """Return the measurements of a method's runs, and the accuracy of each profile, as lists by concurrency."""
     measured = means(runs)
     profiles = [
         rows({"predictions": [prediction], "measured": measured}) for run in runs for prediction in run["predictions"]
@@ -57,7 +56,7 @@ def pooled(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def means(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the geometric mean of the speed-ups of each length and load, and how many servers' it is."""
+    """Return the geometric mean of the speed-ups of each length and load, and the number of servers."""
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         for length, batches in run["measured"].items():
@@ -74,7 +73,7 @@ def means(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def summary(of: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the errors of a load's profiles, each the largest of its lengths, and how good their choices are."""
+    """Return the maximum error of each profile at a load, and the quality of its chosen length."""
     return {"errors": [row["error"] for row in of], "chosen": [row["chosen"] for row in of],
             "chosen_of_best": [row["chosen_of_best"] for row in of]}  # fmt: skip
 

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims of `trtspec profile`: the speed-up that it expects of a draft length is what the engine then has, within 15 %;
-the length it chooses is as fast as the best, within 5 %; and its schedule is never slower than the better of the
-target alone and a fixed draft length (at least 0.98 of it), however many requests run at once.
+"""Compare the predictions of `trtspec profile` with the engine's measured speed.
 
     python benchmarks/profiles.py [--recipes quickstart quickstart-ngram quickstart-eagle3] [--out FILE.json]
 
-What is expected and what is measured are of the same run: closed loops of so many requests, greedy, whole texts with
-their prefill, while all of the places are taken. For how many run at once, each draft length is expected by steps
-timed before and behind the closed loops, the faster counting. Each arm has a process of its own (a second engine in one
-would take up to 3 ms of each step of the first), the target alone an engine that has nothing to draft with. They run by
-turns of half a second (turns.py), and change processes from round to round. No engine keeps texts that ended: the
-prompts come again and again. All runs of an arm do the same in the same order, so each stretch of some steps counts by
-the run in which it was fastest: what else a machine does only adds to one. Each run asks all prompts that the
-acceptance is counted on. `noise` says how far apart two equal arms are. It takes half an hour a recipe.
+Claims: the expected speed-up of a draft length is within 15 % of the measured one; the chosen length is within 5 % of
+the fastest; the schedule is never slower than the better of the target alone and a fixed draft length (at least 0.98 of
+it) at any concurrency.
+
+Prediction and measurement are of the same run: closed loops of greedy requests with complete texts and prefills, at
+full concurrency. At each concurrency, the expected speed-up uses step times measured before and after the closed loops,
+whichever are faster. Each arm has its own process (a second engine in one process would add up to 3 ms to each step);
+the target alone uses an engine without a drafter. Arms take turns of half a second (turns.py), and switch processes
+between rounds. The prefix cache is off, because the prompts repeat. All runs of an arm execute the same steps in
+the same order, so each stretch of steps counts with its fastest run, because other load only adds time. Each run uses
+all prompts on which the acceptance is measured. `noise` is the difference between two equal arms. A recipe takes half
+an hour.
 """
 
 from __future__ import annotations
@@ -54,14 +56,14 @@ BATCHES, LENS = (1, 4, 16), (1, 2, 4, 6, 8, 10)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS, TOKENS, ROUNDS = 24, 96, 4
 STRETCH = 8  # steps
-A_PLACE = 2  # requests of a measurement for each that runs at once, rounded up to all prompts once or several times
+A_PLACE = 2  # requests per concurrent request, rounded up to a multiple of all prompts
 WITHIN_S = 600.0
 
 Schedule = tuple[tuple[int, int], ...]
 Stretches = list[tuple[int, float]]  # tokens and seconds
-Asked = Callable[[Sequence[Schedule], int, int], list[Stretches]]  # arms, requests at once, number of the round
+Asked = Callable[[Sequence[Schedule], int, int], list[Stretches]]  # (arms, concurrency, round number)
 
-ALONE: Schedule = ()  # an engine without what drafts
+ALONE: Schedule = ()  # an engine without a drafter
 
 
 def main() -> None:
@@ -106,7 +108,7 @@ def examine(candidate: Candidate, parts: Sequence[str]) -> dict[str, Any]:
 
 
 def compare_lens(candidate: Candidate, texts: Texts, engine: Asked) -> dict[str, Any]:
-    """Hold what is expected of each draft length against what the engine does with it."""
+    """Compare the expected speed-up of each draft length with the engine's."""
     rows = []
     for batch in BATCHES:
         before = measured_at(candidate, texts, batch)
@@ -135,7 +137,7 @@ def measured_at(candidate: Candidate, texts: Texts, *batches: int) -> Measured:
 
 
 def faster(one: Measured, other: Measured) -> Measured:
-    """Return what was measured twice, by the faster steps and prefills."""
+    """Return a candidate's two measurements combined, with the faster steps and prefills."""
     seconds = {case: min(taken, other.seconds[case]) for case, taken in one.seconds.items()}
     prefills = {
         batch: (min(alone, other.prefills[batch][0]), min(whole, other.prefills[batch][1]))
@@ -145,9 +147,9 @@ def faster(one: Measured, other: Measured) -> Measured:
 
 
 def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[str, Any]:
-    """Hold the schedule against the target alone and the fixed length, at each number of requests at once.
+    """Compare the schedule with the target alone and the fixed length, at each concurrency.
 
-    `noise` is how far two equal arms are apart: the fixed length was asked twice.
+    `noise` is the difference between two equal arms: the fixed length is measured twice.
     """
     chosen = recommend([measured_at(candidate, texts, *CONCURRENCIES)], 1)
     schedule, fixed = chosen.schedule or ((MAX_BATCH, chosen.draft_len),), ((MAX_BATCH, chosen.draft_len),)
@@ -165,9 +167,9 @@ def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[
 
 @contextmanager
 def loaded(candidate: Candidate, texts: Texts) -> Iterator[Asked]:
-    """Give engines, each in a process of its own: as many that draft as arms need, and as many of the target alone.
+    """Yield engines in separate processes, as many with and without a drafter as there are arms.
 
-    Equal ones differ by some percent from process to process, so rounds go through them.
+    Equal processes differ by a few percent, so rounds rotate the arms through them.
     """
     context, places = get_context("spawn"), MAX_DRAFT_LEN + 1
     ring = Ring.make(context, places)
@@ -176,7 +178,7 @@ def loaded(candidate: Candidate, texts: Texts) -> Iterator[Asked]:
         @cache
         def process(number: int, *, drafts: bool) -> ProcessPoolExecutor:
             pool = stack.enter_context(ProcessPoolExecutor(1, context, join, (ring,)))
-            pool.submit(load, candidate.root, drafts=drafts).result(WITHIN_S)  # nobody runs meanwhile
+            pool.submit(load, candidate.root, drafts=drafts).result(WITHIN_S)  # loads sequentially, while no arm runs
             return pool
 
         def asked(arms: Sequence[Schedule], many: int, number: int) -> list[Stretches]:
@@ -194,7 +196,7 @@ def loaded(candidate: Candidate, texts: Texts) -> Iterator[Asked]:
 
 
 def load(root: Path, *, drafts: bool) -> None:
-    """Have a process load its engine."""
+    """Load the engine in a worker process."""
     engine_of(root, drafts=drafts)
 
 
@@ -207,34 +209,34 @@ def engine_of(root: Path, *, drafts: bool) -> Engine:
 
 
 def rounds(engine: Asked, arms: Sequence[Schedule], many: int) -> list[float]:
-    """Return each arm's tokens a second by its fastest stretches."""
+    """Return each arm's tokens per second from its fastest stretches."""
     runs = [engine(arms, many, number) for number in range(ROUNDS)]
     return [tokens_per_s(each) for each in zip(*runs, strict=True)]
 
 
 def tokens_per_s(runs: Sequence[Stretches]) -> float:
-    """Return the speed of an arm; raises ValueError where its runs did not all do the same."""
+    """Return the speed of an arm; raise ValueError if its runs differ in their steps."""
     stretches = list(zip(*runs, strict=True))
     if any(len({tokens for tokens, _ in each}) > 1 for each in stretches):
-        raise ValueError("two runs of one arm have other tokens")
+        raise ValueError("two runs of one arm differ in their tokens")
     return sum(tokens for tokens, _ in runs[0]) / sum(min(seconds for _, seconds in each) for each in stretches)
 
 
 def in_turn(
     root: Path, said: Sequence[Sequence[int]], schedule: Schedule, many: int, place: tuple[int, int]
 ) -> Stretches:
-    """Run the closed loop by turns with the other places."""
+    """Run the closed loop, taking turns with the other processes."""
     engine = engine_of(root, drafts=bool(schedule))
-    engine.speculator.settings = replace(engine.settings, schedule=schedule)  # nothing runs in between
+    engine.speculator.settings = replace(engine.settings, schedule=schedule)  # no request is running
     with Turn(*place) as turn:
         return closed_loop(engine, said, many, turn.clock)
 
 
 def closed_loop(engine: Engine, said: Sequence[Sequence[int]], many: int, clock: Callable[[], float]) -> Stretches:
-    """Return how fast tokens come while `many` requests run.
+    """Return the tokens and seconds of stretches while `many` requests run.
 
-    The first ones are of all lengths up to the others', so that requests end one by one as they do on a server. Timed
-    is from where all of these have ended until no more can begin: while as many end as are asked of each prompt.
+    The first requests have staggered lengths, so that requests end one by one as on a server. The timed part starts
+    after these have ended and stops when no new request can start, so that each prompt ends equally often.
     """
     from trtspec.engine.generation.request import Request, Update
 
@@ -242,8 +244,8 @@ def closed_loop(engine: Engine, said: Sequence[Sequence[int]], many: int, clock:
     lens = [*(TOKENS * place // many for place in range(1, many + 1)), *[TOKENS] * (timed + many)]
     left, lock, done = iter(zip(cycle(said), lens, strict=False)), threading.Lock(), threading.Event()
     running = ended = tokens = 0
-    seen = [(tokens, clock())]  # tokens so far, and when
-    marks: list[int] = []  # in `seen`
+    seen = [(tokens, clock())]  # (tokens so far, time)
+    marks: list[int] = []  # indices of `seen`
 
     def begin() -> None:
         nonlocal running
@@ -267,12 +269,12 @@ def closed_loop(engine: Engine, said: Sequence[Sequence[int]], many: int, clock:
             begin()
 
     def start(update: Update) -> None:
-        for _ in range(many):  # from the engine's own thread: all of them are there when it looks for requests again
+        for _ in range(many):  # submitted on the engine's thread, so that it sees all of them together
             begin()
 
     engine.submit(Request(said[0], 1), start)
     if not done.wait(WITHIN_S):
-        raise SystemExit("the engine did not end in time")
+        raise SystemExit("the engine did not finish in time")
     started, stopped = marks
     ends = [*range(started, stopped, STRETCH * many), stopped]
     return [(seen[end][0] - seen[begin][0], seen[end][1] - seen[begin][1]) for begin, end in pairwise(ends)]

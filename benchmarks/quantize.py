@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim: quantizing is never what limits a build. On one core the compiled arithmetic of conversions finds the largest
-magnitude of bfloat16 weights at 2 GB/s or more and makes them FP8, by tensor and by row, at 1.5 GB/s or more.
+"""Measure the quantization kernels against numpy, torch and a memory copy.
 
     python benchmarks/quantize.py [--seconds 0.5] [--out benchmarks/results/quantize.json]
 
-Each kernel by each instruction set of this machine, beside numpy, torch on one thread, and what the memory does: a copy
-of as many bytes. "cached" works on the same chunk again, of 1 MiB as a conversion reads it; "memory" on chunks of what
-no cache holds. GB/s are of input, the median of all chunks, by the processor's time of one thread, which other work
-changes less than a clock. Before anything is measured, ours have to say what numpy says, bit for bit.
+Claim: quantization never limits a build. On one core, the compiled kernels find the largest magnitude of bfloat16
+weights at 2 GB/s or more, and quantize them to FP8, by tensor and by row, at 1.5 GB/s or more.
+
+Each kernel is measured with each instruction set of this machine, numpy, torch on one thread, and a copy of as many
+bytes. "cached" processes the same chunk again, of 1 MiB as in a conversion; "memory" processes chunks that exceed all
+caches. GB/s refer to input, the median of all chunks, by one thread's processor time, which depends less on other load
+than wall-clock time. Before the measurement, the kernels' output must match numpy bit for bit.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ Call = Callable[[np.ndarray], Any]
 
 
 class Kernel(NamedTuple):
-    """What is measured on weights of a format: by an implementation of ours, and by torch's operations."""
+    """A measured kernel on weights of a dtype: trtspec's implementation and torch's operations."""
 
     name: str
     dtype: str
@@ -59,12 +61,12 @@ def cast_of(source: str, target: str) -> Kernel:
 
 
 def by_tensor(weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Quantize by one scale, as a plain loop in torch does."""
+    """Quantize with one scale, like a plain torch loop."""
     return ((weights.float() / float(SCALE)).to(torch.float8_e4m3fn),)
 
 
 def by_row(weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Quantize by a scale for each row, as a plain loop in torch does."""
+    """Quantize with one scale per row, like a plain torch loop."""
     scales = weights.abs().amax(1, keepdim=True).float() / 448.0
     return (weights.float() / scales).to(torch.float8_e4m3fn), scales
 
@@ -86,7 +88,7 @@ KERNELS = [
 
 
 def sides() -> dict[str, Arithmetic]:
-    """Return our implementations by name; the library is compiled where it is not in the cache."""
+    """Return trtspec's implementations by name; the library is compiled unless cached."""
     library = load_library(build_library(plan_library(("quantize",))))
     found: dict[str, Arithmetic] = {"numpy": NumpyArithmetic()}
     for each in range(Instructions.PORTABLE, fastest_of(library) + 1):
@@ -95,7 +97,7 @@ def sides() -> dict[str, Arithmetic]:
 
 
 def chunks_of(dtype: str, nbytes: int) -> list[np.ndarray]:
-    """Return random weights of a format in chunks of whole rows; beyond the first they are copies."""
+    """Return random weights of a dtype in chunks of whole rows; all chunks after the first are copies."""
     rows = CHUNK_BYTES // (COLUMNS * np.dtype(ITEMS[dtype]).itemsize)
     values = np.random.default_rng(0).standard_normal((rows, COLUMNS), dtype=np.float32) * np.float32(0.02)
     first = from_floats(values, dtype)
@@ -103,7 +105,7 @@ def chunks_of(dtype: str, nbytes: int) -> list[np.ndarray]:
 
 
 def rate_of(call: Call, chunks: list[np.ndarray], seconds: float) -> float:
-    """Return the median of input bytes/s over chunks that are taken in turn, of the processor's time of this thread."""
+    """Return the median input bytes/s over chunks processed in turn, by this thread's processor time."""
     call(chunks[0])
     times: list[float] = []
     turns = itertools.cycle(chunks)
@@ -116,7 +118,7 @@ def rate_of(call: Call, chunks: list[np.ndarray], seconds: float) -> float:
 
 
 def calls_of(kernel: Kernel, implementations: dict[str, Arithmetic]) -> Iterator[tuple[str, Call]]:
-    """Yield who computes a kernel, and how; a copy of the input is the limit that memory sets."""
+    """Yield each implementation's name and call; a copy of the input is the memory limit."""
     for name, arithmetic in implementations.items():
         yield name, kernel.ours(arithmetic)
     yield "torch", lambda bits: kernel.torch(torch.from_numpy(bits).view(TORCH[kernel.dtype]))
@@ -125,7 +127,7 @@ def calls_of(kernel: Kernel, implementations: dict[str, Arithmetic]) -> Iterator
 
 
 def check(kernel: Kernel, implementations: dict[str, Arithmetic]) -> None:
-    """Raise AssertionError where an implementation says something else than numpy."""
+    """Raise AssertionError if an implementation's output differs from numpy's."""
     (bits,) = chunks_of(kernel.dtype, CHUNK_BYTES)
     expected, *others = [kernel.ours(each)(bits) for each in implementations.values()]
     for found in others:
@@ -133,7 +135,7 @@ def check(kernel: Kernel, implementations: dict[str, Arithmetic]) -> None:
 
 
 def measure(kernel: Kernel, implementations: dict[str, Arithmetic], seconds: float) -> dict[str, Any]:
-    """Return everybody's GB/s of input, with the caches and from memory."""
+    """Return each implementation's GB/s of input, from caches and from memory."""
     check(kernel, implementations)
     places = {"cached": CHUNK_BYTES, "memory": MEMORY_BYTES}
     rates: dict[str, dict[str, float]] = {}
@@ -146,7 +148,7 @@ def measure(kernel: Kernel, implementations: dict[str, Arithmetic], seconds: flo
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:
-    """Return a line a kernel and place."""
+    """Return one line per kernel and memory level."""
     names = list(results[0]["cached"])
     lines = [f"{'GB/s of input':<21}{'':<8}" + "".join(f"{name:>10}" for name in names)]
     for result, place in itertools.product(results, ("cached", "memory")):
@@ -156,7 +158,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each side of a kernel, cached and from memory")
     parser.add_argument("--out", type=Path)

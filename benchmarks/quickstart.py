@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim: on the quickstart pair, on a CPU at batch 1, speculation is at least 1.5 times as fast as the target alone on
-the same engine, and faster than transformers' own assisted generation; all four say the same text.
+"""Compare speculation on the quickstart pair with the target alone and with transformers, on a CPU at batch 1.
 
     python benchmarks/quickstart.py [--runs 5] [--prompts 64] [--out FILE.json]
 
-One run measures, alternating: our engine without and with speculation (in this process), and transformers' greedy and
-assisted generation (in a child process of its own, because threads of two engines in one process slow both down).
-Beside them stands the limit: reading each weight once a step at the rate this machine reads memory in the same run.
+Claim: speculation is at least 1.5 times as fast as the target alone on the same engine, and faster than transformers'
+assisted generation; all four texts are identical.
+
+One run alternates between trtspec's engine without and with speculation (in this process), and transformers' greedy and
+assisted generation (in a child process, because the threads of two engines in one process slow both down). The reported
+limit is reading each weight once per step at the memory rate measured in the same run.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def prompt_texts(count: int) -> list[str]:
 
 
 class Ours:
-    """The artifact of recipes/quickstart.yaml, built where `trtspec build` puts it."""
+    """The artifact of recipes/quickstart.yaml, at the default path of `trtspec build`."""
 
     def __init__(self, root: Path, texts: list[str]) -> None:
         from trtspec.bench.artifact import open_artifact
@@ -121,10 +123,10 @@ def read_rate(nbytes: int) -> float:
 
 
 def step_ms(artifact: Path) -> dict[str, float]:
-    """Return median milliseconds as they are in the course of speculation, one after the other in each round.
+    """Return median milliseconds of the parts of speculation, measured in turn in each round.
 
     "draft" is one of the DRAFT_LEN steps of a proposal, "verify" the target's pass over the drafted tokens, "target" a
-    one-token step of the target alone; each with the making of its window and the choice of its tokens.
+    one-token step of the target alone; each includes building its attention mask and choosing its tokens.
     """
     import torch
 
@@ -219,7 +221,7 @@ def report(samples: dict[str, list[float]], last: dict[str, dict[str, Any]], ste
 
 
 def weight_bytes(role: str) -> int:
-    """Return the bytes a step reads of a model in float32; of an embedding that is not the head it reads a row."""
+    """Return the bytes of float32 weights that a step reads; only one row of an embedding that is not the head."""
     from trtspec.checkpoints.family import family_of
     from trtspec.checkpoints.source import load_source
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The peer of benchmarks/convert.py: a loop over ranks with torch and safetensors, as in TensorRT-LLM's examples.
 
-A rank is in memory, and all sources are read for each: `python benchmarks/rank_loop.py SOURCE OUT WEIGHTS RANKS`.
+One rank is in memory at a time, and all sources are read for each: `python benchmarks/rank_loop.py SOURCE OUT WEIGHTS
+RANKS`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Cut = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass
 class Rank:
-    """One rank's tensors while they are made; `weights` is none, fp8 or fp8_rowwise."""
+    """One rank's tensors during conversion; `weights`: none, fp8 or fp8_rowwise."""
 
     load: Callable[[str], torch.Tensor]
     weights: str
@@ -41,7 +42,7 @@ class Rank:
         return tensor.chunk(self.ranks, 1)[self.number]
 
     def linear(self, target: str, parts: list[torch.Tensor], cut: Cut, fused: list[torch.Tensor]) -> None:
-        """Store one weight below the other; `fused` are all that share its scale."""
+        """Store vertically concatenated weights; `fused` are all tensors that share their scale."""
         if self.weights == "none":
             self.done[f"{target}.weight"] = torch.cat([cut(part) for part in parts]).contiguous()
             return
@@ -57,7 +58,7 @@ class Rank:
         self.done[f"{target}.weight"] = whole.to(torch.float8_e4m3fn).contiguous()
 
     def layer(self, number: int) -> None:
-        """Make a layer."""
+        """Convert a layer."""
         here, there = f"model.layers.{number}", f"transformer.layers.{number}"
         qkv = [self.load(f"{here}.self_attn.{name}_proj.weight") for name in "qkv"]
         self.linear(f"{there}.attention.qkv", qkv, self.by_rows, qkv)
@@ -71,14 +72,14 @@ class Rank:
             self.done[f"{there}.{target}.weight"] = self.load(f"{here}.{name}.weight")
 
     def ends(self) -> None:
-        """Make what is before and after the layers."""
+        """Convert the tensors before and after the layers."""
         for target, name in (("transformer.vocab_embedding", "model.embed_tokens"), ("lm_head", "lm_head")):
             self.done[f"{target}.weight"] = self.by_rows(self.load(f"{name}.weight")).contiguous()
         self.done["transformer.ln_f.weight"] = self.load("model.norm.weight")
 
 
 def convert_by_rank(source: Path, out: Path, weights: str = "fp8", ranks: int = 4) -> None:
-    """Convert a Llama's checkpoint; every byte is on the disk at the end."""
+    """Convert a Llama checkpoint; every byte is on disk at the end."""
     layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
     out.mkdir(exist_ok=True)
     for number, load in enumerate(_loaders(source, ranks)):
@@ -93,7 +94,7 @@ def convert_by_rank(source: Path, out: Path, weights: str = "fp8", ranks: int = 
 
 
 def _loaders(source: Path, ranks: int) -> Iterator[Callable[[str], torch.Tensor]]:
-    """Yield for each rank what loads a tensor, all files opened anew."""
+    """Yield a tensor loader for each rank, with all files reopened."""
     index = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
     for _ in range(ranks):
         files = {name: safe_open(source / name, "pt") for name in set(index.values())}

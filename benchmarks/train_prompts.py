@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that docs/train.md was measured on: a domain that the quickstart models never saw, and their own old one.
+"""Write the prompts of docs/train.md's measurements: a domain that the quickstart models never saw, and their old one.
 
     python benchmarks/train_prompts.py --out DIR
     trtspec train quickstart --prompts DIR/new.jsonl --keep DIR/old.jsonl --max-tokens 40 --minutes 5
 
-The new domain are sequences, tables, sentences and lists of a few words; the old one are beginnings of the documents
-that the models were trained on, from another seed.
+The new domain consists of sequences, tables, sentences and short lists. The old one consists of beginnings of the
+documents that the models were trained on, from another seed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def beginning(kind: str, draw: Random) -> str:
 
 
 def write(path: Path, prompts: Iterable[tuple[str, str]]) -> None:
-    """Write (kind, prompt) pairs as prompts of trtspec's own format."""
+    """Write (kind, prompt) pairs in trtspec's prompt format."""
     records = ({"id": f"{kind}-{n}", "kind": kind, "prompt": text} for n, (kind, text) in enumerate(prompts))
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that run by turns of half a second: a machine whose speed drifts slows all of them alike.
+"""Run processes in turns of half a second, so that drifting machine speed affects all of them equally.
 
-Runs of some seconds, one after the other, put equal engines up to 13 % apart; by turns it is up to 3, or 8 where short
-steps meet a machine that halves its speed meanwhile (benchmarks/experiments/log.md, 2026-11-25).
+Sequential runs of several seconds put equal engines up to 13 % apart. With turns it is up to 3 %, or 8 % with short
+steps on a machine whose speed halves during the run (benchmarks/experiments/log.md, 2026-11-25).
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from multiprocessing.context import SpawnContext
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Semaphore
 
-TURN_S = 0.5  # long beside what caches take to be filled again
+TURN_S = 0.5  # long compared with refilling caches
 WITHIN_S = 600.0
 
 
 @dataclass(frozen=True)
 class Ring:
-    """What processes share that run by turns: a gate for each place, and how many of them have not ended."""
+    """Shared state of processes that take turns: a gate per place, and the number of running processes."""
 
     gates: Sequence[Semaphore]
     left: Synchronized[int]
 
     @classmethod
     def make(cls, context: SpawnContext, places: int) -> Ring:
-        """Return a ring for at most so many processes, which get it when they begin."""
+        """Return a ring for at most `places` processes; pass it to them at start."""
         return cls([context.Semaphore(0) for _ in range(places)], context.Value("i", 0))
 
     def begin(self, runners: int) -> None:
-        """Let the first of so many runners have its turn; nobody may be running."""
+        """Give the first of `runners` processes its turn; no process may be running."""
         self.left.value = runners
         self.gates[0].release()
 
@@ -40,12 +40,12 @@ _joined: list[Ring] = []
 
 
 def join(ring: Ring) -> None:
-    """Take part in a ring from now on; what a process that begins is to call."""
+    """Join a ring; use it as the initializer of a worker process."""
     _joined[:] = [ring]
 
 
 class Turn:
-    """Place `place` among `runners` while the context is open, which begins with a turn of its own."""
+    """Context of place `place` among `runners`; entering it waits for the first turn."""
 
     def __init__(self, place: int, runners: int) -> None:
         [self._ring] = _joined
@@ -58,7 +58,7 @@ class Turn:
         return self
 
     def clock(self) -> float:
-        """Return seconds, which stand still while others have their turn; gives them one if its own was long enough."""
+        """Return seconds without the others' turns; yields the turn if it was long enough."""
         now = time.perf_counter()
         seconds = now - self._away
         if now - self._begun > TURN_S:
@@ -75,7 +75,7 @@ class Turn:
         if is_last:
             for gate in self._others():
                 gate.release()
-        while self._ring.left.value:  # others run: what comes round is handed on
+        while self._ring.left.value:  # others still run: pass the turn on
             self._hand_on()
             self._wait()
 
@@ -87,4 +87,4 @@ class Turn:
 
     def _wait(self) -> None:
         if not self._ring.gates[self._place].acquire(timeout=WITHIN_S):
-            raise SystemExit("a process that runs by turns did not get its own in time")
+            raise SystemExit("a process did not get its turn in time")

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim: from logits to accepted tokens in one call, the compiled verification says exactly what the numpy oracle says,
-and on one core of a CPU it is at least 5 times as fast as torch's operations at batch 8 and draft_len 5.
+"""Measure the compiled verification, from logits to accepted tokens in one call.
 
     trtspec plugins build [--arch sm_90a]
     python benchmarks/verify.py [--device cpu] [--batch 1 8] [--draft-len 1 5 8] [--seconds 120] [--out FILE.json]
 
-Sides: ours; torch (softmax, gather, multinomial; sort for top_k and top_p); that through torch.compile; FlashInfer's
-softmax and chain_speculative_sampling where it is installed. "hot" verifies the same logits again, "cold" takes others
-each time, so that all come from memory. The floor is the time that the memory needs for the rows that have to be read,
-at the rate at which a copy was measured in the same run. On a GPU, batch 1 is also replayed as a CUDA graph,
-torch.compile is asked where both sizes are above 1 (for a size of 1 it compiles anew, for seconds), and calls of more
-than 10 ms are measured cold alone. With --seconds each kind and dtype has its share of the time, the sizes of the
-document's table first; what is left out is counted.
+Claim: it returns exactly the numpy oracle's result, and on one CPU core it is at least 5 times as fast as torch's
+operations at batch 8 and draft_len 5.
+
+Sides: ours; torch (softmax, gather, multinomial; sort for top_k and top_p); the same with torch.compile; FlashInfer's
+softmax and chain_speculative_sampling, if installed. "hot" verifies the same logits again, "cold" uses different logits
+each time, so that all are read from memory. The floor is the time to read the required rows at the copy rate measured
+in the same run. On a GPU, batch 1 is also replayed as a CUDA graph, torch.compile is used only if both sizes are above
+1 (it recompiles for a size of 1, which takes seconds), and calls longer than 10 ms are measured cold only. With
+
+--seconds, each kind and dtype gets its share of the time, and the sizes of the documentation's table run first; skipped
+
+cases are counted.
 """
 
 from __future__ import annotations
@@ -39,11 +43,11 @@ from trtspec.kernels.bindings import KernelLibrary, load_library
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BATCHES = {"cpu": (1, 8), "cuda": (1, 2, 4, 8, 16, 32, 64, 128, 256)}
 DRAFT_LENS = {"cpu": (1, 5, 8), "cuda": (1, 2, 3, 4, 5, 6, 7, 8)}
-COLD_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}  # several times the last cache's
+COLD_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}  # several times the size of the last-level cache
 LEAST_CALLS, LEAST_SECONDS = 3, {"cpu": 0.3, "cuda": 0.02}
-CALLS_AT_ONCE = {"cpu": 1, "cuda": 20}  # between two clocks: a GPU's kernels are shorter than what a clock costs
-LONG_US = {"cpu": float("inf"), "cuda": 10_000}  # of a call: two of them say enough
-FIRST = {"batch": (8, 1, 64), "draft_len": (5, 1, 8)}  # where time is short
+CALLS_AT_ONCE = {"cpu": 1, "cuda": 20}  # calls per timing, because a GPU kernel is shorter than the timing overhead
+LONG_US = {"cpu": float("inf"), "cuda": 10_000}  # duration above which two samples are enough
+FIRST = {"batch": (8, 1, 64), "draft_len": (5, 1, 8)}  # measured first if time is limited
 
 
 class Clock:
@@ -54,7 +58,7 @@ class Clock:
         self._calls = CALLS_AT_ONCE[device.type]
 
     def samples(self, call: Callable[[], object]) -> list[float]:
-        """Return the microseconds of a call, time after time."""
+        """Return the microseconds of repeated calls."""
         call()
         found = [self._once(call, 1)]
         if self.is_long(found[0]):
@@ -65,7 +69,7 @@ class Clock:
         return found
 
     def is_long(self, us: float) -> bool:
-        """Return whether a call takes so long that it is measured twice only."""
+        """Return whether a call is so long that it is measured only twice."""
         return us > LONG_US[self.device.type]
 
     def _once(self, call: Callable[[], object], calls: int) -> float:
@@ -89,7 +93,7 @@ def copy_rate(clock: Clock) -> float:
 
 
 def measure(case: Case, clock: Clock, library: KernelLibrary, threads: int) -> dict[str, Any]:
-    """Return everybody's times for a case, hot and cold."""
+    """Return each side's times for a case, hot and cold."""
     batch = Batch.random(case, clock.device)
     copies = max(2, -(-COLD_BYTES[clock.device.type] // batch.logit_bytes))
     others = itertools.cycle([batch, *(batch.elsewhere() for _ in range(copies - 1))])
@@ -98,7 +102,7 @@ def measure(case: Case, clock: Clock, library: KernelLibrary, threads: int) -> d
     for name, side in sides_for(case, library, clock.device, threads).items():
         try:
             times[name] = temperatures(clock, lambda side=side: side(batch), lambda side=side: side(next(others)))
-        except Exception as error:  # of others: a side that cannot take a case must not cost the table
+        except Exception as error:  # a third-party side may not support a case; the others continue
             if name == "ours":
                 raise
             times[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
@@ -114,14 +118,14 @@ def measure(case: Case, clock: Clock, library: KernelLibrary, threads: int) -> d
 
 
 def temperatures(clock: Clock, hot: Callable[[], object], cold: Callable[[], object]) -> dict[str, Any]:
-    """Return a side's times on the same logits and on others; of a long call the second alone, as both are equal."""
+    """Return a side's hot and cold times; for long calls only cold, because both are equal."""
     taken = clock.samples(cold)
     found = {"cold": summary(taken)}
     return found if clock.is_long(statistics.median(taken)) else {"hot": summary(clock.samples(hot)), **found}
 
 
 def graph_of(side: Side, batch: Batch) -> Any:
-    """Return a call as a CUDA graph; it was called before, outside."""
+    """Return a call as a CUDA graph; it must have been called outside before."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         side(batch)
@@ -129,14 +133,14 @@ def graph_of(side: Side, batch: Batch) -> Any:
 
 
 def summary(samples: Sequence[float]) -> dict[str, Any]:
-    """Return microseconds: median, extremes, and at most 20 of the samples as they were taken."""
+    """Return microseconds: median, minimum, maximum, and at most 20 samples in order."""
     taken = [round(value, 1) for value in samples[:: max(1, len(samples) // 20)][:20]]
     median = round(statistics.median(samples), 1)
     return {"us": median, "min": round(min(samples), 1), "max": round(max(samples), 1), "samples": taken}
 
 
 def check(case: Case, clock: Clock, library: KernelLibrary, threads: int) -> list[str]:
-    """Hold the library against the oracle, on another batch than the one that is measured; return what differs."""
+    """Compare the library with the oracle on a batch that is not measured; return the differences."""
     batch = Batch.random(case, clock.device)
     arrays = {
         name: None if getattr(batch, name) is None else getattr(batch, name).cpu().numpy()
@@ -146,14 +150,14 @@ def check(case: Case, clock: Clock, library: KernelLibrary, threads: int) -> lis
     wanted = bit_exact.verify_chain(bit_exact.ChainBatch(**logits, **arrays))
     found = ours_in_full(library, batch, threads)
     return [
-        f"{case}: {name} is not what the oracle says"
+        f"{case}: {name} differs from the oracle"
         for name in ("accepted", "output", "next", "status")
         if not np.array_equal(getattr(found, name).cpu().numpy(), getattr(wanted, name))
     ]
 
 
 def table(results: Sequence[dict[str, Any]], rate: float) -> list[str]:
-    """Return a line a case: microseconds, cold, and how many times as fast as torch."""
+    """Return one line per case: cold microseconds, and the ratio to torch."""
     lines = []
     for result in results:
         size = f"{result['kind']:<10}{result['dtype']:<10}b{result['batch']:<4}k{result['draft_len']:<3}"
@@ -166,7 +170,7 @@ def table(results: Sequence[dict[str, Any]], rate: float) -> list[str]:
 
 
 def library_at(path: Path | None) -> KernelLibrary:
-    """Return the library to measure: the one given, or what was built last."""
+    """Return the library to measure: the given one, or the last one built."""
     if path is None:
         from trtspec.kernels.build import find_libraries
 
@@ -177,7 +181,7 @@ def library_at(path: Path | None) -> KernelLibrary:
 
 
 def sizes_of(batches: Iterable[int], draft_lens: Iterable[int]) -> list[tuple[int, int]]:
-    """Return all pairs of sizes, first those that a reader looks for."""
+    """Return all pairs of sizes, with the documentation's table first."""
 
     first, every = list(itertools.product(*FIRST.values())), list(itertools.product(batches, draft_lens))
     return [size for size in first if size in every] + [size for size in every if size not in first]
@@ -185,7 +189,7 @@ def sizes_of(batches: Iterable[int], draft_lens: Iterable[int]) -> list[tuple[in
 
 @dataclass
 class Run:
-    """What is measured, with what, and what was found so far; of the `seconds` each group of cases has its share."""
+    """The configuration and results of a run; each group of cases has a share of `seconds`."""
 
     clock: Clock
     library: KernelLibrary
@@ -197,11 +201,11 @@ class Run:
     left_out: int = 0
 
     def group(self, cases: Sequence[Case], until: float) -> None:
-        """Check the rule on one kind and dtype, and measure its cases until so many seconds after the begin."""
+        """Check correctness for one kind and dtype, and measure its cases until `until` seconds after the start."""
         self.wrong += check(
             Case(cases[0].kind, 2, 5, cases[0].vocab, cases[0].dtype), self.clock, self.library, self.threads
         )
-        torch.compiler.reset()  # or torch.compile gives up on what it has compiled often
+        torch.compiler.reset()  # otherwise torch.compile reaches its recompilation limit
         for number, case in enumerate(cases):
             if time.monotonic() - self.began > until:
                 self.left_out += len(cases) - number
@@ -210,7 +214,7 @@ class Run:
             print(*table(self.results[-1:], self.rate), sep="\n", file=sys.stderr, flush=True)
 
     def document(self) -> dict[str, Any]:
-        """Return what was found."""
+        """Return the results."""
         first = [one for one in self.results if one["batch"] in FIRST["batch"] and one["draft_len"] == 5]
         device = self.clock.device
         gpu = {"gpu": torch.cuda.get_device_name()} if device.type == "cuda" else {}
@@ -234,11 +238,11 @@ def main() -> None:
     parser.add_argument("--batch", nargs="+", type=int)
     parser.add_argument("--draft-len", nargs="+", type=int)
     parser.add_argument("--vocab", type=int, default=128256)
-    parser.add_argument("--threads", type=int, default=1, help="of a CPU, for every side")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which cases are left out")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of every side")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit, after which cases are skipped")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     clock, library = Clock(torch.device(arguments.device)), library_at(arguments.library)
     torch.set_num_threads(arguments.threads)
     run = Run(clock, library, arguments.threads, copy_rate(clock))

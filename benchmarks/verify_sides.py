@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks/verify.py measures: a batch of drafted chains, and who verifies it from logits to tokens."""
+"""Inputs and sides of benchmarks/verify.py: a batch of drafted chains, and the implementations that verify it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from trtspec.kernels.bindings import ChainResult, KernelLibrary
 
 LOGIT_SPREAD = 2.5
-DRAFT_NOISE = 0.7  # between the draft's logits and the target's: with it a drafted token is accepted 7 times of 10
+DRAFT_NOISE = 0.7  # noise between draft and target logits, for an acceptance rate of about 0.7
 TRUNCATION = (50, 0.95)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One size of the table; `kind` is how requests sample: "greedy", "sampled", "truncated" (by top_k and top_p)."""
+    """One size of the table; `kind` is the sampling: "greedy", "sampled", "truncated" (top_k and top_p)."""
 
     kind: str
     batch: int
@@ -36,14 +36,14 @@ class Batch:
     target: Tensor
     draft: Tensor
     tokens: Tensor  # [batch, draft_len] int32
-    uniforms: Tensor | None  # [batch, draft_len + 1] uint32; None where they are greedy
+    uniforms: Tensor | None  # [batch, draft_len + 1] uint32; None for greedy
     temperature: Tensor  # [batch] float32
     top_k: Tensor | None  # [batch] int32
     top_p: Tensor | None  # [batch] float32
 
     @classmethod
     def random(cls, case: Case, device: torch.device) -> Batch:
-        """Draw tokens from what the draft says of a target that it resembles."""
+        """Sample tokens from a draft distribution that resembles the target's."""
         made = torch.Generator(device).manual_seed(case.batch * 100 + case.draft_len)
         shape = (case.batch, case.draft_len + 1, case.vocab)
         target = torch.randn(shape, generator=made, device=device) * LOGIT_SPREAD
@@ -65,27 +65,27 @@ class Batch:
         )
 
     def elsewhere(self) -> Batch:
-        """Return the same with its logits in memory of their own."""
+        """Return a copy with its logits in separate memory."""
         return replace(self, target=self.target.clone(), draft=self.draft.clone())
 
     @property
     def logit_bytes(self) -> int:
-        """What the logits take."""
+        """Return the bytes of the logits."""
         return sum(rows.numel() * rows.element_size() for rows in (self.target, self.draft))
 
     def needed_bytes(self, accepted: Tensor) -> int:
-        """Return what no verification can leave unread: rows up to the first rejection, the draft's where it counts."""
+        """Return the bytes that any verification must read: rows up to the first rejection, and the draft's if used."""
         target_rows = int((accepted + 1).sum())
         draft_rows = 0 if self.case.kind == "greedy" else int((accepted + 1).clamp_max(self.case.draft_len).sum())
         return (target_rows + draft_rows) * self.case.vocab * self.target.element_size()
 
 
-# Verifies a batch; returns how many tokens are accepted [batch] and the next token [batch].
+# Verifies a batch; returns the number of accepted tokens [batch] and the next token [batch].
 Side = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 def ours(library: KernelLibrary, threads: int) -> Side:
-    """The compiled library."""
+    """Return the compiled library's side."""
 
     def verify(batch: Batch) -> tuple[Tensor, Tensor]:
         found = ours_in_full(library, batch, threads)
@@ -95,7 +95,7 @@ def ours(library: KernelLibrary, threads: int) -> Side:
 
 
 def ours_in_full(library: KernelLibrary, batch: Batch, threads: int) -> ChainResult:
-    """Return all that the library says of a batch."""
+    """Return the library's complete result for a batch."""
     return library.verify_chain(
         target=batch.target,
         tokens=batch.tokens,
@@ -117,7 +117,7 @@ def textbook(
     top_k: Tensor | None,
     top_p: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Verify by torch's operations: softmax, gather, multinomial; argmax where it is greedy."""
+    """Verify with torch operations: softmax, gather, multinomial; argmax for greedy."""
     if uniforms is None:
         choices = target.argmax(-1)
         accepted = (choices[:, :-1] == tokens).long().cumprod(1).sum(1)
@@ -147,14 +147,14 @@ def _probs(logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Ten
 
 
 def in_torch(verify: Callable[..., tuple[Tensor, Tensor]]) -> Side:
-    """`textbook`, or what was made of it."""
+    """Return a side from `textbook` or a compiled version of it."""
     return lambda batch: verify(
         batch.target, batch.draft, batch.tokens, batch.uniforms, batch.temperature, batch.top_k, batch.top_p
     )
 
 
 def flashinfer() -> Side | None:
-    """FlashInfer's softmax and chain_speculative_sampling, where it is installed; sampled batches only."""
+    """Return FlashInfer's softmax and chain_speculative_sampling for sampled batches, or None if not installed."""
     try:
         from flashinfer import sampling
     except ImportError:
@@ -175,7 +175,7 @@ def flashinfer() -> Side | None:
 
 
 def sides_for(case: Case, library: KernelLibrary, device: torch.device, threads: int) -> dict[str, Side]:
-    """Return who can verify a case here."""
+    """Return the sides that support a case on this machine."""
     sides = {"ours": ours(library, threads), "torch": in_torch(textbook)}
     if device.type == "cpu" or min(case.batch, case.draft_len) > 1:
         sides["torch.compile"] = in_torch(torch.compile(textbook, dynamic=True, fullgraph=True))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's completions in front of a vLLM on this machine, as streams with `metrics.speculative_decoding`.
+"""Serve OpenAI completions from a local vLLM as streams with `metrics.speculative_decoding`.
 
-The environment that vLLM has here (tests/engines/vllm.txt) brings no web server, so that the process that a deployment
-starts is asked instead. Words and numbers are vLLM's own; the way through a pipe and this process is the same for all.
+The vLLM environment here (tests/engines/vllm.txt) lacks a web server, so the requests go to the process that a
+deployment starts. Texts and counts are vLLM's; the overhead of the pipe and this process is the same for all arms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VARIABLES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", 
 
 @contextmanager
 def serving(arguments: Path) -> Iterator[str]:
-    """Serve what a model.json describes from a thread; gives the address once vLLM has loaded."""
+    """Serve the model of a model.json in a thread; yield the address once vLLM has loaded."""
     loop, ready = asyncio.new_event_loop(), Future[str]()
     ended = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(_serve(arguments, ready, ended)), daemon=True)
@@ -51,24 +51,24 @@ async def _serve(arguments: Path, ready: Future[str], ended: asyncio.Event) -> N
     front = Front(process)
     try:
         if not await process.stdout.readline():  # type: ignore[union-attr]
-            raise RuntimeError(f"vLLM ended while it loaded {arguments}")
+            raise RuntimeError(f"vLLM exited while loading {arguments}")
         reading = asyncio.ensure_future(front.read())
         runner = web.AppRunner(front.app(), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, LOOPBACK, 0).start()
         ready.set_result(f"http://{LOOPBACK}:{runner.addresses[0][1]}")
-        await ended.wait()  # unbounded: it ends with the block that serves
+        await ended.wait()  # unbounded: ends with the serving block
         reading.cancel()
         await runner.cleanup()
     except Exception as error:
         ready.set_exception(error)
     finally:
         process.stdin.close()  # type: ignore[union-attr]
-        await asyncio.wait_for(process.wait(), ENDING_S)  # unbounded: wait_for bounds it
+        await asyncio.wait_for(process.wait(), ENDING_S)  # unbounded: wait_for has the timeout
 
 
 class Front:
-    """The requests that wait for answers of one vLLM."""
+    """The pending requests of one vLLM."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process, self._numbers = process, count()
@@ -81,7 +81,7 @@ class Front:
         return app
 
     async def read(self) -> None:
-        """Hand each answer to whom it is for."""
+        """Deliver each response to its request."""
         while line := await self._process.stdout.readline():  # type: ignore[union-attr]
             said = json.loads(line)
             if "id" in said:
@@ -100,7 +100,7 @@ class Front:
         await answer.prepare(request)
         made, last = 0, False
         while not last:
-            part = await said.get()  # unbounded: who asks has a timeout, and leaves
+            part = await said.get()  # unbounded: the client has a timeout
             made, last = made + part.get("tokens", 0), part.get("done", True)
             await answer.write(_event(part, made))
         del self._waiting[name]
@@ -109,7 +109,7 @@ class Front:
 
 
 def _event(part: dict[str, Any], made: int) -> bytes:
-    """Return what vLLM says as an event of a stream; the last one has the counts of the whole."""
+    """Return vLLM's output as an event of a stream; the last event has the total counts."""
     if "error" in part:
         return b"data: " + json.dumps({"error": {"message": part["error"]}}).encode() + b"\n\n"
     document: dict[str, Any] = {"choices": [{"index": 0, "text": part["text"], "finish_reason": part["reason"]}]}

@@ -299,7 +299,7 @@ def test_an_artifact_of_an_engine_that_converts_nothing(recipe: Path, trtspec: R
     assert manifest.gpu == {"name": "h100"}
     refused = trtspec("generate", artifact, "-p", "x")
     assert refused.code == 1
-    assert f"{backend} runs this artifact, and not in this process" in refused.err
+    assert f"{backend} runs in a server, not in this process" in refused.err
     assert ensure_gates(artifact) is False
     assert trtspec("plan", recipe, "--json").document["steps"][0]["status"] == "hit"
 

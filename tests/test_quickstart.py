@@ -75,7 +75,7 @@ def test_in_fp8_on_two_ranks_it_says_nearly_the_same_and_loses_nothing(trtspec: 
     checks = {check["name"]: check for check in report["checks"]}
     assert all(check["ok"] for check in checks.values()), report
     assert 0.97 <= checks["parity"]["value"] <= 1
-    assert "tokens of the FP8 target are the unquantized source's own choice" in checks["parity"]["detail"]
+    assert "tokens of the FP8 target match the unquantized source's choice" in checks["parity"]["detail"]
     assert checks["lossless"]["value"] == 8
     inspected = trtspec("inspect", "build/quickstart-fp8/checkpoints/target", "--json").document
     assert (inspected["tensor_parallel"], inspected["quantization"]) == (2, "FP8, FP8 KV cache")

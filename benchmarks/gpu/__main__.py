@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs what needs a GPU, with the machine's own Python, and leaves JSON for each part.
+"""Run the parts that need a GPU with the machine's Python, and write JSON for each part.
 
     benchmarks/gpu/run.sh [--parts tests|engine|build|...] [--wheels DIR] [--out DIR] [--arch sm_90a]
 
 Parts, in order: build (the kernels' library), kernels (their tests), plugin (TensorRT's, without TensorRT), sanitizer,
 verify (benchmarks/verify.py), engine-tests; then engine, the benchmark of the torch engine. "tests" are all but the
-last: each group takes at most 9 minutes. A part that fails or is ended stops no other. The exit code is 0 where every
-part chosen passed.
+last; each group takes at most 9 minutes. A part that fails or is terminated does not stop the others. The exit code is
+0 if all chosen parts passed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from benchmarks.gpu.probe import Machine, probe
 
 
 def choose(known: Sequence[Part], wanted: Sequence[str]) -> list[Part]:
-    """Return the parts of these names or groups, in their own order; all where none is named."""
+    """Return the parts with these names or groups, in the defined order; all if none is given."""
     names = {name for part in known for name in (part.name, part.group)}
     if unknown := set(wanted) - names:
-        sys.exit(f"no part {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
+        sys.exit(f"unknown part {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
     return [part for part in known if not wanted or {part.name, part.group} & set(wanted)]
 
 
 def run_all(chosen: Sequence[Part], machine: Machine, given: dict[str, str], place: runner.Place) -> list[Any]:
-    """Run the parts one after the other and return their documents; a group's time begins with its first part."""
+    """Run the parts in order and return their documents; a group's time starts with its first part."""
     documents, began = [], {}
     for part in chosen:
         began.setdefault(part.group, time.monotonic())
@@ -51,13 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks/gpu/run.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", nargs="*", default=[], help="names of parts, or of the groups tests and engine")
-    parser.add_argument("--wheels", type=Path, help="a folder of wheels for what this Python lacks")
-    parser.add_argument("--out", type=Path, default=WORK, help="where the documents go")
-    parser.add_argument("--arch", default="", help="compile kernels for this GPU, as sm_90a, whether it is here or not")
+    parser.add_argument("--parts", nargs="*", default=[], help="names of parts, or the groups tests and engine")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels for packages that this Python lacks")
+    parser.add_argument("--out", type=Path, default=WORK, help="output folder for the documents")
+    parser.add_argument(
+        "--arch", default="", help="compile kernels for this GPU (e.g. sm_90a), even if it is not present"
+    )
     options = parser.parse_args(arguments)
-    # a run that is asked to end writes its summary and leaves no process behind
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
+    # on SIGTERM, a run writes its summary and ends all its processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     chosen = choose(parts(sys.executable, options.arch), options.parts)
     options.out.mkdir(parents=True, exist_ok=True)
     site = WORK / "site"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the kernels for this machine's GPU, or the one named, unless that was done; links the library where the
-other parts look for it.
+"""Compile the kernels for this machine's GPU, or a given one, unless cached, and link the library for the other parts.
 
-    python -m benchmarks.gpu.build [sm_90a]
+python -m benchmarks.gpu.build [sm_90a]
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from trtspec.kernels.toolchain import architecture_of
 
 
 def library_for(architecture: str) -> Path:
-    """Return a library of today's sources for the architecture, whichever compiler made it; compiled where none is."""
+    """Return a library of the current sources for the architecture from any compiler, compiling it if needed."""
     made = {one.path for one in list_libraries() if architecture in one.architectures}
     found = next((path for path in find_libraries() if path in made), None)
     return found or build_library(plan_library(architectures=(architecture,)))
 
 
 def here() -> str:
-    """Return what nvcc calls this machine's GPU."""
+    """Return nvcc's name of this machine's GPU architecture."""
     import torch
 
     major, minor = torch.cuda.get_device_capability()
@@ -35,7 +34,7 @@ def main() -> None:
     path = library_for(sys.argv[1] if len(sys.argv) > 1 else here())
     LIBRARY.parent.mkdir(parents=True, exist_ok=True)
     LIBRARY.unlink(missing_ok=True)
-    # relative, as the folder may be taken to another machine
+    # relative, because the folder may be moved to another machine
     LIBRARY.symlink_to(os.path.relpath(path, LIBRARY.parent))
     print(path)
 

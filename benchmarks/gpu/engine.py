@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of interest on a GPU: what a step of the torch engine costs over 1, 2, 4 and 8 drafted tokens relative to one
-token, what share of the memory's rate it reaches, what a draft of 1B costs, and the speed-up that follows.
+"""Measure the torch engine on a GPU with models of real sizes.
 
     python -m benchmarks.gpu.engine [--shape 8b] [--seconds 500] [--out FILE.json]
 
-Models have the shapes of Llama 3.1 8B and Llama 3.2 1B and random weights, in bf16. Such a draft is accepted next to
-never, so acceptance is set: each step is verified at full cost, and then a drafted token counts as accepted with the
-probability that the table names. Milliseconds are whole steps, Python included; "replayed" is the target's forward pass
-alone as a CUDA graph, which is what the step would cost without launches.
+Results: the cost of a step over 1, 2, 4 and 8 drafted tokens relative to one token, the share of the memory bandwidth
+that it reaches, the cost of a 1B draft, and the resulting speed-up.
+
+Models have the shapes of Llama 3.1 8B and Llama 3.2 1B with random weights in bf16. Such a draft is almost never
+accepted, so acceptance is simulated: each step is verified at full cost, and each drafted token is then accepted with
+the probability given in the table. Milliseconds are for complete steps, including Python; "replayed" is the target's
+forward pass alone as a CUDA graph, the cost without launch overhead.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ COPIED_BYTES = 1 << 30
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return what is measured on, and the bytes/s that a copy reads and writes."""
+    """Return the device's description, and the bytes/s that a copy reads and writes."""
     source = torch.ones((COPIED_BYTES if device.type == "cuda" else COPIED_BYTES >> 4) // 4, device=device)
     sink = torch.empty_like(source)
     rate = 2 * source.numel() * 4 / (least_ms(lambda: sink.copy_(source), device) / 1000)
@@ -52,7 +54,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def load(shape: str, device: torch.device, steps: int, work: Path) -> Bench:
-    """Make the pair on the device."""
+    """Create the pair on the device."""
     started = time.perf_counter()
     target_root, draft_root = (
         write_hollow(config, work / name) for name, config in zip(("target", "draft"), PAIRS[shape], strict=True)
@@ -60,7 +62,7 @@ def load(shape: str, device: torch.device, steps: int, work: Path) -> Bench:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     room = Room(max(BATCHES), ROOM, device, dtype)
     options = find_method("draft_target").parse({})
-    with torch.backends.mkldnn.flags(enabled=False):  # what a CPU packs cannot be drawn in place
+    with torch.backends.mkldnn.flags(enabled=False):  # packed weights cannot be randomized in place
         target = Decoder.load(target_root, room.rows, room.max_len, device, dtype)
         draft = ModelDrafter(Setup(target, draft_root, room, options, DraftShape(SET_LEN, SET_LEN)))
     for seed, model in enumerate((target, draft._model)):
@@ -72,7 +74,7 @@ def load(shape: str, device: torch.device, steps: int, work: Path) -> Bench:
 
 
 def measure(bench: Bench, deadline: float, write: Callable[[dict[str, Any]], None]) -> bool:
-    """Measure everything that there is time for; a measurement that fails is written down as such."""
+    """Run all measurements that fit into the time; failures are recorded."""
     failed = bench.found["failed"] = {}
     for name, measurement in MEASURES.items():
         if name in ON_GPUS and bench.room.device.type != "cuda":
@@ -80,9 +82,9 @@ def measure(bench: Bench, deadline: float, write: Callable[[dict[str, Any]], Non
         started = time.perf_counter()
         try:
             if time.monotonic() > deadline:
-                raise TimeoutError("no time was left")
+                raise TimeoutError("no time left")
             bench.found[name] = measurement(bench)
-        except Exception as error:  # whatever it is, the others are worth having
+        except Exception as error:  # record any failure and continue with the others
             failed[name] = f"{type(error).__name__}: {error}"
         print(f"{name}: {failed.get(name, 'measured')}, {time.perf_counter() - started:.1f} s", flush=True)
         write(bench.found)
@@ -93,11 +95,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=PAIRS, default="8b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--seconds", type=float, default=500, help="after which no further measurement begins")
+    parser.add_argument(
+        "--seconds", type=float, default=500, help="time limit, after which no further measurement starts"
+    )
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     deadline = time.monotonic() + arguments.seconds
 
     def write(found: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the torch engine's benchmark found, as lines for a reader."""
+"""Format the results of the torch engine's benchmark as lines of text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.gpu.measures import AGREEMENT_WIDTH
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Return what a reader wants to know first."""
+    """Return the most important results, one line each."""
     lines = [f"a copy moves {found['machine']['copy_bytes_per_s'] / 1e9:.0f} GB/s; rules: {found['rules']}"]
     for row in found.get("alone", []):
         share = f"{row['read_bytes_per_s'] / 1e9:.0f} GB/s, {row['share_of_copy']:.0%} of a copy's"

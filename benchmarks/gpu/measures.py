@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured of the torch engine with a pair of models on a device; each measurement stands alone."""
+"""Independent measurements of the torch engine with a pair of models on a device."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from trtspec.methods.draft_target.drafter import ModelDrafter
 
 BATCHES = (1, 8, 32)
 DRAFT_LENS = (1, 2, 4, 8)
-WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)  # the last ones are trees'
+WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)  # the last ones are for trees
 ACCEPTANCES = (0.6, 0.8, 0.9)
 SET_LEN = 4
 PROMPT_LEN = 256
 STEPS = 30
-ROOM = 1024  # tokens of a row, all that is measured among them
+ROOM = 1024  # tokens per row, enough for all measurements
 AGREEMENT_TOKENS, AGREEMENT_WIDTH = 128, 5
 
 
 @dataclass
 class Bench:
-    """A pair of models on a device, and what was measured of them so far."""
+    """A pair of models on a device, and their measurements so far."""
 
     target: Decoder
     draft: ModelDrafter
@@ -42,14 +42,14 @@ class Bench:
     found: dict[str, Any] = field(default_factory=dict)
 
     def chains(self, drafter: Drafter | None = None, draft_len: int = 0, rules: Any = None) -> Any:
-        """Return what drafts chains for the target: random tokens, unless a drafter is given."""
+        """Return a speculator for chains of random tokens, or of the given drafter."""
         method = find_method("none")
         setup = Setup(self.target, None, self.room, method.parse({}), DraftShape(draft_len, draft_len))
         return chains_of(self.target, drafter or RandomDrafter(setup), rules or self.rules, draft_len)
 
 
 def measure_alone(bench: Bench) -> list[Any]:
-    """The target alone: greedy, and drawn, for which the uniforms go to the device."""
+    """Measure the target alone: greedy, and sampled, which copies random numbers to the device."""
     rows = []
     rate = bench.found["machine"]["copy_bytes_per_s"]
     for batch in BATCHES:
@@ -62,7 +62,7 @@ def measure_alone(bench: Bench) -> list[Any]:
 
 
 def measure_drafts(bench: Bench) -> list[Any]:
-    """A step over drafted tokens, none of them accepted but by chance, relative to the target alone."""
+    """Measure a step over drafted tokens, almost none accepted, relative to the target alone."""
     alone = {row["batch"]: row["ms"] for row in bench.found["alone"] if row["how"] == "greedy"}
     rows = []
     for batch in BATCHES:
@@ -73,7 +73,7 @@ def measure_drafts(bench: Bench) -> list[Any]:
 
 
 def measure_forward(bench: Bench) -> list[Any]:
-    """The target's forward pass alone by its width, as the engine launches it and replayed as a CUDA graph."""
+    """Measure the target's forward pass by width, launched by the engine and replayed as a CUDA graph."""
     model, rows = bench.target, []
     for batch in BATCHES:
         for width in WIDTHS:
@@ -89,7 +89,7 @@ def measure_forward(bench: Bench) -> list[Any]:
 
 
 def _replayed(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Return the time of a call as a CUDA graph, or why it is none; nothing without a GPU."""
+    """Return the time of a call as a CUDA graph, or the reason for its failure; empty without a GPU."""
     if device.type != "cuda":
         return {}
     graph = torch.cuda.CUDAGraph()
@@ -102,7 +102,7 @@ def _replayed(run: Callable[[], object], device: torch.device) -> dict[str, Any]
 
 
 def measure_set(bench: Bench) -> list[Any]:
-    """Tokens/s where drafted tokens are accepted with a set probability: drafts for nothing, and the small model's."""
+    """Measure tokens/s with simulated acceptance: with free drafts, and with the small model's."""
     alone = {row["batch"]: row["tokens_per_s"] for row in bench.found["alone"] if row["how"] == "greedy"}
     rows = []
     for batch in BATCHES:
@@ -119,7 +119,7 @@ def measure_set(bench: Bench) -> list[Any]:
 
 
 def measure_small(bench: Bench) -> list[Any]:
-    """Drafting with the small model: a step of 1 and of 4 drafted tokens with its real acceptance."""
+    """Measure drafting with the small model: a step of 1 and of 4 drafted tokens with its real acceptance."""
     return [
         {
             "draft_len": draft_len,
@@ -131,7 +131,7 @@ def measure_small(bench: Bench) -> list[Any]:
 
 
 def measure_agreement(bench: Bench) -> dict[str, Any]:
-    """How often a token's argmax among five tokens is what it is alone: what bf16 leaves of equal texts."""
+    """Measure how often a token's argmax among five tokens equals its argmax alone in bf16."""
     model = bench.target
     (row,) = Load(1, PROMPT_LEN).begin(bench.chains(), 10**6)
     speculator = bench.chains()
@@ -149,7 +149,7 @@ def measure_agreement(bench: Bench) -> dict[str, Any]:
 
 
 def measure_profile(bench: Bench) -> dict[str, Any]:
-    """Which kernels a step of the target at batch 1 consists of, and how long the GPU is busy with them."""
+    """List the kernels of a target step at batch 1 and the GPU's busy time."""
     from torch.profiler import ProfilerActivity, profile
 
     found = {}

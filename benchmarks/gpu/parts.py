@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is run on a GPU machine, in order, and how long each part may take."""
+"""The parts of a run on a GPU machine, in order, with their time limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# what one run leaves for the next: unpacked wheels, compiled kernels, logs
+# kept between runs: unpacked wheels, compiled kernels, logs
 WORK = ROOT / "build" / "gpu"
 LIBRARY = WORK / "libtrtspec.so"
 
@@ -26,11 +26,11 @@ SANITIZER_TEST = "test_the_sanitizer_finds_nothing"
 
 @dataclass(frozen=True)
 class Part:
-    """A command and what it needs.
+    """A command and its requirements.
 
-    `{seconds}` in the command becomes what is left to it, `{report}` the file it writes its findings to. `until` is
-    when it ends at the latest, in seconds after its group began: what a part leaves over is the next one's. `needs` are
-    what `probe` may find lacking; `tests` tells that the findings are those of pytest.
+    `{seconds}` in the command is replaced by the remaining time, `{report}` by its report file. `until` is its deadline
+    in seconds after the start of its group, so unused time passes to the next part. `needs` are requirements that
+    `probe` checks; `tests` is whether the report is pytest's.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Part:
 
 
 def parts(python: str, architecture: str = "") -> list[Part]:
-    """Return all parts; with an `architecture` kernels are compiled for it, in a group of their own, GPU or not."""
+    """Return all parts; an `architecture` adds a separate group that compiles for it, with or without a GPU."""
     build = (python, "-m", "benchmarks.gpu.build", *([architecture] if architecture else []))
     engine = (python, "-m", "benchmarks.gpu.engine", "--seconds", "{seconds}", "--out", "{report}")
     verify = (python, "benchmarks/verify.py", "--device", "cuda", "--library", str(LIBRARY))
@@ -68,7 +68,7 @@ def parts(python: str, architecture: str = "") -> list[Part]:
 
 
 def environment(site: Path) -> dict[str, str]:
-    """Return the environment of every part: this checkout and the unpacked wheels first, CUDA's tools on the PATH."""
+    """Return the environment of every part: this checkout and the unpacked wheels first, CUDA's tools on PATH."""
     tools = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
     paths = [os.environ.get("PATH", os.defpath), *(f"{root}/bin" for root in tools if root)]
     return {

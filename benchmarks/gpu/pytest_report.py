@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin of pytest: one line of JSON a test, written as it ends, so that a run that is ended leaves what it found."""
+"""pytest plugin that writes one JSON line per test when it ends, so that a terminated run keeps its results."""
 
 from __future__ import annotations
 

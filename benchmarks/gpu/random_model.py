@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of real shapes with random weights: the file is one hole, and the weights are drawn where they are used."""
+"""Models of real shapes with random weights; the file is sparse, and weights are drawn on the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trtspec.engine.model.decoder import Decoder
 from trtspec.engine.model.layers import GatedMlp, Linear
 from trtspec.engine.model.matrix import Plain
 
-SPREAD = 0.02  # that of Llama's own initialization
+SPREAD = 0.02  # as in Llama's initialization
 NORMS = ("input_layernorm.weight", "post_layernorm.weight")
 
 
@@ -48,7 +48,7 @@ def llama(
     )
 
 
-# of Llama 3.1 8B and Llama 3.2 1B; and of a pair for machines without a GPU
+# Llama 3.1 8B and Llama 3.2 1B, and a small pair for machines without a GPU
 PAIRS = {
     "8b": (llama(4096, 32, 32, 8, 128, 14336, 128256), llama(2048, 16, 32, 8, 64, 8192, 128256, tied=True)),
     "tiny": (llama(64, 3, 4, 2, 16, 96, 512), llama(32, 1, 4, 2, 8, 48, 512, tied=True)),
@@ -56,7 +56,7 @@ PAIRS = {
 
 
 def write_hollow(config: ModelConfig, root: Path) -> Path:
-    """Write a converted checkpoint whose weights take no room on the disk and are zero; returns `root`."""
+    """Write a converted checkpoint of sparse, zero weights; return `root`."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "config.json").write_text(json.dumps(render_config(config, ParallelMapping(), TrtllmQuantization())))
     layout = lay_out((name, "BF16", shape) for name, shape in _tensors(config))
@@ -67,7 +67,7 @@ def write_hollow(config: ModelConfig, root: Path) -> Path:
 
 
 def randomize(model: Decoder, seed: int) -> None:
-    """Draw a decoder's weights, in place; norms are ones."""
+    """Randomize a decoder's weights in place; norms are ones."""
     drawn = torch.Generator(model.device).manual_seed(seed)
     for weight in _weights(model):
         if weight.dim() > 1:
@@ -77,7 +77,7 @@ def randomize(model: Decoder, seed: int) -> None:
 
 
 def read_bytes(model: Decoder) -> int:
-    """Return the bytes of weights that a step reads: all but the rows of the embedding that it does not look up."""
+    """Return the bytes of weights that a step reads, without embedding rows that are not looked up."""
     weights = {weight.data_ptr(): weight.numel() * weight.element_size() for weight in _weights(model)}
     tied = _plain(model.lm_head).data_ptr() == model.embedding.data_ptr()
     return sum(weights.values()) - (0 if tied else weights[model.embedding.data_ptr()])
@@ -90,15 +90,15 @@ def _weights(model: Decoder) -> Iterator[Tensor]:
         yield _plain(model.lm_head)
     for layer in model.layers:
         if not isinstance(layer.mlp, GatedMlp):
-            raise TypeError("these shapes have no experts")
+            raise TypeError("models with experts are not supported")
         yield from (layer.input_norm, layer.post_norm, _plain(layer.qkv), _plain(layer.dense))
         yield from (_plain(layer.mlp.gate_up), _plain(layer.mlp.down))
 
 
 def _plain(linear: object) -> Tensor:
-    """Return the matrix of a linear module in place, which no processor has packed."""
+    """Return the unpacked matrix of a linear module."""
     if not isinstance(linear, Linear) or not isinstance(linear.matrix, Plain):
-        raise TypeError("these shapes have plain matrices, and are loaded without oneDNN")
+        raise TypeError("the matrix is packed; load the model without oneDNN")
     return linear.matrix.matrix
 
 

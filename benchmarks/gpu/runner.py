@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one part: bounded, with everything that it started, and written down whatever comes of it."""
+"""Run one part with a time limit, end all its processes, and record the outcome."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from typing import Any
 from benchmarks.gpu.parts import ROOT, Part
 
 SCHEMA = "trtspec.gpu/1"
-GRACE_S = 5.0  # between asking a part to end, which lets it write what it has, and ending it
+GRACE_S = 5.0  # between SIGTERM, on which a part writes its results, and SIGKILL
 LOG_CHARACTERS = 8000
 SHOWN_FAILURES = 20
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run's files go: documents into `out`, logs and reports into `work`."""
+    """Directories of a run: `out` for documents, `work` for logs and reports."""
 
     out: Path
     work: Path
 
     def report(self, part: Part) -> Path:
-        """Return where a part's own findings are written."""
+        """Return the path of a part's report."""
         return self.work / "reports" / f"{part.name}.json"
 
     def log(self, part: Part) -> Path:
-        """Return where what a part prints is written."""
+        """Return the path of a part's log."""
         return self.work / "logs" / f"{part.name}.log"
 
 
 def run(part: Part, limit: float, environment: Mapping[str, str], place: Place) -> dict[str, Any]:
-    """Run a part for at most `limit` seconds; return its document, which is written too."""
+    """Run a part for at most `limit` seconds; write and return its document."""
     report, log = place.report(part), place.log(part)
     for path in (report, log):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def write(part: Part, place: Place, **found: Any) -> dict[str, Any]:
 
 
 def _execute(command: list[str], limit: float, environment: Mapping[str, str], log: Path) -> int | None:
-    """Return the command's exit code, None where it did not end in time; no process of its group is left."""
+    """Return the command's exit code, or None if it timed out; its process group is ended."""
     with log.open("wb") as sink:
         try:
             process = subprocess.Popen(
@@ -99,24 +99,24 @@ def _execute(command: list[str], limit: float, environment: Mapping[str, str], l
             return None
         finally:
             _signal(process, signal.SIGKILL)
-            process.wait()  # unbounded: it was killed
+            process.wait()  # unbounded: the process was killed
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to all that a command started, as long as any of it is there."""
+    """Send a signal to a command's process group, if it still exists."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
 def _findings(part: Part, report: Path) -> dict[str, Any]:
-    """Return what a part wrote: under "tests" the counts and failures, or under "measured" its document."""
+    """Return a part's results: under "tests" the counts and failures, or under "measured" its document."""
     text = report.read_text() if report.exists() else ""
     if not part.tests:
         try:
             return {"measured": json.loads(text)} if text else {}
         except ValueError:
-            return {"measured": {"error": "its document is not whole"}}
-    # a line a test, so that what had ended when a part was ended counts
+            return {"measured": {"error": "its document is incomplete"}}
+    # one line per test, so that tests completed before a timeout count
     lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     counts = Counter(line["outcome"] for line in lines)
     failures = [line for line in lines if line["outcome"] != "passed"]
@@ -131,7 +131,7 @@ def _findings(part: Part, report: Path) -> dict[str, Any]:
 
 
 def _reason(code: int | None, limit: float, findings: Mapping[str, Any], tail: str) -> str:
-    """Return why a part failed; "" where it did not."""
+    """Return why a part failed, or ""."""
     tests = findings.get("tests")
     if code is None:
         return f"did not end within {limit:.0f} s" + (f"; {tests['passed']} tests had passed" if tests else "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch engine's steps, one at a time under a clock, and drafts whose acceptance is set instead of earned."""
+"""Time the torch engine's steps one by one, with drafts whose acceptance is simulated."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from trtspec.kernels.verify_result import VerifyResult
 from trtspec.methods.base import DraftShape, find_method
 
 WARM_STEPS = 4
-MAX_TOKENS = 8192  # in one prefill
+MAX_TOKENS = 8192  # per prefill
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a batch asks for: so many requests with prompts of so many random tokens."""
+    """A batch's requests, with prompts of random tokens."""
 
     batch: int
     prompt_len: int
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
 
     def begin(self, speculator: Speculator, new_tokens: int) -> list[Running]:
-        """Return the requests, taken in."""
+        """Return the requests after their prefill."""
         drawn, vocab = random.Random(self.batch), speculator.target.config.vocab_size
         prompts = [tuple(drawn.randrange(vocab) for _ in range(self.prompt_len)) for _ in range(self.batch)]
         rows = [Running(Request(prompt, new_tokens, self.sampling), lambda _: None, None) for prompt in prompts]
@@ -45,7 +45,7 @@ class Load:
 
 
 class RandomDrafter(Drafter):
-    """Drafts a chain of random tokens, for next to nothing."""
+    """Drafts a chain of random tokens at almost no cost."""
 
     def __init__(self, setup: Setup) -> None:
         shape, made = (setup.room.rows, max(1, setup.draft_shape.max_depth)), torch.Generator().manual_seed(0)
@@ -58,14 +58,14 @@ class RandomDrafter(Drafter):
 
 @dataclass
 class SetRules:
-    """Verifies with `rules`, at their full cost, and then accepts each token with a probability that is set."""
+    """Verifies with `rules` at their full cost, then accepts each token with a fixed probability."""
 
     rules: Verifier
     acceptance: float
     drawn: random.Random
 
     def chain(self, logits: Any, tokens: Any, lens: Sequence[int], *rest: Any) -> list[VerifyResult]:
-        """Return verdicts on chains."""
+        """Return verification results for chains."""
         found = self.rules.chain(logits, tokens, lens, *rest)
         return [self._decide(verdict, length) for verdict, length in zip(found, lens, strict=True)]
 
@@ -77,14 +77,14 @@ class SetRules:
 
 
 def chains_of(target: Decoder, drafter: Drafter, rules: Any, draft_len: int) -> Speculator:
-    """Return what drafts chains of `draft_len` tokens with a drafter for a target that is loaded."""
+    """Return a speculator for chains of `draft_len` tokens with a drafter and a loaded target."""
     method = find_method("none")
     shape = DraftShape(draft_len, draft_len)
     return Speculator(target, drafter, rules, shape, method, method.parse({}), EngineSettings())
 
 
 def timed_steps(speculator: Speculator, load: Load, count: int) -> dict[str, Any]:
-    """Return milliseconds of a step, and what the steps came to."""
+    """Return milliseconds per step, and the steps' results."""
     rows = load.begin(speculator, 10**6)
     for _ in range(WARM_STEPS):
         _step(speculator, rows)
@@ -103,7 +103,7 @@ def timed_steps(speculator: Speculator, load: Load, count: int) -> dict[str, Any
 
 
 def clocked(call: Callable[[], object], device: torch.device) -> float:
-    """Return the milliseconds until a call's work is done on its device."""
+    """Return the milliseconds until a call's work on its device is complete."""
     wait(device)
     started = time.perf_counter()
     call()
@@ -112,14 +112,14 @@ def clocked(call: Callable[[], object], device: torch.device) -> float:
 
 
 def least_ms(call: Callable[[], object], device: torch.device) -> float:
-    """Return the least milliseconds of a call."""
+    """Return the minimum milliseconds of a call."""
     for _ in range(3):
         call()
     return round(min(clocked(call, device) for _ in range(10)), 4)
 
 
 def wait(device: torch.device) -> None:
-    """Wait until a device has done what it was given."""
+    """Synchronize with a device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came of a run, for people and for programs."""
+"""Summarize a run as text and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = ("part", "status", "reason", "seconds")
 
 
 def header(machine: Machine, trouble: str) -> str:
-    """Return what is here and what is not, one line each."""
+    """Return the machine's properties and missing requirements, one line each."""
     words = [
         f"GPU: {'; '.join(machine.gpus) or 'none'}",
         f"Python {machine.python}, torch {machine.torch or 'none'}, {machine.cores} cores; {machine.nvcc or 'no nvcc'}",
@@ -45,7 +45,7 @@ def write(out: Path, machine: Machine, trouble: str, documents: Sequence[Mapping
 
 
 def _told(document: Mapping[str, Any]) -> str:
-    """Return a part's line, the tests that failed, and the table of what was measured."""
+    """Return a part's line, its failed tests, and its table of results."""
     failures = document.get("tests", {}).get("failures", [])
     table = document.get("measured", {}).get("table", [])
     details = [f"{failure['test']}: {_last_line(failure['message'])}" for failure in failures]

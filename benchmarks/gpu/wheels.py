@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unpacks a folder of wheels for this Python; nothing is asked of a registry."""
+"""Unpack a folder of wheels for this Python without using a registry."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ TIMEOUT_S = 120
 
 
 def install(folder: Path, site: Path) -> str:
-    """Unpack each package of `folder` into `site`, which is made anew; returns what went wrong, "" for nothing.
+    """Unpack each package of `folder` into a new directory `site`; return an error message, or "".
 
-    Of the wheels of a package pip takes the one that fits this Python. What a package needs is not looked for: it has
-    to be in the folder too, or on the machine.
+    pip chooses the wheel of a package that fits this Python. Dependencies are not resolved: they must be in the folder
+    or installed on the machine.
     """
     shutil.rmtree(site, ignore_errors=True)
     names = sorted({path.name.split("-")[0] for path in folder.glob("*.whl")})
     if not names:
-        return f"{folder} has no wheels"
+        return f"{folder} does not contain wheels"
     options = ("--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", "--quiet")
     where = ("--find-links", str(folder), "--target", str(site))
     command = [sys.executable, "-m", "pip", "install", *options, *where, *names]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run parts of the soak, write what each found to FOLDER/soak-PART.json, and exit with 1 where something does not hold.
+"""Run parts of the soak test, write results to FOLDER/soak-PART.json, and exit with 1 if a check fails.
 
     python -m benchmarks.soak [--parts streams draft] [--streams 64] [--seconds 600] [--faults 200] [--rollouts 1000]
                              [--out FOLDER] [--resume]
 
-A line a minute says how long it will take; what an interrupted run has is written too. With --resume a run is added to
-those that the file has, and does what is left of the faults and rollouts that are wanted.
+The estimated remaining time is printed once a minute; an interrupted run writes its results too. With --resume, a run
+is added to those in the file and continues the remaining faults and rollouts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARTS: Parts = {
 }
 WANTED = {"faults": 200, "rollouts": 1000}
 INTERRUPTED = 130
-NUMBERS = re.compile(r"\[[\s\d.,e-]+\]")  # a list of them takes one line
+NUMBERS = re.compile(r"\[[\s\d.,e-]+\]")  # a list of numbers is printed in one line
 
 
 def main() -> None:
@@ -52,23 +52,23 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--streams", type=int, help="requests that are open at once (64)")
-    parser.add_argument("--seconds", type=float, help="for how long they are (600)")
-    parser.add_argument("--faults", type=int, help="how often the draft's process gets one (200)")
-    parser.add_argument("--rollouts", type=int, help="how many there are (1000)")
-    parser.add_argument("--resume", action="store_true", help="add to what the files in --out have")
+    parser.add_argument("--streams", type=int, help="number of concurrent requests (64)")
+    parser.add_argument("--seconds", type=float, help="duration of the load (600)")
+    parser.add_argument("--faults", type=int, help="number of faults of the draft's process (200)")
+    parser.add_argument("--rollouts", type=int, help="number of rollouts (1000)")
+    parser.add_argument("--resume", action="store_true", help="add to the results in --out")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--short", action="store_true", help="a minute's version")
-    parser.add_argument("--out", type=Path, help="a folder for soak-PART.json")
-    parser.add_argument("--place", type=Path, help="a folder for what is served and its logs, which stay there")
-    parser.add_argument("--note", default="", help="what is to be said of the machine")
+    parser.add_argument("--short", action="store_true", help="run for about a minute")
+    parser.add_argument("--out", type=Path, help="folder for soak-PART.json")
+    parser.add_argument("--place", type=Path, help="folder for artifacts and logs, which are kept")
+    parser.add_argument("--note", default="", help="note about the machine")
     if (found := parser.parse_args()).resume and not found.out:
-        parser.error("--resume needs --out, the folder that has the runs before")
+        parser.error("--resume requires --out, the folder with earlier runs")
     return found
 
 
 def options(asked: argparse.Namespace, before: Sequence[Document], counts: str) -> Options:
-    """Return what a part is run with; a short run does less of all that is not asked for, another one other faults."""
+    """Return a part's options; a short run reduces all defaults, and a resumed run gets another seed for its faults."""
     streams, seconds = (8, 10.0) if asked.short else (64, 600.0)
     wanted = 0
     if counts:
@@ -78,12 +78,12 @@ def options(asked: argparse.Namespace, before: Sequence[Document], counts: str) 
 
 
 def run(name: str, asked: argparse.Namespace) -> bool:
-    """Run one part, write down what it found, and return whether all of it holds, earlier runs included."""
+    """Run one part, write its results, and return whether all checks pass, including earlier runs."""
     part, path = PARTS[name], asked.out and asked.out / f"soak-{name}.json"
     before = load_runs(path) if asked.resume else []
     wanted = options(asked, before, part.counts)
     if asked.resume and part.counts and wanted.count <= 0:
-        say(f"{name}: all {done_in(before, part.counts)} are done")
+        say(f"{name}: all {done_in(before, part.counts)} are already done")
         return all(all(each["checks"].values()) for each in before)
     report, machine = Report(), Machine(asked.note)
 
@@ -106,22 +106,26 @@ def run(name: str, asked: argparse.Namespace) -> bool:
 
 
 def write(document: Document, report: Report, path: Path | None) -> None:
-    """Print what a part found, and keep it where a folder is named."""
+    """Print a part's results, and save them if a folder is given."""
     text, part = NUMBERS.sub(lambda found: " ".join(found[0].split()), json.dumps(document, indent=1)), document["part"]
     print(text, flush=True)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
     for name in [name for name, holds in report.checks.items() if not holds]:
-        say(f"{part}: {name} does NOT hold")
-    say(f"{part}: {'all holds' if document['holds'] else 'not shown'}")
+        say(f"{part}: {name} FAILED")
+    say(f"{part}: {'passed' if document['holds'] else 'failed'}")
 
 
 class Machine:
-    """The machine, from when this is made to when it is asked for the document."""
+    """The machine's description and load between creation and the final document."""
 
     def __init__(self, note: str) -> None:
-        self._environment, self._note, self._commit = environment(), note, commit()  # at the end all has to be quick
+        self._environment, self._note, self._commit = (
+            environment(),
+            note,
+            commit(),
+        )  # collected here, because an interrupted run must end quickly
         self._begun, self._load, self._busy = time.time(), os.getloadavg(), busy_s()
 
     def document(self) -> dict[str, Any]:

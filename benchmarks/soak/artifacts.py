@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rollouts of the soak bring in: two good artifacts of one target, and copies with something wrong in them."""
+"""Artifacts for the rollouts: two valid artifacts of one target, and faulty copies."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ SETTINGS = (
     f"name={NAME}",
     "engine.max_batch_size=8",
     "serving.rollout.hold_s=0.5",
-    "serving.rollout.min_requests=6",  # the fewest that latencies are compared of
+    "serving.rollout.min_requests=6",  # minimum requests for a latency comparison
     "serving.rollout.shadow=60",
 )
-LENIENT = "serving.rollout.max_latency_ratio=8"  # the two draft differently, and the machine has other work
-BITS = 2  # of the mantissa of a lossy target's weights, of which bfloat16 has 7
+LENIENT = "serving.rollout.max_latency_ratio=8"  # the two drafts differ in speed, and the machine is busy
+BITS = 2  # mantissa bits of a lossy target's weights; bfloat16 has 7
 
 
 def build(place: Path, method: str) -> Path:
-    """Build a recipe as a user does; returns the artifact."""
+    """Build a recipe with the command; return the artifact."""
     sets = [word for setting in (*SETTINGS, LENIENT) for word in ("--set", setting)]
     trtspec("build", f"{recipes_dir()}/{RECIPES[method]}", *sets, "--out", f"{place}/{method}")
     return place / method
 
 
 def corrupted(artifact: Path, chance: random.Random) -> Path:
-    """Return a copy of which one byte of what runs is another."""
+    """Return a copy with one modified byte in a file that is executed or loaded."""
     copy = copied(artifact, "corrupt")
     manifest = json.loads((copy / MANIFEST).read_text())
     runs = [file["path"] for file in manifest["files"] if file["path"].startswith(f"{REPOSITORY}/")]
@@ -53,23 +53,23 @@ def corrupted(artifact: Path, chance: random.Random) -> Path:
 
 
 def lossy(artifact: Path) -> Path:
-    """Return a copy whose target's weights were rounded too far after they were read, as a faulty conversion does it.
+    """Return a copy whose target weights were rounded too coarsely, like a faulty conversion.
 
-    All that can be checked of it alone holds: its manifest vouches for the files, says the same target, and with drafts
-    it writes what it writes without. Only texts of the one that serves tell.
+    All checks of the copy alone pass: its manifest matches the files and has the same target digest, and speculation
+    does not change its texts. Only a comparison with the live revision's texts shows the fault.
     """
     from safetensors.torch import load_file, save_file
 
     copy = copied(artifact, "lossy")
     for path in sorted((copy / checkpoint("target")).glob("*.safetensors")):
         rough = {name: _rounded(tensor) for name, tensor in load_file(path).items()}
-        path.unlink()  # the copy shares its files with the store
+        path.unlink()  # the copy is hard-linked to the store
         save_file(rough, path)
     return vouched(copy)
 
 
 def _rounded(tensor: Any) -> Any:
-    """Return a tensor with BITS of its mantissas."""
+    """Return a tensor rounded to BITS mantissa bits."""
     import torch
 
     mantissa, exponent = torch.frexp(tensor.float())
@@ -78,9 +78,9 @@ def _rounded(tensor: Any) -> Any:
 
 
 def of_two_models(artifact: Path) -> Path:
-    """Return a copy whose draft runs in a process of its own, in the repository of TensorRT-LLM's engines.
+    """Return a copy whose draft runs in a separate process, in the layout of TensorRT-LLM's engines.
 
-    No recipe of the torch engine builds this layout. The models are assembled here, as in
+    No recipe of the torch engine builds this layout, so the models are assembled here, as in
     `tests.serving.triton.two_models`.
     """
     copy = copied(artifact, "two-models")
@@ -111,7 +111,7 @@ def of_two_models(artifact: Path) -> Path:
 
 
 def copied(artifact: Path, what: str) -> Path:
-    """Return a copy that shares its files with the artifact."""
+    """Return a hard-linked copy of the artifact."""
     copy = artifact.with_name(f"{artifact.name}-{what}")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(artifact, copy, copy_function=os.link)
@@ -119,18 +119,18 @@ def copied(artifact: Path, what: str) -> Path:
 
 
 def replaced(path: Path, content: bytes) -> None:
-    """Replace a file of a copy, and not what the artifact has there."""
+    """Replace a file of a copy without changing the artifact."""
     path.unlink()
     path.write_bytes(content)
 
 
 def vouched(copy: Path) -> Path:
-    """Return a copy whose manifest says what its files are."""
+    """Return a copy with a manifest that matches its files."""
     manifest = load_manifest(copy).model_copy(update={"files": records(copy)})
     replaced(copy / MANIFEST, manifest.render())
     return copy
 
 
 def other_than(artifacts: Sequence[Path], serving: str) -> Path:
-    """Return the artifact that does not serve."""
+    """Return the artifact that is not live."""
     return next(path for path in artifacts if str(path) != serving)

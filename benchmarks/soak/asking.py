@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request to either entry of a server, and what came of it: whole or streamed, to its end or until it is left."""
+"""Send one request to either API of a server and return the outcome: complete or streamed, finished or cancelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA, DONE = b"data:", b"[DONE]"
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked for, in OpenAI's words; `draft_len` None lets the server decide."""
+    """Request parameters with OpenAI's names; with `draft_len` None the server decides."""
 
     name: str
     prompt: str
@@ -39,7 +39,7 @@ class Ask:
 
 
 class Entry(Protocol):
-    """Where requests go, in its own form."""
+    """A server's API with its request format."""
 
     name: str
     url: str
@@ -51,12 +51,12 @@ class Entry(Protocol):
     def text(self, document: Mapping[str, Any]) -> str: ...
 
     def tokens(self, document: Mapping[str, Any]) -> int:
-        """Return how many tokens the text so far has, 0 where this document does not say."""
+        """Return the number of tokens so far, or 0 if this document does not report it."""
 
 
 @dataclass(frozen=True)
 class TritonEntry(Entry):
-    """Triton's own HTTP: generate and generate_stream of `ensemble`."""
+    """Triton's HTTP API: generate and generate_stream of `ensemble`."""
 
     url: str
     name: str = "triton"
@@ -80,7 +80,7 @@ class TritonEntry(Entry):
 
 @dataclass(frozen=True)
 class OpenaiEntry(Entry):
-    """The OpenAI-compatible entry's completions."""
+    """Completions of the OpenAI-compatible gateway."""
 
     url: str
     model: str
@@ -105,21 +105,21 @@ class OpenaiEntry(Entry):
 
 @dataclass(frozen=True)
 class Heard:
-    """What came: the text, its tokens, and what went wrong in words; `left` where the client hung up first."""
+    """The outcome: the text, its tokens, and the error; `left` if the client disconnected first."""
 
     text: str = ""
     tokens: int = 0
     problem: str = ""
     left: bool = False
-    revisions: int = 0  # that the answer says it is of
+    revisions: int = 0  # number of revisions named in the response
 
     def differs_from(self, expected: str) -> bool:
-        """Return whether the text, or what came of it, is another one."""
+        """Return whether the text or the outcome differs."""
         return not expected.startswith(self.text) if self.left else self.text != expected
 
 
 def hear(entry: Entry, ask: Ask, *, stream: bool, within_s: float, leave_s: float | None = None) -> Heard:
-    """Return what comes of a request within `within_s`; the client hangs up after `leave_s`, where that is given."""
+    """Return the outcome of a request within `within_s`; the client disconnects after `leave_s`, if given."""
     pieces: list[str] = []
     tokens, revisions = 0, set()
     try:
@@ -131,7 +131,7 @@ def hear(entry: Entry, ask: Ask, *, stream: bool, within_s: float, leave_s: floa
             revisions |= {document["system_fingerprint"]} if document.get("system_fingerprint") else set()
             tokens = entry.tokens(document) or tokens
     except TimeoutError:
-        problem = f"no answer within {within_s:.0f} s" if leave_s is None else ""
+        problem = f"no response within {within_s:.0f} s" if leave_s is None else ""
         return Heard("".join(pieces), tokens, problem, left=leave_s is not None)
     except (OSError, HTTPException, ValueError, KeyError) as error:
         return Heard("".join(pieces), tokens, f"{type(error).__name__}: {error}"[:300])
@@ -139,7 +139,7 @@ def hear(entry: Entry, ask: Ask, *, stream: bool, within_s: float, leave_s: floa
 
 
 def documents(entry: Entry, ask: Ask, *, stream: bool, end: float) -> Iterator[dict[str, Any]]:
-    """Yield the documents of an answer; raises TimeoutError at `end`, a time of the monotonic clock."""
+    """Yield the documents of a response; raise TimeoutError at `end`, a time of the monotonic clock."""
     content = b""
     for chunk in _chunks(entry, ask, stream=stream, end=end):
         *lines, content = (content + chunk).split(b"\n") if stream else (content + chunk,)
@@ -155,7 +155,7 @@ def _chunks(entry: Entry, ask: Ask, *, stream: bool, end: float) -> Iterator[byt
     try:
         body = json.dumps(entry.body(ask, stream=stream))
         connection.request("POST", entry.path(stream=stream), body, {"Content-Type": "application/json"})
-        open_socket = connection.sock  # http.client forgets it where the server will close the connection
+        open_socket = connection.sock  # http.client drops it if the server will close the connection
         answer = connection.getresponse()
         if answer.status != 200:
             raise HTTPException(f"{answer.status} {answer.read1(300).decode(errors='replace')}")

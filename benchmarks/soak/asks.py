@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked for: mixed requests on the quickstart's prompts, the same ones in every run."""
+"""Mixed requests on the quickstart's prompts, the same in every run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def prompts() -> list[str]:
 
 
 def mixed(count: int, seed: int) -> list[Ask]:
-    """Return requests of every kind: greedy, sampled by a seed, with penalties, each with and without stop texts."""
+    """Return requests of every kind: greedy, sampled with a seed, with penalties, each with and without stop texts."""
     chance = random.Random(f"mixed {seed}")
     return [_ask(number, text, chance) for number, text in zip(range(count), _again(prompts()), strict=False)]
 
 
 def greedy(count: int, seed: int, draft_len: int, lengths: Sequence[int] = LENGTHS[1:]) -> list[Ask]:
-    """Return requests whose text does not depend on who drafts; one in four lets the server decide how much that is."""
+    """Return requests whose text does not depend on the drafter; one in four lets the server choose the length."""
     chance = random.Random(f"greedy {seed}")
     return [
         Ask(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two models, always an answer: the draft's process is killed, stopped and slowed in the midst of streams.
+"""Fault injection for a separate draft model: its process is killed, stopped and slowed during streams.
 
-The repository is that of TensorRT-LLM's engines, `tensorrt_llm_bls` with two models, and the torch engine answers
-behind the same tensors. This process does what whoever watches models does: a draft whose process is gone is loaded
-again. The server itself is kept as a deployment keeps it: one that ends by itself is started again, and counted.
+The repository has the layout of TensorRT-LLM's engines, `tensorrt_llm_bls` with two models, and the torch engine serves
+the same tensors. This process acts as the external supervisor of the models: it reloads a draft whose process is gone.
+The server is supervised as in a deployment: if it exits by itself, it is restarted and counted.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from trtspec.core.processes import is_alive, start_time, tail, wait_until
 
 KINDS = ("killed", "stopped", "slowed")
 STREAMS, ASKS = 6, 48
-DEADLINE_S = 60.0  # of a whole text
+DEADLINE_S = 60.0  # per text
 OPENS_S = ENDS_S = 60.0
 HEALS_S = 90.0
-GONE = (OSError, grpc.RpcError, AssertionError)  # what asking a server comes to that ends meanwhile
-NOTICED_S = 1.0  # from the end of a server to when it is seen
+GONE = (OSError, grpc.RpcError, AssertionError)  # errors of requests to a server that exits
+NOTICED_S = 1.0  # from the exit of a server to its detection
 DRAFTED, OPEN, FALLBACKS = "trtspec_drafted_tokens_total", "trtspec_breaker_open", "trtspec_fallbacks_total"
 
 
 @dataclass
 class Fault:
-    """One fault and what came of it; times are of the monotonic clock, None where that was not seen."""
+    """One fault and its outcome; times are of the monotonic clock, None if not observed."""
 
     kind: str
     at: float
-    opened_s: float | None = None  # until the breaker was seen open
-    back_at: float | None = None  # the draft's process could answer again
-    healed_at: float | None = None  # it drafts again
+    opened_s: float | None = None  # until the circuit breaker was open
+    back_at: float | None = None  # when the draft's process could respond again
+    healed_at: float | None = None  # when drafting resumed
     fallbacks: float = 0.0
     reloaded: bool = False
     ended_server: bool = False
 
 
 def run(options: Options, report: Report) -> None:
-    """Fill the report."""
+    """Run the part and fill the report."""
     pair = make_pair(options.place / "pair")
     with kept(pair, pair / "models") as server:
         known = alone(
@@ -70,7 +70,7 @@ def run(options: Options, report: Report) -> None:
         finally:
             tell(report, faults, records, server.restarts())
             if server.restarts() or not all(fault.healed_at for fault in faults):
-                say(f"draft: the end of the server's log:\n{tail(server.served.log)}")
+                say(f"draft: end of the server's log:\n{tail(server.served.log)}")
     report.complete = len(faults) == options.count
 
 
@@ -79,7 +79,7 @@ def draft_of(pair: Any) -> Callable[[], int]:
 
 
 def hurt_all(options: Options, server: Kept, draft: Callable[[], int], faults: list[Fault]) -> None:
-    """Do the faults in random order at random moments; ends with the first that does not heal."""
+    """Inject the faults in random order at random times; stop at the first one that does not recover."""
     chance, progress = random.Random(f"faults {options.seed}"), Progress("draft")
     kinds = [KINDS[number % len(KINDS)] for number in range(options.count)]
     chance.shuffle(kinds)
@@ -89,19 +89,19 @@ def hurt_all(options: Options, server: Kept, draft: Callable[[], int], faults: l
         try:
             hurt(server.served, draft, fault, chance)
         except GONE as error:
-            say(f"draft: the server does not answer: {error}")
+            say(f"draft: the server does not respond: {error}")
             if server.is_back():
                 heal(server.served, fault, 0)
             fault.ended_server = any(each.at > fault.at for each in server.restarts())
         faults.append(fault)
         if fault.healed_at is None:
-            say(f"draft: fault {number + 1}, {kind}, has not healed")
+            say(f"draft: no recovery from fault {number + 1}, {kind}")
             return
         progress.tell((number + 1) / len(kinds), f"fault {number + 1} of {len(kinds)}")
 
 
 def hurt(served: Served, draft: Callable[[], int], fault: Fault, chance: random.Random) -> None:
-    """Do one fault, see the breaker open where it has to, and wait until the draft is back and drafts."""
+    """Inject one fault, check that the circuit breaker opens if it should, and wait until drafting resumes."""
     process, before = draft(), metric(served, FALLBACKS)
     started = start_time(process)
     if fault.kind == "slowed":
@@ -119,14 +119,14 @@ def hurt(served: Served, draft: Callable[[], int], fault: Fault, chance: random.
 
 
 def heal(served: Served, fault: Fault, drafted: float) -> None:
-    """Wait until more tokens are drafted, now that the draft is back."""
+    """Wait until more tokens are drafted after the draft is back."""
     fault.back_at = time.monotonic()
     if wait_until(lambda: metric(served, OPEN) == 0 and metric(served, DRAFTED) > drafted, HEALS_S):
         fault.healed_at = time.monotonic()
 
 
 def slow(process: int, chance: random.Random) -> None:
-    """Let a process run in turns only; whoever waits for it may end it meanwhile."""
+    """Pause a process periodically; its supervisor may end it."""
     end = time.monotonic() + chance.uniform(1.5, 4.0)
     with suppress(ProcessLookupError):
         while time.monotonic() < end:
@@ -141,7 +141,7 @@ def chooser(known: Sequence[Known]) -> Callable[[random.Random], Turn]:
 
 
 def tell(report: Report, faults: Sequence[Fault], records: Sequence[Record], restarts: Sequence[Restart]) -> None:
-    """Note what the requests and the faults came to, by kind of fault; apart what met an end of the server itself."""
+    """Record the outcome of requests and faults by kind of fault, separately for exits of the server."""
     met = [record for record in records if any(falls(record, each) for each in restarts)]
     others = [record for record in records if record not in met]
     undisturbed = [record for record in others if not any(meets(record, fault) for fault in faults)]
@@ -164,12 +164,12 @@ def tell(report: Report, faults: Sequence[Fault], records: Sequence[Record], res
 
 
 def falls(record: Record, restart: Restart) -> bool:
-    """Return whether a request was open when the server ended, or sent before it answered again."""
+    """Return whether a request was open when the server exited, or was sent before the server was back."""
     return record.begun < restart.back and record.ended > restart.at - NOTICED_S
 
 
 def ended(restarts: Sequence[Restart], met: Sequence[Record]) -> dict[str, Any]:
-    """Return how often the server ended by itself, and what that meant for requests: open ones, and later ones."""
+    """Return how often the server exited, and the number of affected requests: open ones, and later ones."""
     begun = [max((each.at for each in restarts if falls(record, each)), default=0) - NOTICED_S for record in met]
     opened = [record for record, at in zip(met, begun, strict=True) if record.begun < at]
     return {
@@ -184,7 +184,7 @@ def ended(restarts: Sequence[Restart], met: Sequence[Record]) -> dict[str, Any]:
 
 
 def meets(record: Record, fault: Fault) -> bool:
-    """Return whether a request was open while a fault was not healed."""
+    """Return whether a request was open between a fault and its recovery."""
     return record.ended > fault.at and (fault.healed_at is None or record.begun < fault.healed_at)
 
 

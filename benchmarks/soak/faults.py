@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a rollout: a fault of the new revision's processes or of the disk, in a phase drawn by chance."""
+"""Inject faults into rollouts: a fault of the new revision's processes or of the disk, in a random phase."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from trtspec.deployment.revision import place_of
 from trtspec.deployment.rollout.state import read_rollout
 from trtspec.serving.triton.names import DRAFT, TARGET
 
-STAGING = "staging"  # before the revision is known: the command reads and copies
+STAGING = "staging"  # before the revision is recorded: the command reads and copies
 PHASES: Mapping[str, tuple[str, ...]] = {
     STAGING: (),
     "loading": ("starting", "loaded"),
     "shadow": ("smoke", "shadow"),
     "canary": ("canary",),
 }
-# Seconds after a phase began, at most: it takes longer, alone on a machine.
+# Maximum delay of a fault after a phase began; each phase is longer, even on an idle machine.
 DELAYS = {STAGING: 1.5, "loading": 2.0, "shadow": 0.5, "canary": 0.9}
 LOOKS_S = 0.02
-NEVER_S = 300.0  # a phase that has not come by then never does
-FULL_S = (0.5, 3.0)  # for how long a disk is full; only then can be noted how its rollout ended
+NEVER_S = 300.0  # time limit for a phase to begin
+FULL_S = (0.5, 3.0)  # how long a disk is full; the rollout's outcome can be recorded only afterwards
 DISK = "96m"
-SERVER = ""  # in the place of a model
+SERVER = ""  # instead of a model
 
 
 @dataclass
 class Fault:
-    """One fault: the phase it is meant for, the one it fell into, and when; nothing of both where it never came."""
+    """One fault: the intended phase, the actual phase and the time; unset if it did not occur."""
 
     wanted: str
     phase: str = ""
     at: float | None = None
-    over: threading.Event = field(default_factory=threading.Event)  # the rollout has ended
+    over: threading.Event = field(default_factory=threading.Event)  # set when the rollout has ended
 
     def struck(self, phase: str) -> None:
         self.phase, self.at = phase, time.monotonic()
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Scene:
-    """The rollout of the revision after `serving`, and the disk that its state lies on, None for one without end."""
+    """The rollout that follows revision `serving`, and the disk of its state, None for an unlimited one."""
 
     journal: DeploymentJournal
     serving: int
@@ -62,7 +62,7 @@ class Scene:
     disk: Path | None = None
 
     def phase(self) -> str:
-        """Return where the new revision is; "" where it is over."""
+        """Return the phase of the new revision, or "" if the rollout is over."""
         rollout = read_rollout(self.journal)
         if rollout is None or rollout.record.revision <= self.serving:
             return STAGING
@@ -71,7 +71,7 @@ class Scene:
         return next((phase for phase, states in PHASES.items() if rollout.state in states), STAGING)
 
     def await_moment(self, fault: Fault) -> bool:
-        """Return whether the wanted phase, or a later one, has come, and some of its time has passed."""
+        """Return whether the intended phase, or a later one, was reached and a random delay has passed."""
         order, deadline = [*PHASES], time.monotonic() + NEVER_S
         while not fault.over.is_set() and time.monotonic() < deadline:
             phase = self.phase()
@@ -81,7 +81,7 @@ class Scene:
         return False
 
     def victim(self, fault: Fault, model: str) -> int:
-        """Return the process of the new revision's server or model, once it runs; 0 where it never does."""
+        """Return the process of the new revision's server or model once it runs, or 0 if it never does."""
         while not fault.over.is_set():
             rollout, record = read_rollout(self.journal), self.journal.known()
             assert rollout is not None
@@ -95,12 +95,12 @@ class Scene:
 
 
 def strike(number: signal.Signals, model: str) -> Callable[[Scene, Fault], None]:
-    """Return what sends a signal to the process of a model, or of the server, at a random moment of a phase."""
+    """Return a function that sends a signal to the process of a model or the server at a random time of a phase."""
 
     def do(scene: Scene, fault: Fault) -> None:
         if not scene.await_moment(fault) or not (victim := scene.victim(fault, model)):
             return
-        if phase := scene.phase():  # what serves already is another matter
+        if phase := scene.phase():  # the live revision is not a target
             with suppress(ProcessLookupError):
                 os.kill(victim, number)
                 fault.struck(phase)
@@ -109,12 +109,12 @@ def strike(number: signal.Signals, model: str) -> Callable[[Scene, Fault], None]
 
 
 def end_draft(scene: Scene, fault: Fault) -> None:
-    """Kill or stop the process of the draft."""
+    """Kill or stop the draft's process."""
     strike(scene.chance.choice([signal.SIGKILL, signal.SIGSTOP]), DRAFT)(scene, fault)
 
 
 def slow(scene: Scene, fault: Fault) -> None:
-    """Let the new revision's engine run for a twentieth of the time, until it is gone."""
+    """Limit the new revision's engine to a twentieth of the time until it is gone."""
     if not scene.await_moment(fault) or not (victim := scene.victim(fault, TARGET)) or not (phase := scene.phase()):
         return
     fault.struck(phase)
@@ -127,7 +127,7 @@ def slow(scene: Scene, fault: Fault) -> None:
 
 
 def fill(scene: Scene, fault: Fault) -> None:
-    """Leave no room on the disk for a while, or until the rollout ends."""
+    """Fill the disk for a while, or until the rollout ends."""
     assert scene.disk is not None
     if not scene.await_moment(fault) or not (phase := scene.phase()):
         return
@@ -141,7 +141,7 @@ def fill(scene: Scene, fault: Fault) -> None:
 
 
 def use_up(filler: Path) -> None:
-    """Write until there is no room."""
+    """Write until the disk is full."""
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 20, 4096):
             try:
@@ -163,7 +163,7 @@ FAULTS: Mapping[str, Callable[[Scene, Fault], None]] = {
 
 
 def small_disk(place: Path) -> bool:
-    """Return whether a directory is a file system of its own from now on, which can be filled."""
+    """Mount a small file system at a directory; return whether that was allowed."""
     place.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place)]
     try:
@@ -173,7 +173,7 @@ def small_disk(place: Path) -> bool:
 
 
 def keep_of_disk(place: Path, kept: Path) -> None:
-    """Unmount a disk; what was said and noted on it stays."""
+    """Unmount a disk after copying its logs and records."""
     for path in [*place.rglob("*.log"), *place.rglob("*.jsonl")]:
         target = kept / path.relative_to(place)
         target.parent.mkdir(parents=True, exist_ok=True)

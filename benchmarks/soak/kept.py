@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A repository's server as a deployment has one: under the supervisor, which starts it again when it ends by itself."""
+"""Run a repository's server as in a deployment: supervised, and restarted when it exits."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from trtspec.serving.triton.client import Client
 from trtspec.serving.triton.server import Ports, find_server, server_command
 
 NAME = "kept"
-LOADING_S = 240.0  # beside other work; alone some seconds
+LOADING_S = 240.0  # on a busy machine; a few seconds otherwise
 APPEND = 'exec "$@" >> "$0" 2>&1'
 
 
 @dataclass(frozen=True)
 class Restart:
-    """The server was seen to have ended, at `at` of the monotonic clock, and answered again at `back`."""
+    """The server was found to have exited at `at` of the monotonic clock, and was ready again at `back`."""
 
     reason: str
     at: float
@@ -41,17 +41,17 @@ class Restart:
 
 @dataclass(frozen=True)
 class Kept:
-    """A server that is kept."""
+    """A supervised server."""
 
     served: Served
     journal: DeploymentJournal
 
     def is_back(self) -> bool:
-        """Return whether it comes back, or never went."""
+        """Return whether the server is running, or recovers in time."""
         return wait_until(lambda: self.served.client.is_ready() and self.journal.known().state == "live", LOADING_S)
 
     def restarts(self) -> list[Restart]:
-        """Return how often it ended by itself; the last may have no end."""
+        """Return the server's exits; the last one may still be without recovery."""
         clock, entries = time.monotonic() - time.time(), self.journal.entries()
         ends = [(each["detail"], each["time"] + clock) for each in entries if each["state"] == "restarting"]
         lives = [each["time"] + clock for each in entries if each["state"] == "live"]
@@ -59,10 +59,10 @@ class Kept:
 
 
 class EndKeeper(Keeper):
-    """Takes nothing but the end of the server for a fault: what is hurt on purpose is loaded again by who hurt it."""
+    """Treats only the exit of the server as a fault; models that are killed on purpose are reloaded by the test."""
 
     def is_open(self) -> bool:
-        """Return that it is as it should be: models are loaded again by its control APIs."""
+        """Return True, because models are reloaded with the server's control API."""
         return False
 
     def fault(self, over: Over, stopped_s: float = STOPPED_S) -> str:
@@ -76,7 +76,7 @@ class EndKeeper(Keeper):
 
 @contextmanager
 def kept(root: Path, models: Path) -> Iterator[Kept]:
-    """Serve every model below `models`; what this writes lies below `root`."""
+    """Serve all models in `models`; files are written to `root`."""
     os.environ |= {"TRTSPEC_STATE": str(root / "state"), "TRTSPEC_CACHE": str(root / "cache")}
     journal, ports, prefix = DeploymentJournal(NAME), Ports(*free_ports(3)), f"trtspec_{secrets.token_hex(8)}_"
     served = Served(Client(ports.http, timeout_s=60), ports.grpc, journal.log, ports.metrics)
@@ -90,7 +90,7 @@ def kept(root: Path, models: Path) -> Iterator[Kept]:
         if not wait_until(lambda: served.client.is_ready() or not watching.is_alive(), LOADING_S):
             raise SystemExit(f"the server did not start: {journal.log}")
         journal.move(record, "live")
-        time.sleep(2 * LOOK_EVERY_S)  # the supervisor has seen that; before, an end of the server is its own
+        time.sleep(2 * LOOK_EVERY_S)  # until the supervisor has noticed the start, an exit counts as a failed start
         yield Kept(served, journal)
     finally:
         supervisor.asked.set()

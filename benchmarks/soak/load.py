@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that ask again and again, each text held against that of the same request asked alone before."""
+"""Clients that send requests continuously and compare each text with the text of a sequential run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.soak.asking import Ask, Entry, Heard, hear
 
 DIFFERS = "another text"
 T = TypeVar("T")
-SHOWN = 5  # of what went wrong, in the report
+SHOWN = 5  # failures listed in the report
 
 
 @dataclass(frozen=True)
 class Known:
-    """A request, where it goes, and the text it has alone."""
+    """A request, its API, and its expected text."""
 
     entry: Entry
     ask: Ask
@@ -30,7 +30,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a client does next: how it asks, and after how long it hangs up, None where it stays."""
+    """A client's next action: how it sends, and when it disconnects, or None."""
 
     known: Known
     stream: bool
@@ -39,7 +39,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Record:
-    """One request that was answered, or was not; times are of the monotonic clock."""
+    """The outcome of one request; times are of the monotonic clock."""
 
     turn: Turn
     heard: Heard
@@ -48,7 +48,7 @@ class Record:
 
     @property
     def problem(self) -> str:
-        """Return what was wrong, "" where nothing was."""
+        """Return what went wrong, or ""."""
         return self.heard.problem or (DIFFERS if self.heard.differs_from(self.turn.known.text) else "")
 
     @property
@@ -56,7 +56,7 @@ class Record:
         return self.ended - self.begun
 
     def shown(self) -> dict[str, Any]:
-        """Return what a person needs to look for the reason."""
+        """Return the details needed to investigate a failure."""
         how = {"entry": self.turn.known.entry.name, "ask": self.turn.known.ask.name, "stream": self.turn.stream}
         found = how | {"problem": self.problem, "seconds": round(self.seconds, 2)}
         texts = {"text": self.heard.text[-80:], "expected": self.turn.known.text[-80:]}
@@ -64,7 +64,7 @@ class Record:
 
 
 def alone(entries: Sequence[Entry], asks: Sequence[Ask], within_s: float) -> list[Known]:
-    """Return every request at every entry with its text, asked one after the other; raises SystemExit for none."""
+    """Return every request at every API with its text, run sequentially; raise SystemExit if one fails."""
     found = []
     for entry in entries:
         for ask in asks:
@@ -84,9 +84,9 @@ def load(
     within_s: float,
     pauses_s: tuple[float, float] = (0.0, 0.0),
 ) -> Iterator[list[Record]]:
-    """Keep so many requests open while the block runs; its records grow meanwhile, and are whole behind it.
+    """Keep the given number of requests open for the duration of the block; its records are complete afterwards.
 
-    Each client rests between its requests for a time drawn from `pauses_s`.
+    Each client pauses between its requests for a random time from `pauses_s`.
     """
     records: list[Record] = []
     over = threading.Event()
@@ -99,7 +99,7 @@ def load(
             records.append(Record(turn, heard, begun, time.monotonic()))
             over.wait(chance.uniform(*pauses_s))
             if heard.problem:
-                over.wait(0.5)  # a server that is gone is not asked a thousand times a second
+                over.wait(0.5)  # avoid busy retries if the server is gone
 
     threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(streams)]
     try:
@@ -113,7 +113,7 @@ def load(
 
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
-    """Return counts of a run, and the first of what went wrong."""
+    """Return the counts of a run and the first failures."""
     wrong = [record for record in records if record.problem]
     return {
         "requests": len(records),
@@ -126,5 +126,5 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def by(records: Sequence[T], what: Callable[[T], str]) -> Mapping[str, int]:
-    """Count records, or other things."""
+    """Count records, or other items, by a key."""
     return dict(sorted(Counter(map(what, records)).items()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every part of the soak is given, and what it leaves."""
+"""Options and reports of the parts of the soak test."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Options:
-    """What a run is asked for; `place` is an empty directory for what a part serves and logs.
+    """The options of a run; `place` is an empty directory for artifacts and logs.
 
-    `count` is how many faults or rollouts are left to do.
+    `count` is the number of remaining faults or rollouts.
     """
 
     place: Path
@@ -26,9 +26,9 @@ class Options:
 
 @dataclass
 class Report:
-    """What a part has found so far, and what holds of it; what is not checked yet does not hold.
+    """A part's results and checks; a check that was not reached fails.
 
-    `found` can be added to what other runs found: counts, lists of numbers, and both by name; `settings` cannot.
+    `found` can be added up over runs: counts, lists of numbers, and both by name; `settings` cannot.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -41,16 +41,16 @@ class Report:
         return self.complete and all(self.checks.values())
 
     def document(self) -> dict[str, Any]:
-        """Return what is written down."""
+        """Return the JSON document."""
         settings = {"settings": self.settings} if self.settings else {}
         return {"holds": self.holds, "complete": self.complete, "checks": self.checks, **settings, "found": self.found}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the soak. `run` fills the report as it goes, so that an interrupted run leaves what it has.
+    """A part of the soak test. `run` fills the report incrementally, so that an interrupted run keeps its results.
 
-    `counts` is what of the findings says how much is done, where several runs may add up to what is wanted.
+    `counts` is the key in `found` that measures progress, if several runs can add up to the requested number.
     """
 
     run: Callable[[Options, Report], None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a deployment take: memory and processor time, by what each of them is."""
+"""Measure memory and processor time of a deployment's processes, by kind of process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trtspec.core.processes import session_of, start_time
 from trtspec.deployment.health.probe import model_of
 
 TICKS = os.sysconf("SC_CLK_TCK")
-WINDOWS = 10  # of a run: of ten minutes, one minute each
+WINDOWS = 10  # windows per run: for ten minutes, one minute each
 THIRD, LAST = 2, WINDOWS - 1
 
 
 def processes_of(leader: int) -> dict[int, str]:
-    """Return the processes of the session that `leader` leads, and what each is."""
+    """Return the processes of the session led by `leader`, with the kind of each."""
     return {pid: name_of(pid) for pid in session_of(leader, start_time(leader))}
 
 
 def name_of(pid: int) -> str:
-    """Return the model that a process runs, the module, or the program."""
+    """Return the model, module or program that a process runs."""
     with suppress(OSError):
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         module = next((word for flag, word in pairwise(argv) if flag == "-m"), "")
@@ -35,9 +35,9 @@ def name_of(pid: int) -> str:
 
 
 def pss_bytes(pid: int) -> int:
-    """Return the memory of a process, of shared pages its part; 0 where it is gone.
+    """Return the proportional memory of a process without file pages; 0 if it is gone.
 
-    Pages of files are left out: of those others share as much as they run at the time.
+    File pages are excluded, because their share depends on which other processes run.
     """
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -46,7 +46,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time that a process took; 0 where it is gone."""
+    """Return the processor time of a process; 0 if it is gone."""
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
@@ -54,19 +54,19 @@ def cpu_s(pid: int) -> float:
 
 
 def busy_s() -> float:
-    """Return the processor time that the whole machine spent, of all cores."""
+    """Return the processor time of the whole machine, over all cores."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
     return (user + nice + system + irq + softirq) / TICKS
 
 
 class Processor:
-    """Processor time a second, by process, since it was made."""
+    """Processor time per second by process, since creation."""
 
     def __init__(self, leader: int) -> None:
         self._leader, self._begun, self._before = leader, time.monotonic(), self._taken(leader)
 
     def used(self) -> dict[str, float]:
-        """Return how many cores each kind of process kept busy; "others" is all that is no part of this."""
+        """Return the number of busy cores by kind of process; "others" are processes outside the soak test."""
         seconds = time.monotonic() - self._begun
         spent = {name: (taken - self._before[name]) / seconds for name, taken in self._taken(self._leader).items()}
         ours = sum(cores for name, cores in spent.items() if name != "machine")
@@ -84,7 +84,7 @@ class Processor:
 
 @dataclass
 class Memory:
-    """The memory of a session's processes in the course of a run of `seconds`."""
+    """The memory of a session's processes during a run of `seconds`."""
 
     leader: int
     seconds: float
@@ -92,14 +92,14 @@ class Memory:
     begun: float = field(default_factory=time.monotonic)
 
     def sample(self) -> None:
-        """Look once."""
+        """Take one sample."""
         sizes: Counter[str] = Counter()
         for pid, name in processes_of(self.leader).items():
             sizes[name] += pss_bytes(pid)
         self.samples.append((time.monotonic() - self.begun, dict(sizes)))
 
     def summary(self) -> dict[str, object]:
-        """Return mean MB in the third and the last tenth of the run, by process and of all, and the growth."""
+        """Return mean MB in the third and the last tenth of the run, by process and in total, and the growth."""
         third, last = self._window(THIRD), self._window(LAST)
         if not third or not last:
             return {"samples": len(self.samples), "growth_percent": None}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person who waits is told: a line a minute."""
+"""Progress output: one line per minute."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ EVERY_S = 60.0
 
 
 def say(what: str) -> None:
-    """Print a line at once, with the time of day."""
+    """Print a line with the time of day, unbuffered."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 class Progress:
-    """Says once a minute how much of a part is done and how long the rest will take."""
+    """Prints the completed share of a part and the estimated remaining time once a minute."""
 
     def __init__(self, part: str) -> None:
         self._part, self._begun = part, time.monotonic()
@@ -23,7 +23,7 @@ class Progress:
         say(f"{part}: begins")
 
     def tell(self, done: float, what: str) -> None:
-        """Note the share of the work that is done (0 to 1), measured since this was made."""
+        """Report the completed share of the work (0 to 1) since creation."""
         now = time.monotonic()
         if now - self._said < EVERY_S or done <= 0:
             return

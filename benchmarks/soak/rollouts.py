@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts under load, each with a fault at a random moment: no request fails, no answer is of two revisions.
+"""Rollouts under load, each with a fault at a random time: no request may fail or mix two revisions.
 
-Two artifacts with the same target and other drafts take turns. OpenAI's clients ask for greedy texts all the time.
+Two artifacts with the same target and different drafts alternate. OpenAI clients send greedy requests continuously.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trtspec.core.processes import wait_until
 from trtspec.deployment.journal import DeploymentJournal
 from trtspec.deployment.rollout.state import read_rollout
 
-DISK = "full disk"  # the one kind that needs a permission: to mount
+DISK = "full disk"  # requires permission to mount
 KINDS = (
     "good",
     "server killed",
@@ -45,26 +45,26 @@ KINDS = (
     "lossy",
 )
 REFUSED, ROLLED_BACK, MISMATCH = 1, 113, 102
-EXITS = {"good": (0,), "command killed": (0,), "corrupt": (MISMATCH,)}  # all others are rolled back
-FULL = "no space left"  # in any case, as its reason
+EXITS = {"good": (0,), "command killed": (0,), "corrupt": (MISMATCH,)}  # all other kinds are rolled back
+FULL = "no space left"  # the reason in every case
 CLIENTS, WITHIN_S = 4, 120.0
-PAUSES_S = (0.1, 0.4)  # between the requests of a client: without, they are all that the machine does
-LENGTHS = (8, 24, 48)  # tokens; the longer a text, the more of the machine it takes from what is rolled out
-OVER_S = 300.0  # a rollout that takes longer is stuck
-OUTSIDE = 0.05  # of the faults, one of few: clients rest now and then
-BACK_S = 5.0  # from a fault to the end of its rollout
+PAUSES_S = (0.1, 0.4)  # pauses of a client between requests, which leave processor time for the rollout
+LENGTHS = (8, 24, 48)  # tokens; longer texts take more processor time from the rollout
+OVER_S = 300.0  # a longer rollout counts as stuck
+OUTSIDE = 0.05  # allowed share of faults without an open request, because clients pause
+BACK_S = 5.0  # maximum time from a fault to the end of its rollout
 SHARES = "50%,100%"
-COMMAND_S = 4.0  # from its start to its end, at most
-TIDY_S = 30.0  # until the one before has drained and is gone
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of each engine: two side by side would wait for each other's on few cores
+COMMAND_S = 4.0  # maximum duration of the command
+TIDY_S = 30.0  # until the previous revision has drained and is removed
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # per engine: on few cores, the threads of two engines would block each other
 SKIP = ("min_speedup", "min_acceptance", "lossless")
 
 
 @dataclass(frozen=True)
 class Rolled:
-    """One rollout: its fault and phase, how the command ended, and the seconds that both took, None without a fault.
+    """One rollout: its fault and phase, the command's exit code, and the seconds of each, None without a fault.
 
-    `at` is when the fault came, of the monotonic clock; `problem` is what is not as it should be afterwards.
+    `at` is the time of the fault on the monotonic clock; `problem` is the unexpected state afterwards.
     """
 
     kind: str
@@ -84,13 +84,13 @@ class Rolled:
 
     @property
     def _of_full_disk(self) -> bool:
-        """Return whether it went well all the same, or was refused or rolled back for want of room."""
+        """Return whether the rollout succeeded, or was refused or rolled back because the disk was full."""
         return self.code == 0 or (self.code in (REFUSED, ROLLED_BACK) and FULL in self.reason.lower())
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What the rollouts are made with; `disk` is what the state lies on, None where it cannot be filled."""
+    """The artifacts of the rollouts; `disk` is the file system of the state, None if it cannot be filled."""
 
     place: Path
     artifacts: Sequence[Path]
@@ -103,14 +103,14 @@ class Stage:
         return [kind for kind in KINDS if kind != DISK or self.disk]
 
     def new(self, kind: str, serving: str, chance: random.Random) -> Path:
-        """Return what is brought in."""
+        """Return the artifact to roll out."""
         new = other_than(self.artifacts, serving)
         made = {"lossy": self.lossy, "dead draft": self.of_two_models}
         return corrupted(new, chance) if kind == "corrupt" else made.get(kind, new)
 
 
 def run(options: Options, report: Report) -> None:
-    """Fill the report."""
+    """Run the part and fill the report."""
     rolled: list[Rolled] = []
     records: Sequence[Record] = ()
     with staged(options.place) as stage:
@@ -130,13 +130,13 @@ def run(options: Options, report: Report) -> None:
 
 @contextmanager
 def staged(place: Path) -> Iterator[Stage]:
-    """Build what is rolled out; the state lies on a small disk where that may be mounted."""
+    """Build the artifacts; the state is on a small disk if mounting is allowed."""
     state = place / "state"
     os.environ |= {"TRTSPEC_STATE": str(state), "TRTSPEC_CACHE": str(place / "cache")}
     os.environ |= ONE_THREAD
     disk = state if small_disk(state) else None
     if disk is None:
-        say("rollouts: no tmpfs may be mounted here, so no disk is filled")
+        say("rollouts: mounting a tmpfs is not allowed, so full disks are skipped")
     try:
         good = [build(place, method) for method in RECIPES]
         yield Stage(place, good, lossy(good[0]), of_two_models(good[0]), disk)
@@ -150,7 +150,7 @@ def skipped() -> list[str]:
 
 
 def roll_all(options: Options, stage: Stage, rolled: list[Rolled]) -> None:
-    """Do the rollouts with their faults in random order; ends with the first that is stuck."""
+    """Run the rollouts with their faults in random order; stop at the first that is stuck."""
     chance, progress = random.Random(f"rollouts {options.seed}"), Progress("rollouts")
     kinds = [stage.kinds[number % len(stage.kinds)] for number in range(options.count)]
     chance.shuffle(kinds)
@@ -164,7 +164,7 @@ def roll_all(options: Options, stage: Stage, rolled: list[Rolled]) -> None:
 
 
 def roll(kind: str, stage: Stage, chance: random.Random) -> Rolled:
-    """Bring in an artifact that does not serve, with a fault on the way."""
+    """Roll out the artifact that is not live, with a fault."""
     journal = DeploymentJournal(NAME)
     serving = journal.known()
     new, fault = stage.new(kind, serving.artifact, chance), Fault(chance.choice(phases_of(kind)))
@@ -192,14 +192,14 @@ def roll(kind: str, stage: Stage, chance: random.Random) -> Rolled:
 
 
 def phases_of(kind: str) -> list[str]:
-    """Return where a fault may strike: before a revision is staged, it has no process."""
+    """Return the phases in which a fault can occur; a revision has a process only after staging."""
     return [phase for phase in PHASES if phase != STAGING or kind == DISK]
 
 
 def ended(
     kind: str, scene: Scene, new: Path, code: int, said: str, seconds: float, fault: Fault, over: float
 ) -> Rolled:
-    """Return what came of a rollout whose command has ended."""
+    """Return the outcome of a rollout after its command has ended."""
     rollout = read_rollout(scene.journal)
     is_back = code == ROLLED_BACK and rollout is not None and rollout.state == "rolled-back"
     reason = rollout.reason if is_back and rollout else said.rpartition("error: ")[2].strip() if code else ""
@@ -209,18 +209,18 @@ def ended(
 
 
 def untidy(scene: Scene, new: Path, code: int) -> str:
-    """Return what is not as it should be once the command has ended: who serves, and what is left on the disk."""
+    """Return the unexpected state after the command has ended: the live revision, and leftovers on disk."""
     record = scene.journal.known()
     if (str(new) == record.artifact and record.revision > scene.serving) != (code == 0):
         return f"{record.artifact} serves"
     if record.state_now != "live":
         return f"it is {record.state_now}"
-    # one that was replaced still drains
+    # a replaced revision is still draining
     return left_over(scene.journal) if code in (REFUSED, ROLLED_BACK) else ""
 
 
 def left_over(journal: DeploymentJournal) -> str:
-    """Return what lies here in the end beside the revision that serves, and the one that did before."""
+    """Return leftover revisions, except the live one and its predecessor."""
     live = [entry["revision"] for entry in journal.entries() if entry["state"] == "live"]
     kept = {*[*dict.fromkeys(live)][-2:]}
 
@@ -231,7 +231,7 @@ def left_over(journal: DeploymentJournal) -> str:
 
 
 def heard_of(scene: Scene) -> str:
-    """Return that clients were sent to a revision that is to be known from its shadows."""
+    """Return an error if clients reached a revision that should have failed on mirror traffic."""
     last = max(entry["revision"] for entry in scene.journal.entries())
     states = {entry["state"] for entry in scene.journal.entries() if entry["revision"] == last}
     return "clients were sent to it" if "canary" in states else ""
@@ -243,7 +243,7 @@ def start(artifact: Path) -> subprocess.Popen[str]:
 
 
 def tell(report: Report, rolled: Sequence[Rolled], records: Sequence[Record]) -> None:
-    """Note what the requests and the rollouts came to."""
+    """Record the outcome of the requests and rollouts."""
     found = summary(records)
     struck = [each for each in rolled if each.at is not None]
     met = sum(meets(each, records) for each in struck)
@@ -273,7 +273,7 @@ def tell(report: Report, rolled: Sequence[Rolled], records: Sequence[Record]) ->
 
 
 def meets(rolled: Rolled, records: Sequence[Record]) -> bool:
-    """Return whether a request was open at some time between a fault and its end."""
+    """Return whether a request was open between a fault and the end of its rollout."""
     begun = rolled.at or 0.0
     until = begun + (rolled.back_s or BACK_S)
     return any(record.begun < until and record.ended > begun for record in records)

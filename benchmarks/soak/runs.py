@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of a part: what each of its runs found, and what all of them come to."""
+"""The document of a part: the results of each run, and their totals."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-SHOWN = 10  # of a list that is no numbers
-LONGEST = "slowest"  # what is called so is no sum
+SHOWN = 10  # items shown of a list without numbers
+LONGEST = "slowest"  # the key of a maximum, which is not added up
 Document = dict[str, Any]
 
 
 def load_runs(path: Path) -> list[Document]:
-    """Return the runs that a part's document has, none where there is no document."""
+    """Return the runs in a part's document, empty without a document."""
     return list(json.loads(path.read_text())["runs"]) if path.exists() else []
 
 
 def document_of(part: str, runs: Sequence[Document], counts: str, wanted: int) -> Document:
-    """Return the document of a part: it holds where each run does and, of one that `counts`, all is done."""
+    """Return a part's document; it passes if each run passes and, for a part with `counts`, all work is done."""
     if not counts:
         return {"part": part, "holds": all(run["holds"] for run in runs), "runs": [*runs]}
     done, sound = done_in(runs, counts), all(all(run["checks"].values()) for run in runs)
@@ -29,12 +29,12 @@ def document_of(part: str, runs: Sequence[Document], counts: str, wanted: int) -
 
 
 def done_in(runs: Sequence[Document], counts: str) -> int:
-    """Return how much of what a part counts was done in its runs."""
+    """Return the amount of work done in a part's runs."""
     return sum(run["found"].get(counts, 0) for run in runs)
 
 
 def added(found: Sequence[Document]) -> Document:
-    """Return findings of several runs as one: counts add up, lists join, and so does what they hold by name."""
+    """Return the combined findings of several runs: counts add up, lists join, recursively by name."""
     names = dict.fromkeys(name for each in found for name in each)
     return {name: _added(name, [each[name] for each in found if name in each]) for name in names}
 
@@ -48,7 +48,7 @@ def _added(name: str, values: list[Any]) -> Any:
 
 
 def spread(found: Any) -> Any:
-    """Return findings with the median and the longest in place of numbers of seconds, and the first of other lists."""
+    """Return findings with lists of seconds replaced by median and maximum, and other lists truncated."""
     if isinstance(found, dict):
         return {name: spread(value) for name, value in found.items()}
     if not isinstance(found, list):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many streams for long: mixed requests at both entries of a deployed quickstart, all texts as they are alone, memory
-flat, and sixteen streams at least four times as fast as one, with drafts and by the target alone.
+"""Many concurrent streams for a long time: mixed requests through both APIs of a deployed quickstart.
+
+Checks that all texts equal the texts of sequential requests, that memory is stable, and that sixteen streams are at
+least four times as fast as one, with drafts and with the target alone.
 """
 
 from __future__ import annotations
@@ -28,22 +30,22 @@ from trtspec.core.paths import recipes_dir
 from trtspec.core.processes import wait_until
 
 NAME, ENGINE = "quickstart", "tensorrt_llm"
-WITHIN_S = 120.0  # a request, its queue included
+WITHIN_S = 120.0  # per request, including its time in the queue
 SAMPLE_S = 1.0
-HANGS_UP = 0.06  # of the requests
+HANGS_UP = 0.06  # share of requests that are cancelled
 ONE, MANY, FASTER = 1, 16, 4.0
 ROUNDS = 2
 GROWTH_PERCENT = 2.0
-SETTLES_S = 10.0  # until a server without clients has nothing to do
+SETTLES_S = 10.0  # until a server without clients is idle
 
 
 def run(options: Options, report: Report) -> None:
-    """Fill the report."""
+    """Run the part and fill the report."""
     asks = mixed(8 if options.short else 40, options.seed)
     with deployed(options.place) as deployment:
         urls = deployment["endpoints"]
         entries: list[Entry] = [TritonEntry(urls["http"]), OpenaiEntry(urls["openai"].removesuffix("/v1"), NAME)]
-        say(f"streams: {len(asks) * len(entries)} requests are asked alone")
+        say(f"streams: {len(asks) * len(entries)} requests are sent one at a time")
         known = alone(entries, asks, WITHIN_S)
         soak(options, report, known, deployment)
         undrafted = alone(entries[:1], [replace(ask, draft_len=0) for ask in asks], WITHIN_S)
@@ -52,7 +54,7 @@ def run(options: Options, report: Report) -> None:
 
 
 def soak(options: Options, report: Report, known: Sequence[Known], deployment: dict[str, Any]) -> None:
-    """Keep the streams open for as long as is asked, and note what came and what the processes took."""
+    """Keep the streams open for the given time, and record their outcome and the processes' usage."""
     progress, memory = Progress("streams"), Memory(deployment["pid"], options.seconds)
     processor = Processor(deployment["pid"])
     try:
@@ -76,7 +78,7 @@ def told(records: Sequence[Record], memory: Memory) -> dict[str, Any]:
 
 
 def check(report: Report, memory: Memory) -> None:
-    """Note what holds of a soak."""
+    """Record the checks of a soak."""
     found, growth = report.found["soak"], memory.summary()["growth_percent"]
     report.checks |= {
         "no_error": found["requests"] > 0 and found["failures"] == 0,
@@ -86,7 +88,7 @@ def check(report: Report, memory: Memory) -> None:
 
 
 def rates(options: Options, report: Report, arms: dict[str, Sequence[Known]], deployment: dict[str, Any]) -> None:
-    """Measure tokens a second with one stream and with many, in turns, with drafts and without; and what was busy."""
+    """Measure tokens per second with one stream and many, alternating with and without drafts, and the busy cores."""
     seconds = 4.0 if options.short else 20.0
     measured = {arm: Throughput() for arm in arms}
     for _ in range(1 if options.short else ROUNDS):
@@ -104,13 +106,13 @@ def rates(options: Options, report: Report, arms: dict[str, Sequence[Known]], de
 
 @dataclass
 class Throughput:
-    """Tokens a second by how many streams there are, and how many cores each kind of process kept busy at the last."""
+    """Tokens per second by number of streams, and the busy cores by kind of process in the last measurement."""
 
     tokens_per_s: dict[int, list[float]] = field(default_factory=dict)
     cores: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def measure(self, streams: int, deployment: dict[str, Any], seconds: float) -> None:
-        """Measure once, while so many streams are open."""
+        """Take one measurement with that many open streams."""
         processor = Processor(deployment["pid"])
         self.tokens_per_s.setdefault(streams, []).append(rate(deployment["endpoints"]["metrics"], seconds))
         self.cores[streams] = processor.used()
@@ -120,7 +122,7 @@ class Throughput:
         return max(self.tokens_per_s[MANY]) / max(self.tokens_per_s[ONE])
 
     def document(self) -> dict[str, Any]:
-        """Return what is written down."""
+        """Return the JSON document."""
         return {
             "tokens_per_s": {str(streams): samples for streams, samples in self.tokens_per_s.items()},
             "speedup": round(self.speedup, 2),
@@ -134,20 +136,20 @@ class Throughput:
 
 
 def rate(metrics: str, seconds: float) -> float:
-    """Return the engine's tokens a second, of the texts that are not whole too."""
+    """Return the engine's tokens per second, including incomplete texts."""
     before, begun = engine_tokens(metrics), time.monotonic()
     time.sleep(seconds)
     return round((engine_tokens(metrics) - before) / (time.monotonic() - begun), 1)
 
 
 def engine_tokens(metrics: str) -> float:
-    """Return how many tokens the engine has made; its server is told twice a second."""
+    """Return the number of tokens generated by the engine; its metrics are updated twice a second."""
     wanted = ("trtspec_generated_tokens_total{", f'model="{ENGINE}"')
     return sum(value for name, value in samples_of(metrics) if all(part in name for part in wanted))
 
 
 def samples_of(metrics: str) -> Iterator[tuple[str, float]]:
-    """Yield what a server's metrics say, by name and labels."""
+    """Yield the samples of a server's metrics, by name and labels."""
     with urlopen(metrics, timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     for line in lines:
@@ -157,7 +159,7 @@ def samples_of(metrics: str) -> Iterator[tuple[str, float]]:
 
 
 def bound(used: dict[str, float]) -> str:
-    """Return what the throughput is bound by, in words: what took the processor."""
+    """Describe which process used most processor time."""
     cores = os.cpu_count() or 1
     [most, taken], total = max(used.items(), key=lambda item: item[1]), sum(used.values())
     state = "all of them" if total > 0.9 * cores else f"{total:.2f}"
@@ -165,7 +167,7 @@ def bound(used: dict[str, float]) -> str:
 
 
 def chooser(known: Sequence[Known], hangs_up: float) -> Callable[[random.Random], Turn]:
-    """Return what a client does next, by chance."""
+    """Return a function that chooses a client's next action at random."""
 
     def choose(chance: random.Random) -> Turn:
         leave_s = chance.uniform(0.05, 2.0) if chance.random() < hangs_up else None
@@ -175,16 +177,16 @@ def chooser(known: Sequence[Known], hangs_up: float) -> Callable[[random.Random]
 
 
 def is_idle(metrics: str) -> bool:
-    """Return whether no model works on a request."""
+    """Return whether no model has a pending request."""
     return not any(value for name, value in samples_of(metrics) if name.startswith("trtspec_requests_running{"))
 
 
 @contextmanager
 def deployed(place: Path) -> Iterator[dict[str, Any]]:
-    """Build the quickstart and deploy it as a user does, with a state of its own; it is stopped at the end."""
+    """Build and deploy the quickstart with the command in a separate state directory; it is stopped at the end."""
     os.environ |= {"TRTSPEC_STATE": str(place / "state"), "TRTSPEC_CACHE": str(place / "cache")}
     trtspec("build", f"{recipes_dir()}/quickstart.yaml", "--out", f"{place}/quickstart")
-    skipped = ("--skip-gate", "min_speedup")  # benchmarks/quickstart.py measures it
+    skipped = ("--skip-gate", "min_speedup")  # measured by benchmarks/quickstart.py
     document = trtspec("deploy", f"{place}/quickstart", "--detach", "--name", NAME, *skipped)
     try:
         yield document
@@ -193,7 +195,7 @@ def deployed(place: Path) -> Iterator[dict[str, Any]]:
 
 
 def trtspec(*arguments: str) -> dict[str, Any]:
-    """Run a command and return its document."""
+    """Run a command and return its JSON document."""
     command = [sys.executable, "-m", "trtspec", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`baseline`: the target alone, in this process and of a server; what the document says of target and prompts."""
+"""`baseline`: the target alone, in this process and on a server, and the target and prompts in its document."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_percentiles_are_of() -> None:
     assert found["tokens_per_s"] == [2.5, 1.67]
     assert found["median_tokens_per_s"] == 2.08
     assert found["request_s"] == {"mean": 2.5, "p50": 2.5, "p95": 3.85}
-    assert found["ms_per_token"] == {"mean": 150.0, "p50": 150.0, "p95": 195.0}  # an empty answer has no tokens
+    assert found["ms_per_token"] == {"mean": 150.0, "p50": 150.0, "p95": 195.0}  # an empty response is excluded
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def deployed(artifact: Path, url: str, manifest: str = "") -> None:
 
 
 class Server:
-    """Answers like the ensemble, and remembers what it was asked."""
+    """A fake ensemble that records its requests."""
 
     def __init__(self, **answer: Any) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -118,7 +118,10 @@ def test_a_server_that_drafts_whatever_is_asked_is_none(artifact: Path) -> None:
     def refuse(path: str, body: bytes) -> tuple[int, bytes]:
         return 400, b'{"error": "num_draft_tokens is not supported"}'
 
-    with serving(lambda path: (200, b""), refuse) as url, pytest.raises(DeployError, match="drafts whatever is asked"):
+    with (
+        serving(lambda path: (200, b""), refuse) as url,
+        pytest.raises(DeployError, match="cannot switch drafting off"),
+    ):
         ask_server(Client.at(url), load_manifest(artifact), 4)
 
 
@@ -129,7 +132,7 @@ def test_answers_without_their_tokens_are_no_measurement(artifact: Path, trtspec
         deployed(artifact, url)
         refused = trtspec("baseline", "tiny", *FEW)
     assert refused.code == 1
-    assert "the server's answers lack num_output_tokens" in refused.err
+    assert "the server's responses lack num_output_tokens" in refused.err
 
 
 @pytest.mark.slow

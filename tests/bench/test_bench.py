@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bench`: what it counts, in this process and from a server's answers."""
+"""`bench`: its counts in this process and from a server's responses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trtspec.bench.verification_report import manifest_sha256
 from trtspec.engine.generation.request import Stats
 from trtspec.serving.triton.client import Client
 
-BEGINNINGS = r"(It pays|Do not ship this draft|Not decided): .*\d\.\d\d times"  # by how fast the machine is today
+BEGINNINGS = r"(It pays|Do not ship this draft|Not decided): .*\d\.\d\d times"  # depends on the machine's current speed
 RUNS = ("--runs", 3, "--max-tokens", 6)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers like the ensemble: a text of `max_tokens` tokens, of which two in three drafted ones were accepted."""
+    """A fake ensemble: returns `max_tokens` tokens and reports two of three drafted tokens as accepted."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
     answer: ClassVar[dict[str, Any]] = {}
@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a server like ours."""
+    """Yield the address of a fake trtspec server."""
     monkeypatch.setattr(Handler, "asked", [])
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -81,7 +81,7 @@ def test_what_a_comparison_comes_to() -> None:
 
 
 def test_prompts_count_and_not_their_runs() -> None:
-    """Asked five times over, eight prompts are as sure as asked once, each by the median of its runs."""
+    """Five runs of eight prompts give the interval of one run, with each prompt's median over runs."""
     sides = Side(seconds=12.0), Side(seconds=4.0)
     once = [1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4]
     first, again = (Comparison(8, 1, "exact", *sides, ratios=once * runs).speedup for runs in (1, 5))
@@ -167,14 +167,14 @@ def test_a_server(server: str, workplace: Path, trtspec: Run) -> None:
     assert (document["prompts"], document["identical_texts"]) == (2, 2)
     assert document["baseline"]["acceptance_rate"] == 0.0
     assert document["speculative"]["acceptance_rate"] == 0.6667
-    # of 6 tokens one is the prefill's and two were drafts: three steps
+    # of 6 tokens, one is from the prefill and two from drafts: three steps
     assert document["speculative"]["mean_accepted_len"] == 1.667
     assert done.err == ""
     drafts_on_request, warm_up, *asked = Handler.asked
     assert drafts_on_request["num_draft_tokens"] == 0
     assert warm_up["text_input"] == "one"
     assert {each["path"] for each in asked} == {"/v2/models/ensemble/generate"}
-    # without and with speculation in turn, each of them first as often as second
+    # alternating between with and without speculation, each first equally often
     assert [(each["text_input"], each.get("num_draft_tokens")) for each in asked] == 3 * [
         ("one", None), ("one", 0), ("two", 0), ("two", None),
     ]  # fmt: skip
@@ -190,7 +190,7 @@ def test_a_server_that_drafts_whatever_is_asked_needs_a_baseline(
     failed = trtspec("bench", server)
     assert (failed.code, failed.err) == (
         1,
-        "error: there is nothing to compare with\nhint: the engine drafts whatever is asked, name a server without "
+        "error: no baseline to compare with\nhint: the engine cannot switch drafting off; give a server without "
         "speculation with --baseline NAME-or-URL\n",
     )
     assert len(Handler.asked) == 1
@@ -215,7 +215,7 @@ def test_a_server_of_somebody_else(server: str, workplace: Path, trtspec: Run, m
     failed = trtspec("bench", server)
     assert (failed.code, failed.err) == (
         1,
-        "error: the server's answers lack total_draft_tokens\nhint: serve an artifact of trtspec\n",
+        "error: the server's responses lack total_draft_tokens\nhint: serve an artifact built by trtspec\n",
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`generate`: the text that is streamed is the text that came, whatever characters the tokens cut."""
+"""`generate`: the streamed pieces add up to the text, whichever characters the tokens split."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_without_json_the_text_is_on_stdout_and_the_rest_beside_it(artifact: Pat
 
 
 def test_what_is_streamed_adds_up(artifact: Path) -> None:
-    for seed in range(6):  # random bytes: nearly every character is cut somewhere
+    for seed in range(6):  # random bytes: nearly every character is split between tokens
         pieces: list[str] = []
         sampling = SamplingOptions(temperature=2.0, seed=seed)
         whole = generate_one(artifact, "京", max_tokens=60, sampling=sampling, stop=(), on_text=pieces.append)
@@ -139,7 +139,7 @@ def test_an_interrupted_generation(artifact: Path) -> None:
     command = [sys.executable, "-c", f"{slow}from trtspec.cli.app import main; main({arguments!r})"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with forked.Computing(command, **pipes) as process:
-        assert process.stdout.read(1)  # it speaks
+        assert process.stdout.read(1)  # generation has started
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`verify` compares an artifact with transformers and the source: faults planted in an artifact are found."""
+"""`verify` compares an artifact with transformers and the source, and finds faults planted in the artifact."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TOKENS = ("--max-tokens", 12)
 
 
 def _edit(artifact: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a JSON document of an artifact's tokenizer, and record its digest as its own."""
+    """Change a JSON file of an artifact's tokenizer, and update its digest in the manifest."""
     path = artifact / "tokenizer" / name
     document = json.loads(path.read_text()) if path.is_file() else {}
     change(document)
-    path.unlink(missing_ok=True)  # it may be the store's file too
+    path.unlink(missing_ok=True)  # it may be hard-linked to the store
     path.write_text(json.dumps(document))
     manifest = read_manifest(artifact)
     records = [each for each in manifest["files"] if each["path"] != f"tokenizer/{name}"]
@@ -52,8 +52,8 @@ def test_end_ids_that_an_artifact_lost_are_a_difference(recipe: Path, trtspec: R
     settings = recipe.parent / "target" / "generation_config.json"
     settings.write_text(json.dumps({"eos_token_id": [0, said[3]]}))
     parity = _parity(trtspec, artifact, 110)
-    assert f"texts end at 0 here, at {', '.join(map(str, sorted({0, said[3]})))} in transformers" in parity["detail"]
-    assert f"we go on with {said[3]}, the source ends the text there" in parity["detail"]
+    assert f"end ids are 0 here, {', '.join(map(str, sorted({0, said[3]})))} in transformers" in parity["detail"]
+    assert f"the artifact continues with {said[3]}, but the source ends the text there" in parity["detail"]
     assert trtspec("build", recipe).code == 0
     assert _parity(trtspec, artifact, 0)["ok"]
 
@@ -61,12 +61,12 @@ def test_end_ids_that_an_artifact_lost_are_a_difference(recipe: Path, trtspec: R
 def test_an_end_that_the_source_lacks_is_a_difference(recipe: Path, artifact: Path, trtspec: Run) -> None:
     said = _greedy_ids(trtspec, artifact)
     _edit(artifact, "generation_config.json", lambda document: document.update(eos_token_id=said[2]))
-    assert f"texts end at {said[2]} here, at 0 in transformers" in _parity(trtspec, artifact, 110)["detail"]
+    assert f"end ids are {said[2]} here, 0 in transformers" in _parity(trtspec, artifact, 110)["detail"]
     settings = recipe.parent / "target" / "generation_config.json"
     settings.write_text("{}")
     detail = _parity(trtspec, artifact, 110)["detail"]
-    assert f"texts end at {said[2]} here, at no id in transformers" in detail
-    assert "we end the text, the source has no end ids" in detail
+    assert f"end ids are {said[2]} here, none in transformers" in detail
+    assert "the artifact ends the text, but the source lacks end ids" in detail
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -79,13 +79,13 @@ def test_a_begin_token_too_many_is_a_difference(times: int, recipe: Path, artifa
         }  # fmt: skip
 
     _edit(artifact, "tokenizer.json", begin)
-    if times == 2:  # the source has one, as most models have
+    if times == 2:  # the source adds one, like most models
         path = recipe.parent / "target" / "tokenizer.json"
         document = json.loads(path.read_text())
         begin(document, 1)
         path.write_text(json.dumps(document))
     parity = _parity(trtspec, artifact, 110)
-    assert "tokens are not transformers'" in parity["detail"]
+    assert "tokens differ from transformers'" in parity["detail"]
     assert parity["value"] == 0
 
 
@@ -100,11 +100,11 @@ def test_messages_are_compared_by_the_template_of_the_source(recipe: Path, trtsp
     assert _parity(trtspec, artifact, 0)["value"] == 1
     other = template.replace("<end>", "")
     _edit(artifact, "tokenizer_config.json", lambda document: document.update(chat_template=other))
-    assert "tokens are not transformers'" in _parity(trtspec, artifact, 110)["detail"]
+    assert "tokens differ from transformers'" in _parity(trtspec, artifact, 110)["detail"]
 
 
 def test_a_tie_of_the_rounding_to_float16_is_reported_and_is_no_failure(recipe: Path, trtspec: Run) -> None:
-    """A float32 source whose two best tokens differ by less than float16 holds: the artifact cannot tell them apart."""
+    """A float32 source passes if its two best tokens differ by less than float16 can represent."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -121,7 +121,7 @@ def test_a_tie_of_the_rounding_to_float16_is_reported_and_is_no_failure(recipe: 
     low, high = 5, PAIR_VOCAB - 1
     rows[low] = (rows[int((rows @ hidden).argmax())] * 1.5).half().float()
     step = torch.from_numpy(__import__("numpy").spacing(rows[low].half().abs().numpy())).float()
-    rows[high] = rows[low] + 0.45 * step * hidden.sign()  # half a step is rounded away
+    rows[high] = rows[low] + 0.45 * step * hidden.sign()  # rounding removes half a step
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     prompts = recipe.parent / "prompts.jsonl"
     prompts.write_text('{"prompt": "{"}\n')
@@ -129,10 +129,10 @@ def test_a_tie_of_the_rounding_to_float16_is_reported_and_is_no_failure(recipe: 
     artifact = recipe.parent / "build" / "tiny"
     detail = _parity(trtspec, artifact, 0)["detail"]
     assert f"token 0: the source prefers {high}" in detail
-    assert "which is the rounding of its weights to float16" in detail
+    assert "explained by rounding its weights to float16" in detail
     lead = float((rows[high] - rows[low]) @ hidden)
-    assert lead > 1e-3, "more than two implementations in float32 differ by"
-    # the same two tokens, wider apart than the type rounds: a difference
+    assert lead > 1e-3, "the lead must exceed the difference of two float32 implementations"
+    # the same two tokens, further apart than the rounding error: a difference
     rows[high] = rows[low] + 3 * step * hidden.sign()
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     assert "1 differences: prompt 1 token 0" in _parity(trtspec, artifact, 110)["detail"]

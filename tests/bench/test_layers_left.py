@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft made of a target's layers: which ones, how far it is accepted, and what is written."""
+"""A draft made of a target's layers: the choice of layers, its acceptance, and the written checkpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def said_by(source: Path, prompts: list[tuple[int, ...]], count: int) -> list[Te
 
 @pytest.mark.integration
 def test_its_acceptance_is_that_of_the_checkpoint_in_the_engine(tmp_path: Path) -> None:
-    """The pruned checkpoint as a draft model, replayed on the same texts, at every draft length."""
+    """The pruned checkpoint is replayed as a draft model on the same texts, at every draft length."""
     source = make_llama(tmp_path / "hf", num_hidden_layers=3, scale=0.05)
     texts = said_by(source, [(1, 2, 3, 4, 5), (6,), (7, 7, 7)], 20)
     target = convert(source, tmp_path / "target")
@@ -64,7 +64,7 @@ def test_the_best_set_of_so_many_layers_is_found(seed: int, tmp_path: Path) -> N
     config = load_model(make_llama(tmp_path / "hf", num_hidden_layers=9), "auto").config
 
     def matchness(skip: Skip) -> float:
-        """Layers 3 and 5 are dear, and 1 and 2 are missed together."""
+        """Layers 3 and 5 are expensive to skip, and layers 1 and 2 are expensive to skip together."""
         share = 1.0
         for layer in skip.layers:
             share *= {3: 0.4, 5: 0.5}.get(layer, 0.95 - 0.01 * layer)
@@ -83,12 +83,12 @@ def test_the_best_set_of_so_many_layers_is_found(seed: int, tmp_path: Path) -> N
 @pytest.mark.parametrize("left", [1, 9, 10])
 def test_so_many_layers_cannot_be_left(left: int, tmp_path: Path) -> None:
     config = load_model(make_llama(tmp_path / "hf", num_hidden_layers=9), "auto").config
-    with pytest.raises(TrtspecError, match=f"{left} layers cannot be left of 9"):
+    with pytest.raises(TrtspecError, match=f"cannot keep {left} of 9 layers"):
         search(config, lambda skip: 1.0, SkipLimits(1.0, 9, 9.0, layers_left=left), Random(0))
 
 
 def test_the_draft_length_is_the_one_that_promises_most() -> None:
-    """A draft whose tokens are all accepted but the fourth of each chain, at a third of the target's cost."""
+    """All draft tokens are accepted except the fourth of each chain, at a third of the target's cost."""
     chains = [_chains([True, *([True] * 3 + [False]) * 10])]
     found = {n: Acceptance((count_steps(chains[0], n),), ("",)) for n in LENS}
     draft = PrunedDraft(SKIP, 4, 1 / 3, found, 1, 1.0)

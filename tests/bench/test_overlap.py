@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of a measurement that the draft was trained on are counted, and named in the warning."""
+"""Measuring prompts that the draft was trained on are counted and reported in a warning."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trtspec.store.artifact_paths import TOKENIZER
 
 PROMPTS = [f'{{"id": {number}, "name":' for number in range(8)]
 WARNING = (
-    "6 of 8 prompts are among the 6 that the draft was trained on: of others less may be accepted; "
+    "6 of 8 prompts are among the draft's 6 training prompts: acceptance on other prompts may be lower; "
     "measure with held-out prompts (--prompts FILE)"
 )
 
 
 @pytest.fixture
 def trained(artifact: Path) -> Path:
-    """An artifact whose draft was trained on the first six of the prompts."""
+    """Return an artifact whose draft was trained on the first six prompts."""
     encode = Tokenizer(artifact / TOKENIZER).encode
     digests = [digest_of(encode(prompt)) for prompt in PROMPTS[:6]]
     (artifact.parents[1] / "draft" / RECORD).write_text(json.dumps({"published": True, DIGESTS: digests}))
@@ -51,4 +51,6 @@ def test_verify_and_bench_warn_of_training_prompts(command: tuple[object, ...], 
     asked = (name, trained, *rest, "--prompts", "prompts.jsonl", "--max-tokens", 2)
     assert f"warning: {WARNING}\n" in trtspec(*asked).err
     assert WARNING in trtspec(*asked, "--json").document["warnings"]
-    assert "warning" not in trtspec(name, trained, *rest, "--max-tokens", 2).err, "the artifact's own are others"
+    assert "warning" not in trtspec(name, trained, *rest, "--max-tokens", 2).err, (
+        "the artifact's prompts are not training prompts"
+    )

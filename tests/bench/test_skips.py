@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search on made-up matchness, where the best set is known."""
+"""The search on synthetic matchness with a known best set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 
 def needing_some(skip: Skip) -> float:
-    """Return a matchness that two sublayers are dear to, and that suffers from each other one, more where two meet."""
+    """Return a matchness that depends strongly on two sublayers, and on two others if both are skipped."""
     dear = {("attention", 2): 0.5, ("mlp", 3): 0.6}
     share = 1.0
     for sublayer in skip.sublayers:
@@ -71,14 +71,17 @@ def test_it_keeps_to_its_limits(config: ModelConfig) -> None:
 
 
 def test_nothing_to_leave_out(config: ModelConfig) -> None:
-    with pytest.raises(TrtspecError, match=r"there are 8 sublayers between the target's first layer .* and 10% of"):
+    with pytest.raises(
+        TrtspecError,
+        match=r"there are 8 sublayers between the target's first and last layer, and --max-skip allows 10% of",
+    ):
         search(config, needing_some, replace(FREELY, max_skip=0.1), Random(0))
     with pytest.raises(TrtspecError, match="there are 0 layers between"):
         search(replace(config, num_layers=2), needing_some, replace(FREELY, whole_layers=True), Random(0))
 
 
 def test_what_a_draft_step_costs(config: ModelConfig, tmp_path: Path) -> None:
-    """The oracle counts the parameters of transformers' model of what is left."""
+    """The oracle counts the parameters of transformers' model without the skipped sublayers."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(make_llama(tmp_path / "hf", num_hidden_layers=6))

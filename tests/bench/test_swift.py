@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target can leave out, measured on its own text."""
+"""Sublayers that a target can skip, measured on its own text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETS = [Skip(), Skip(attention=[1]), Skip(mlp=[0, 2]), Skip(attention=[0, 2], ml
 
 
 def test_matchness_is_the_share_of_places_where_the_part_agrees(tmp_path: Path) -> None:
-    """The oracle is transformers: the whole model reads the prompt, the part goes on with what was said."""
+    """The oracle is transformers: the full model reads the prompt, the reduced one the response."""
     source = make_llama(tmp_path / "hf", num_hidden_layers=3)
     whole = reference_model(source)
     said = [tuple(_answer(whole, prompt, len(said))) for prompt, said in TEXTS]
@@ -73,7 +73,7 @@ def test_the_command_prints_what_a_recipe_needs(recipe: Path, trtspec: Run) -> N
     assert trtspec("check", recipe).code == 0
     again = trtspec("swift", recipe, *arguments, "--json").document
     assert again["tried"] == 9
-    assert again["places"] == 12  # of three texts, two were not searched on
+    assert again["places"] == 12  # two of three texts are held out from the search
     assert again["speculation"]["method"] == "swift"
     assert f"attention: {again['speculation']['options']['skip']['attention']}" in done.out
     speedups = [candidate["expected_speedup"] for candidate in again["candidates"]]
@@ -85,7 +85,7 @@ def test_a_target_that_says_nothing(recipe: Path, trtspec: Run) -> None:
     (recipe.parent / "prompts.jsonl").write_text('{"prompt": "the rest"}\n')
     refused = trtspec("swift", recipe)
     assert refused.code == 1
-    assert "the target has something to say to 1 prompts; the search needs two or more" in refused.err
+    assert "the target generated text for 1 prompts; the search needs at least two" in refused.err
 
 
 def test_it_exports_a_draft_that_a_recipe_takes(recipe: Path, trtspec: Run) -> None:

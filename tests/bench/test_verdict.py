@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict, over every situation: slower, faster, undecided, better others, gates that a benchmark contradicts."""
+"""The verdict in every situation: slower, faster, undecided, better alternatives, gates contradicted by a benchmark."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from trtspec.bench.verification_report import Check
 
 FAST, SLOW, EVEN = Ratio(1.8, 1.6, 2.0), Ratio(0.82, 0.75, 0.9), Ratio(1.06, 0.97, 1.25)
 NGRAM = Option("ngram", Ratio(2.2, 2.0, 2.4))
-HELD = Check("min_speedup", True, 1.06, 1.05, "1.06 times as fast, at least 1.05 is wanted")
-MISSED = Check("min_speedup", False, 1.02, 1.05, "1.02 times as fast, at least 1.05 is wanted")
+HELD = Check("min_speedup", True, 1.06, 1.05, "1.06 times as fast, required: 1.05")
+MISSED = Check("min_speedup", False, 1.02, 1.05, "1.02 times as fast, required: 1.05")
 OPEN = Check("min_speedup", True, 1.06, 1.05, "1.06 times as fast; undecided after 1 run", state="undecided")
-PARITY = Check("parity", False, 7, 12, "7 of 12 texts are what transformers says")
-FEW = Check("min_acceptance", False, 0.4, 0.6, "acceptance rate 0.400, at least 0.6 is wanted")
-LOSSLESS = Check("lossless", True, 4, 4, "4 of 4 texts are the same")
+PARITY = Check("parity", False, 7, 12, "7 of 12 texts match transformers")
+FEW = Check("min_acceptance", False, 0.4, 0.6, "acceptance rate 0.400, required: 0.6")
+LOSSLESS = Check("lossless", True, 4, 4, "4 of 4 texts are identical")
 
 
 def evidence(**facts: Any) -> Evidence:
@@ -82,28 +82,28 @@ def evidence(**facts: Any) -> Evidence:
             {"speedup": FAST, "verified": True, "by_load": [(1, 1.8), (4, 1.3), (8, 0.9), (16, 0.7)]},
             SHIP,
             "Ship it: 1.80 times (1.60 to 2.00) as fast as the target alone at 1 request; "
-            "from 8 requests on it does not pay.",
+            "it does not pay from 8 concurrent requests.",
             id="faster-below-a-load",
         ),
         pytest.param(
             {"speedup": FAST, "verified": True, "by_load": [(1, 1.8), (16, 1.2)]},
             SHIP,
             "Ship it: 1.80 times (1.60 to 2.00) as fast as the target alone at 1 request; "
-            "it pays up to 16 requests at once, the most that were measured.",
+            "it pays up to 16 concurrent requests, the highest load measured.",
             id="faster-at-every-load",
         ),
         pytest.param(
             {"speedup": FAST, "verified": True, "by_load": [(1, 1.8), (4, 0.9), (16, 1.1)]},
             SHIP,
             "Ship it: 1.80 times (1.60 to 2.00) as fast as the target alone at 1 request; "
-            "it does not pay at 4 requests.",
+            "it does not pay at 4 concurrent requests.",
             id="faster-but-for-a-load-between",
         ),
         pytest.param(
             {"speedup": FAST, "check": "trtspec verify build/x"},
             PAYS,
             "It pays: 1.80 times (1.60 to 2.00) as fast as the target alone at 1 request; "
-            "not verified yet: trtspec verify build/x.",
+            "not verified yet, run: trtspec verify build/x.",
             id="faster-but-not-verified",
         ),
         pytest.param(
@@ -115,54 +115,54 @@ def evidence(**facts: Any) -> Evidence:
         pytest.param(
             {"speedup": FAST, "verified": True, "checks": [PARITY]},
             DO_NOT_SHIP,
-            "Do not ship this artifact: parity fails: 7 of 12 texts are what transformers says.",
+            "Do not ship this artifact: parity fails: 7 of 12 texts match transformers.",
             id="fp8-with-parity-failed",
         ),
         pytest.param(
             {"method": "none", "verified": False, "checks": [PARITY]},
             DO_NOT_SHIP,
-            "Do not ship this artifact: parity fails: 7 of 12 texts are what transformers says.",
+            "Do not ship this artifact: parity fails: 7 of 12 texts match transformers.",
             id="parity-fails-of-a-target-alone",
         ),
         pytest.param(
             {"speedup": FAST, "texts": (3, 4), "must_be_lossless": True},
             DO_NOT_SHIP,
-            "Do not ship this draft: only 3 of 4 texts are the same with and without speculation, "
-            "and the recipe wants all of them.",
+            "Do not ship this draft: only 3 of 4 texts are identical with and without speculation, "
+            "but the recipe requires all of them.",
             id="faster-but-other-texts",
         ),
         pytest.param(
             {"speedup": FAST, "texts": (3, 4), "verified": True},
             PAYS,
             "It pays: 1.80 times (1.60 to 2.00) as fast as the target alone at 1 request; "
-            "only 3 of 4 texts are the same with and without speculation.",
+            "only 3 of 4 texts are identical with and without speculation.",
             id="faster-with-other-texts-where-that-is-allowed",
         ),
         pytest.param(
             {"speedup": FAST, "limit": 1.05, "checks": [MISSED], "verified": False},
             NOT_DECIDED,
-            "Not decided: the gate min_speedup (1.05) fails with 1.02 times, and bench measured "
-            "1.80 times (1.60 to 2.00); trtspec verify again.",
+            "Not decided: the gate min_speedup (1.05) fails with 1.02 times, but bench measured "
+            "1.80 times (1.60 to 2.00); run trtspec verify again.",
             id="bench-is-faster-than-the-gate",
         ),
         pytest.param(
             {"speedup": Ratio(1.02, 1.0, 1.04), "limit": 1.05, "checks": [HELD], "verified": True},
             DO_NOT_SHIP,
-            "Do not ship this draft: the gate min_speedup (1.05) holds with 1.06 times, and bench measured "
-            "1.02 times (1.00 to 1.04), which is less.",
+            "Do not ship this draft: the gate min_speedup (1.05) holds with 1.06 times, but bench measured "
+            "1.02 times (1.00 to 1.04).",
             id="bench-contradicts-the-gate",
         ),
         pytest.param(
             {"speedup": Ratio(0.97, 0.9, 1.08), "limit": 1.05, "checks": [HELD], "verified": True},
             NOT_DECIDED,
-            "Not decided: 0.90 to 1.08 times as fast as the target alone at 1 request, and the gate wants 1.05 "
+            "Not decided: 0.90 to 1.08 times as fast as the target alone at 1 request, but the gate requires 1.05 "
             "(the gate held with 1.06 times); measure again with --runs 5.",
             id="bench-doubts-the-gate",
         ),
         pytest.param(
             {"speedup": EVEN, "limit": 1.05},
             NOT_DECIDED,
-            "Not decided: 0.97 to 1.25 times as fast as the target alone at 1 request, and the gate wants 1.05; "
+            "Not decided: 0.97 to 1.25 times as fast as the target alone at 1 request, but the gate requires 1.05; "
             "measure again with --runs 5.",
             id="undecided-against-a-gate",
         ),
@@ -176,7 +176,7 @@ def evidence(**facts: Any) -> Evidence:
         pytest.param(
             {"speedup": Ratio(1.4), "load": "4 requests", "more": "more rounds"},
             NOT_DECIDED,
-            "Not decided: 1.40 times as fast as the target alone at 4 requests, in one round, which has no interval; "
+            "Not decided: 1.40 times as fast as the target alone at 4 requests, from one round without an interval; "
             "measure again with more rounds.",
             id="one-round",
         ),
@@ -184,19 +184,20 @@ def evidence(**facts: Any) -> Evidence:
             {"speedup": Ratio(1.02, 1.0, 1.04), "limit": 1.05},
             DO_NOT_SHIP,
             "Do not ship this draft: it is 1.02 times (1.00 to 1.04) as fast as the target alone, "
-            "and the gate wants 1.05.",
+            "but the gate requires 1.05.",
             id="faster-but-less-than-the-gate-wants",
         ),
         pytest.param(
             {"speedup": FAST, "checks": [FEW], "verified": False},
             DO_NOT_SHIP,
-            "Do not ship this draft: min_acceptance fails: acceptance rate 0.400, at least 0.6 is wanted.",
+            "Do not ship this draft: min_acceptance fails: acceptance rate 0.400, required: 0.6.",
             id="a-gate-fails",
         ),
         pytest.param(
             {"checks": [OPEN], "verified": True},
             NOT_DECIDED,
-            "Not decided: min_speedup: 1.06 times as fast; undecided after 1 run; trtspec verify again, with --runs 5.",
+            "Not decided: min_speedup: 1.06 times as fast; undecided after 1 run; run trtspec verify again "
+            "with --runs 5.",
             id="the-gate-is-undecided",
         ),
         pytest.param(
@@ -215,34 +216,34 @@ def evidence(**facts: Any) -> Evidence:
         pytest.param(
             {"checks": [LOSSLESS], "verified": True, "measure": "trtspec bench build/x"},
             UNKNOWN,
-            "Not known whether this draft pays: nothing measured it; its checks hold; trtspec bench build/x.",
+            "Unknown whether this draft pays: it was not measured; its checks pass; run: trtspec bench build/x.",
             id="verified-but-no-speed",
         ),
         pytest.param(
             {"has_baseline": False, "subject": "eagle3"},
             UNKNOWN,
-            "Not known whether eagle3 pays: the target alone was not measured; "
-            "name a server without speculation with --baseline.",
+            "Unknown whether eagle3 pays: the target alone was not measured; "
+            "give a server without speculation with --baseline.",
             id="no-baseline",
         ),
         pytest.param(
             {"foreign": ["bench.json is of another artifact"], "measure": "trtspec bench build/x"},
             UNKNOWN,
-            "Not known whether this draft pays: nothing measured it, as bench.json is of another artifact; "
-            "trtspec bench build/x.",
+            "Unknown whether this draft pays: it was not measured: bench.json is of another artifact; "
+            "run: trtspec bench build/x.",
             id="results-of-another-artifact",
         ),
         pytest.param(
             {"measure": "trtspec bench build/x"},
             UNKNOWN,
-            "Not known whether this draft pays: nothing measured it; trtspec bench build/x.",
+            "Unknown whether this draft pays: it was not measured; run: trtspec bench build/x.",
             id="nothing",
         ),
         pytest.param(
             {"speedup": FAST, "is_expected": True, "measure": "trtspec bench build/x"},
             PAYS,
             "It should pay: expected to be 1.80 times (1.60 to 2.00) as fast as the target alone at 1 request; "
-            "measure the artifact with trtspec bench build/x.",
+            "measure the artifact with: trtspec bench build/x.",
             id="only-a-profile",
         ),
         pytest.param(
@@ -252,7 +253,9 @@ def evidence(**facts: Any) -> Evidence:
             "at 1 request.",
             id="only-a-profile-that-is-slower",
         ),
-        pytest.param({"method": "none"}, ALONE, "Nothing is drafted: this is the target alone.", id="no-method"),
+        pytest.param(
+            {"method": "none"}, ALONE, "This artifact does not speculate: it runs the target alone.", id="no-method"
+        ),
     ],
 )
 def test_verdict_of_every_situation(facts: dict[str, Any], decision: str, text: str) -> None:
@@ -269,22 +272,22 @@ OWN = Option("draft_target (./draft)", Ratio(1.25, 0.97, 1.76))
         pytest.param(
             Proposal(None, OWN, OWN, why_alone="the interval begins below 1.02"),
             DO_NOT_SHIP,
-            "Do not draft: the best of what was tried, draft_target (./draft), is expected to be 1.25 times "
-            "(0.97 to 1.76) as fast as the target alone at 1 request, and the interval begins below 1.02; "
-            "the target alone is recommended.",
+            "Do not speculate: the best option tried, draft_target (./draft), is expected to be 1.25 times "
+            "(0.97 to 1.76) as fast as the target alone at 1 request, but the interval begins below 1.02; "
+            "use the target alone.",
             id="none",
         ),
         pytest.param(
             Proposal(None),
             ALONE,
-            "Do not draft: nothing was measured that could draft.",
+            "Do not speculate: none of the options could be measured.",
             id="nothing-tried",
         ),
         pytest.param(
             Proposal(NGRAM, NGRAM, None, 6, by_load=[(1, 2.2), (8, 0.9)]),
             PAYS,
             "Use ngram: it is expected to be 2.20 times (2.00 to 2.40) as fast as the target alone at 1 request, "
-            "draft_len 6; from 8 requests on it does not pay.",
+            "draft_len 6; it does not pay from 8 concurrent requests.",
             id="of-a-recipe-without-a-method",
         ),
         pytest.param(
@@ -298,7 +301,7 @@ OWN = Option("draft_target (./draft)", Ratio(1.25, 0.97, 1.76))
             Proposal(NGRAM, NGRAM, Option("eagle3", FAST), 6),
             PAYS,
             "Use ngram instead of eagle3: 2.20 times (2.00 to 2.40) as fast as the target alone at 1 request, "
-            "draft_len 6, and eagle3 1.80 times (1.60 to 2.00).",
+            "draft_len 6; eagle3 is 1.80 times (1.60 to 2.00).",
             id="better-than-the-recipe-has",
         ),
     ],
@@ -324,7 +327,7 @@ def test_verdict_of_a_recommendation(proposal: Proposal, decision: str, text: st
         (OPEN, SLOW, None, None, ""),
         (FEW, None, 0.7, None, "bench measured 0.700"),
         (FEW, None, 0.5, None, ""),
-        (LOSSLESS, None, None, (3, 4), "bench found 3 of 4 texts the same"),
+        (LOSSLESS, None, None, (3, 4), "bench found 3 of 4 texts identical"),
         (LOSSLESS, None, None, (4, 4), ""),
         (HELD, None, None, None, ""),
     ],

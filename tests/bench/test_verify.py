@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`verify` and what deploy asks first: a true artifact passes, and each way of being untrue is found and named."""
+"""`verify` and `ensure_gates`: a valid artifact passes, and each kind of damage is found and reported."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ pytestmark = pytest.mark.integration
 TOKENS = ("--max-tokens", 16)
 DIFFERENCE = re.compile(
     r"2 of 3 texts .*; 1 differences: prompt (\d) token (\d+): "
-    r"the source prefers (\d+) \(logit (-?[\d.]+)\) to our (\d+) \((-?[\d.]+)\)"
+    r"the source prefers (\d+) \(logit (-?[\d.]+)\) to (\d+) \((-?[\d.]+)\)"
 )
 
 
 def edit_tensor(path: Path, name: str, change: Callable[[Any], None]) -> None:
-    """Let `change` edit a two-byte tensor in place, as integers of its bits."""
+    """Edit a two-byte tensor in place with `change`, which receives its bits as integers."""
     tensor = read_header(path)[name]
     content = bytearray(path.read_bytes())
     view = np.frombuffer(content, np.uint16, tensor.nbytes // 2, tensor.offset).reshape(tensor.shape)
     change(view)
-    path.unlink()  # it may be the store's file too, which has to stay
+    path.unlink()  # it may be hard-linked to the store, which must not change
     path.write_bytes(content)
 
 
 def record_again(artifact: Path, changed: str) -> None:
-    """Write the digest of a file that was tampered with into the manifest."""
+    """Update the digest of a modified file in the manifest."""
     document = read_manifest(artifact)
     for record in document["files"]:
         if record["path"] == changed:
@@ -73,7 +73,7 @@ def test_a_true_artifact(artifact: Path, trtspec: Run) -> None:
         "parity": (True, 3, 3),
         "lossless": (True, 3, 3),
     }
-    assert checks["parity"]["detail"] == "3 of 3 texts are what transformers says greedily with the source model"
+    assert checks["parity"]["detail"] == "3 of 3 texts match greedy transformers output from the source model"
     assert "build/tiny: verified\n" in trtspec("verify", Path("build/tiny"), *TOKENS).out
 
 
@@ -97,7 +97,7 @@ def test_a_changed_weight_is_another_model(artifact: Path, trtspec: Run) -> None
         trtspec("generate", artifact, "-p", json.loads(line)["prompt"], *TOKENS, "--json").document["token_ids"]
         for line in (artifact / "prompts" / "prompts.jsonl").read_text().splitlines()
     ]
-    # a token that only one of the answers has, so that the others stay as they are
+    # a token that occurs in only one response, so that the others do not change
     token = next(token for token in answers[0] if not any(token in answer for answer in answers[1:]))
 
     def silence(rows: Any) -> None:
@@ -115,7 +115,7 @@ def test_a_changed_weight_is_another_model(artifact: Path, trtspec: Run) -> None
 
 
 def test_a_tie_is_reported_and_is_no_failure(recipe: Path, artifact: Path, trtspec: Run) -> None:
-    """Two equal rows of the source's output layer: whichever of the two tokens comes is right."""
+    """Two rows of the source's output layer are equal, so either token is correct."""
     said = trtspec("generate", artifact, "-p", "{", *TOKENS, "--json").document["token_ids"]
     low, high = 0, said[0]
     weights = recipe.parent / "target" / "model.safetensors"
@@ -124,11 +124,11 @@ def test_a_tie_is_reported_and_is_no_failure(recipe: Path, artifact: Path, trtsp
         rows[low] = rows[high]
 
     edit_tensor(weights, "lm_head.weight", equal)
-    checks = checks_of(trtspec, artifact, 0)  # the artifact still knows the two apart, and says the second
+    checks = checks_of(trtspec, artifact, 0)  # the artifact still distinguishes the two and generates the second
     parity = checks["parity"]
     assert parity["value"] == 3
     tie = re.search(
-        rf"numerical ties: .*prompt 2 token 0: the source prefers {low} \(logit (\S+)\) to our {high} \((\S+)\)",
+        rf"numerical ties: .*prompt 2 token 0: the source prefers {low} \(logit (\S+)\) to {high} \((\S+)\)",
         parity["detail"],
     )
     assert tie, parity["detail"]
@@ -136,7 +136,7 @@ def test_a_tie_is_reported_and_is_no_failure(recipe: Path, artifact: Path, trtsp
 
 
 def test_an_end_token_is_held_against_the_source_too(recipe: Path, artifact: Path, trtspec: Run) -> None:
-    """The artifact ends a text where the source goes on."""
+    """The artifact ends a text where the source continues."""
     said = trtspec("generate", artifact, "-p", "{", *TOKENS, "--json").document["token_ids"]
 
     def ends(rows: Any) -> None:
@@ -145,7 +145,7 @@ def test_an_end_token_is_held_against_the_source_too(recipe: Path, artifact: Pat
     tamper(artifact, ends)
     assert trtspec("generate", artifact, "-p", "{", "--json").document["finish_reason"] == "end_id"
     parity = checks_of(trtspec, artifact, 110)["parity"]
-    assert re.search(rf"prompt 2 token 0: the source prefers {said[0]} \(.*\) to our 0 \(", parity["detail"])
+    assert re.search(rf"prompt 2 token 0: the source prefers {said[0]} \(.*\) to 0 \(", parity["detail"])
 
 
 def test_a_source_that_moved(recipe: Path, artifact: Path, trtspec: Run) -> None:
@@ -155,7 +155,7 @@ def test_a_source_that_moved(recipe: Path, artifact: Path, trtspec: Run) -> None
     assert (failed.code, failed.err) == (
         1,
         f"error: the source of the target cannot be read: no such directory: {recipe.parent / 'target'}\n"
-        "hint: say where it lies now with --source DIR\n",
+        "hint: give its location with --source DIR\n",
     )
     checks_of(trtspec, artifact, 0, "--source", moved)
 
@@ -172,17 +172,17 @@ def test_a_source_of_another_shape(recipe: Path, artifact: Path, trtspec: Run) -
     failed = trtspec("verify", artifact, *TOKENS, "--source", other)
     assert (failed.code, failed.err) == (
         1,
-        f"error: {other}: this is another model: it has 64 vocabulary entries, the artifact 262\n",
+        f"error: {other}: not the artifact's source: it has 64 vocabulary entries, the artifact has 262\n",
     )
 
 
 @pytest.mark.parametrize(
     ("gate", "detail"),
     [
-        ("min_acceptance=0.99", r"acceptance rate 0\.\d{3}, at least 0.99 is wanted"),
+        ("min_acceptance=0.99", r"acceptance rate 0\.\d{3}, required: 0.99"),
         (
             "min_speedup=1000.0",
-            r"\d+\.\d\d times as fast \(.*\), at least 1000.0 is wanted; an interval of fewer than 6 prompts .*",
+            r"\d+\.\d\d times as fast \(.*\), required: 1000.0; the interval of fewer than 6 prompts .*",
         ),
     ],
 )
@@ -216,7 +216,7 @@ def count_measurements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def forged(artifact: Path, **changes: Any) -> None:
-    """Write a report into an artifact by which everything holds."""
+    """Write a passing report into an artifact."""
     digest = hashlib.sha256((artifact / "manifest.json").read_bytes()).hexdigest()
     report = {"checks": [], "acceptance": "exact", "manifest": digest} | changes
     (artifact / "reports").mkdir(exist_ok=True)
@@ -234,7 +234,7 @@ def test_deploy_ignores_a_report_that_came_with_the_artifact(
     assert counted == [3, 3]
     failed = {"name": "lossless", "ok": False, "value": 0, "limit": 1, "detail": "not so"}
     forged(artifact, checks=[failed])
-    ensure_gates(artifact)  # nor can it keep an artifact from being deployed
+    ensure_gates(artifact)  # it cannot block a deployment either
     assert counted == [3, 3, 3]
 
 
@@ -244,11 +244,11 @@ def test_deploy_uses_a_report_whose_digest_is_named(artifact: Path, monkeypatch:
     digest = hashlib.sha256((artifact / "reports" / "verify.json").read_bytes()).hexdigest()
     ensure_gates(artifact, trusted=digest)
     assert counted == []
-    with pytest.raises(DigestMismatch, match="this is not the report to be trusted"):
+    with pytest.raises(DigestMismatch, match="digest of the report is sha256:"):
         ensure_gates(artifact, trusted="0" * 64)
     forged(artifact, manifest="0" * 64)
     digest = hashlib.sha256((artifact / "reports" / "verify.json").read_bytes()).hexdigest()
-    with pytest.raises(DigestMismatch, match="no report about the artifact as it lies here"):
+    with pytest.raises(DigestMismatch, match="the report is not about this artifact"):
         ensure_gates(artifact, trusted=digest)
 
 
@@ -260,7 +260,7 @@ def test_deploy_uses_what_this_user_verified(artifact: Path, trtspec: Run, monke
     assert counted == []
     monkeypatch.setattr("trtspec.bench.verification_report.this_machine", lambda: {"cpu": "another", "gpus": []})
     ensure_gates(artifact)
-    assert counted == [3]  # what another machine measured does not count
+    assert counted == [3]  # measurements of another machine are ignored
 
 
 def test_deploy_refuses_by_what_was_kept(artifact: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of whole builds runs, at a small size, and its limit is the slowest of what has to be done."""
+"""The benchmark of complete builds runs at a small size, and its limit is the slowest required operation."""
 
 from __future__ import annotations
 

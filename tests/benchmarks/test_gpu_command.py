@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make gpu` without a GPU: what it runs, in what order and for how long, and what it says of what went wrong."""
+"""`make gpu` without a GPU: the parts, their order and time limits, and the reported failures."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def place(tmp_path: Path) -> Place:
 
 
 def part(name: str, code: str, *, until: float = BOUND_S, needs: tuple[str, ...] = (), group: str = "tests") -> Part:
-    """A part that runs a few lines of Python, which may use {report}."""
+    """Return a part that runs a few lines of Python, which may use {report}."""
     return Part(name, group, until, (sys.executable, "-c", code, "{report}", "{seconds}"), needs)
 
 
 def run(one: Part, place: Place, limit: float = BOUND_S) -> dict[str, Any]:
-    """Run a part, and hold what is returned against what is written."""
+    """Run a part, and check that the returned document equals the written one."""
     document = runner.run(one, limit, os.environ, place)
     assert json.loads((place.out / f"{one.name}.json").read_text()) == document
     return document
@@ -50,7 +50,7 @@ def run_all(chosen: list[Part], place: Place, **lacks: str) -> list[dict[str, An
 
 
 def test_the_parts_and_their_time() -> None:
-    """Nine minutes for the tests, nine for the benchmark, each part ending after the one before."""
+    """The tests and the benchmark have nine minutes each, and deadlines increase."""
     known = table.parts("python")
     assert [one.name for one in known] == [
         "build",
@@ -68,14 +68,14 @@ def test_the_parts_and_their_time() -> None:
 
 
 def test_compiling_for_another_machine() -> None:
-    """It needs no GPU, takes its time, and none of the others'."""
+    """Compiling does not need a GPU and has its own time limit."""
     build, *others = table.parts("python", "sm_90a")
     assert (build.group, build.needs, build.command[-1]) == ("build", ("packages", "nvcc"), "sm_90a")
     assert others == table.parts("python")[1:]
 
 
 def test_every_test_of_a_gpu_is_run() -> None:
-    """But the one that needs TensorRT."""
+    """Every GPU test is included, except the one that needs TensorRT."""
     marked = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").rglob("test_*.py")
@@ -91,7 +91,7 @@ def test_choosing_parts() -> None:
     assert chosen() == chosen("engine", "tests")
     assert chosen("engine") == ["engine"]
     assert chosen("verify", "build") == ["build", "verify"]
-    with pytest.raises(SystemExit, match="no part nothing; known: build, engine, engine-tests, kernels, plugin"):
+    with pytest.raises(SystemExit, match="unknown part nothing; known: build, engine, engine-tests, kernels, plugin"):
         chosen("nothing")
 
 
@@ -102,7 +102,7 @@ def test_a_part_that_passes(place: Place) -> None:
     document = run(part("one", code), place)
     assert document.keys() == FIELDS | {"measured"}
     assert (document["status"], document["reason"], document["exit_code"]) == ("passed", "", 0)
-    assert document["measured"] == {"table": ["x"], "s": "50"}, "told to end before it is ended"
+    assert document["measured"] == {"table": ["x"], "s": "50"}, "SIGTERM comes before SIGKILL"
     assert document["log_tail"] == "said\n"
 
 
@@ -141,7 +141,7 @@ def test_nothing_that_a_part_started_outlives_it(
 
 
 def _is_alive(number: int) -> bool:
-    """Return whether a process is there and no zombie, which nobody may be left to bury."""
+    """Return whether a process exists and is not a zombie, which may remain without a parent to reap it."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -160,7 +160,7 @@ time.sleep(60)
     document = run(part("one", code), place, limit=2)
     assert (document["status"], document["measured"]) == ("failed", {"table": []})
     half = run(part("two", "import sys; open(sys.argv[1], 'w').write('{\"tab')"), place)
-    assert half["measured"] == {"error": "its document is not whole"}
+    assert half["measured"] == {"error": "its document is incomplete"}
 
 
 def test_failures_stop_nobody_and_parts_run_in_order(place: Place) -> None:
@@ -227,7 +227,7 @@ def test_findings_of_tests(suite: Path, place: Place) -> None:
 
 
 def test_strict_hardware(suite: Path, place: Place) -> None:
-    """A test of a GPU that is skipped is one that failed; others may be skipped."""
+    """A skipped GPU test counts as failed; other tests may be skipped."""
     found = run(pytest_part(suite, "--strict-hw"), place)["tests"]
     assert (found["failed"], found["skipped"]) == (3, 1)
     (message,) = [one["message"] for one in found["failures"] if one["test"].endswith("test_gpu")]
@@ -266,18 +266,18 @@ def test_the_exit_code_and_the_summary(
 
 
 def test_a_machine_without_a_gpu_is_told_so_at_once(tmp_path: Path) -> None:
-    """The script itself, as `make gpu` calls it: every part is written down with its reason, none is run."""
+    """Run the script as `make gpu` does: every part is recorded as skipped with its reason."""
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "CUDA_HOME": str(tmp_path)}
     done = subprocess.run(
         [ROOT / "benchmarks" / "gpu" / "run.sh", "--parts", "verify", "engine", "--out", tmp_path / "out"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=BOUND_S,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    assert "lacks gpu: nvidia-smi finds no GPU" in done.stdout.splitlines()
+    assert "lacks gpu: nvidia-smi does not find a GPU" in done.stdout.splitlines()
     for name in ("verify", "engine"):
         document = json.loads((tmp_path / "out" / f"{name}.json").read_text())
         assert document["status"] == "skipped"
-        assert "nvidia-smi finds no GPU" in document["reason"]
+        assert "nvidia-smi does not find a GPU" in document["reason"]
         assert f"{name:<13} skipped in 0 s: {document['reason']}" in done.stdout
 
 

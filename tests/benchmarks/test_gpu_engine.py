@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of the torch engine on a pair that a CPU runs: everything is measured, in order, and written down."""
+"""The benchmark of the torch engine on a small pair on a CPU: everything is measured and recorded in order."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_everything_is_measured(found: dict[str, Any]) -> None:
 
 def test_a_token_a_step_unless_drafts_are_accepted(found: dict[str, Any]) -> None:
     assert all(row["tokens_per_step"] == 1.0 for row in found["alone"])
-    assert all(row["tokens_per_step"] < 1.2 for row in found["over_drafts"]), "random tokens are hardly ever right"
+    assert all(row["tokens_per_step"] < 1.2 for row in found["over_drafts"]), "random tokens are almost never accepted"
     for row in found["set_acceptance"]:
-        if row["batch"] == 32:  # 192 draws of the number of accepted tokens
+        if row["batch"] == 32:  # 192 samples of the number of accepted tokens
             expected = sum(row["acceptance"] ** count for count in range(SET_LEN + 1))
             assert row["tokens_per_step"] == pytest.approx(expected, rel=0.15)
 
@@ -63,4 +63,4 @@ def test_without_time_it_says_so(tmp_path: Path) -> None:
     done = run(tmp_path / "engine.json", "--seconds", "0")
     assert done.returncode == 1
     failed = json.loads((tmp_path / "engine.json").read_text())["failed"]
-    assert failed == {name: "TimeoutError: no time was left" for name in MEASURES if name not in ON_GPUS}
+    assert failed == {name: "TimeoutError: no time left" for name in MEASURES if name not in ON_GPUS}

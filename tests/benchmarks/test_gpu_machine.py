@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make gpu` says of a machine, and how it takes what a folder of wheels brings."""
+"""How `make gpu` describes a machine, and how it installs a folder of wheels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tools = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Tools:
-    """Make a PATH of nothing but the named programs, each of which prints a line."""
+    """Make a PATH with only the given programs, each of which prints a line."""
 
     def make(**said: str) -> dict[str, str]:
         folder = tmp_path / "bin"
@@ -50,7 +50,7 @@ def test_a_machine_that_has_everything(tools: Tools, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "reason"),
     [
-        ("2.10.1+cu130", "torch is 2.10.1+cu130; 2.11 or newer is needed"),
+        ("2.10.1+cu130", "torch is 2.10.1+cu130; 2.11 or newer is required"),
         ("2.13.0+cpu", "torch is 2.13.0+cpu, which is built without CUDA"),
         ("3.0", ""),
     ],
@@ -64,7 +64,7 @@ def test_a_machine_without_tools(tools: Tools, tmp_path: Path) -> None:
     machine = probe(tools(nvidia_smi=""), distribution(tmp_path / "site", "torch", "2.11.0"))
     assert set(machine.lacks) == {"gpu", "nvcc", "compute-sanitizer"}
     assert machine.reason(("torch", "gpu", "nvcc")) == (
-        "nvidia-smi finds no GPU; no nvcc on the PATH, in $CUDA_HOME/bin or in /usr/local/cuda/bin"
+        "nvidia-smi does not find a GPU; nvcc is not on PATH, in $CUDA_HOME/bin or in /usr/local/cuda/bin"
     )
 
 
@@ -72,7 +72,7 @@ def test_packages_that_are_missing(tools: Tools, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("benchmarks.gpu.probe.MODULES", ("numpy", "nothing_of_that_name"))
     site = distribution(tmp_path / "site", "torch", "2.11.0")
     lacks = probe(tools(**EVERYTHING), site).lacks
-    assert lacks == {"packages": "not installed (bring them as wheels): nothing_of_that_name"}
+    assert lacks == {"packages": "not installed (provide them as wheels): nothing_of_that_name"}
     (site / "nothing_of_that_name").mkdir()
     assert probe(tools(**EVERYTHING), site).lacks == {}
 
@@ -92,7 +92,7 @@ def make_wheel(folder: Path, tag: str = "py3-none-any") -> Path:
 
 @pytest.mark.slow
 def test_wheels_are_unpacked(tmp_path: Path) -> None:
-    """Of two wheels of a package the one for this Python; what it requires is not asked for."""
+    """The wheel for this Python is chosen, and its dependencies are not resolved."""
     folder, site = make_wheel(tmp_path / "wheels"), tmp_path / "site"
     make_wheel(folder, "cp27-none-any")
     (site / "of-before").mkdir(parents=True)
@@ -105,4 +105,4 @@ def test_wheels_are_unpacked(tmp_path: Path) -> None:
 def test_wheels_that_do_not_fit(tmp_path: Path) -> None:
     folder = make_wheel(tmp_path / "wheels", "cp27-none-any")
     assert wheels.install(folder, tmp_path / "site").startswith(f"pip did not unpack {folder}: ERROR: No matching")
-    assert wheels.install(tmp_path / "nowhere", tmp_path / "site") == f"{tmp_path / 'nowhere'} has no wheels"
+    assert wheels.install(tmp_path / "nowhere", tmp_path / "site") == f"{tmp_path / 'nowhere'} does not contain wheels"

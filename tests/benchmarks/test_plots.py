@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README's plots are what the command draws of the committed results."""
+"""The README's plots are up to date with the committed results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark makes of predictions and of what was measured."""
+"""Comparison of predictions and measurements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_predictions_are_held_against_what_was_measured() -> None:
 
 
 def test_profiles_are_held_against_all_servers_that_were_measured() -> None:
-    """The first run's second length was 2.0 by a server whose like made 1.0 in the second."""
+    """The second length was measured at 2.0 in the first run and at 1.0 in the second."""
     predictions = [
         {"speedups": {"1": {"1": 1.2, "2": by_two, "3": 1.0}}, "best": {"1": best}}
         for by_two, best in ((1.5, 2), (1.2, 1))

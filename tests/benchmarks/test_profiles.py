@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmark of profiles makes of runs."""
+"""Aggregation of runs in the benchmark of profiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.profiles import ROUNDS, Schedule, Stretches, rounds, tokens_per_
 
 
 def test_each_stretch_counts_by_its_fastest_run() -> None:
-    """Each run of the second arm is slowed in another stretch, the first is always as fast."""
+    """Each run of the second arm is slow in a different stretch; the first arm has constant speed."""
     rounds_asked: list[int] = []
 
     def engine(arms: Sequence[Schedule], many: int, number: int) -> list[Stretches]:
@@ -25,5 +25,5 @@ def test_each_stretch_counts_by_its_fastest_run() -> None:
 
 
 def test_runs_that_did_not_do_the_same_are_no_measurement() -> None:
-    with pytest.raises(ValueError, match="other tokens"):
+    with pytest.raises(ValueError, match="differ in their tokens"):
         tokens_per_s([[(3, 0.1), (2, 0.1)], [(2, 0.1), (3, 0.1)]])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every benchmark can be started: what it takes from the others and from the package is there."""
+"""Every benchmark can be imported: its imports from other benchmarks and the package exist."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_they_import_late_is_there() -> None:
 
 
 def has(module: str, name: str) -> bool:
-    """Tell whether a module has a name, or a package a module of it."""
+    """Return whether a module has a name, or a package has a submodule."""
     found = importlib.import_module(module)
     is_package = hasattr(found, "__path__")
     return hasattr(found, name) or (is_package and importlib.util.find_spec(f"{module}.{name}") is not None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The soak sees what goes wrong, says so with its exit code, and keeps what it has; a minute's version holds."""
+"""The soak test detects failures, reports them with its exit code and keeps its results; a short run passes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BOUND_S = 400
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Both entries, saying the prompt; a prompt that starts with a digit waits that long before its second half."""
+    """A fake of both APIs that returns the prompt; a leading digit delays the second half by that many seconds."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -95,7 +95,7 @@ def test_a_text_is_heard_with_its_tokens(entry: Entry, stream: bool) -> None:
     [
         ("refuse", False, "HTTPException: 400"),
         ("an error", True, "said in the midst"),
-        ("9 late", True, "no answer within 0 s"),
+        ("9 late", True, "no response within 0 s"),
     ],
 )
 def test_what_goes_wrong_is_told(entry: Entry, prompt: str, stream: bool, problem: str) -> None:
@@ -192,7 +192,7 @@ def test_what_does_not_hold_of_faults_is_named(records: list[Record], faults: li
 
 
 def test_an_end_of_the_server_is_counted_with_the_requests_that_met_it() -> None:
-    """One was open and was lost, one was open and had its text, one was sent meanwhile; a later one has to be right."""
+    """One open request was lost, one had its text, one was sent during the restart; a later one must succeed."""
     fault = Fault("killed", 9.0, None, 19.0, 20.0, ended_server=True)
     met = [record(5, 9.9, problem="reset"), record(6, 9.5), record(12, 12.1, problem="refused")]
     report = Report()
@@ -253,7 +253,7 @@ def test_numbers_take_a_line_and_the_runs_before_stay_as_they_are(
 
 
 def soak(out: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, dict[str, Any]]:
-    """Run the command on its one part; returns its exit code and what it wrote."""
+    """Run the command with one part; return its exit code and document."""
     monkeypatch.setattr(sys, "argv", ["soak", "--parts", "streams", "--short", "--out", str(out), *words])
     with pytest.raises(SystemExit) as ended:
         command.main()
@@ -266,7 +266,7 @@ def test_runs_add_up_until_all_is_done(tmp_path: Path, monkeypatch: pytest.Monke
     assert [len(each["runs"]) for each in done] == [1, 2, 3, 3]
     assert [each["holds"] for each in done] == [False, False, True, True]
     assert done[-1]["wanted"] == done[-1]["total"]["faults"] == 5
-    assert done[-1]["total"]["took"]["s"] == {"median": 2.0, "longest": 3.0}, "each run has a seed of its own"
+    assert done[-1]["total"]["took"]["s"] == {"median": 2.0, "longest": 3.0}, "each run has its own seed"
     assert all(run["machine"]["commit"] and len(run["machine"]["load_before"]) == 3 for run in done[-1]["runs"])
     assert len(soak(tmp_path, monkeypatch, "--faults", "5")[1]["runs"]) == 1
 
@@ -282,7 +282,7 @@ def test_to_resume_needs_a_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(sys, "argv", ["soak", "--resume"])
     with pytest.raises(SystemExit, match="2"):
         command.main()
-    assert "--resume needs --out" in capsys.readouterr().err
+    assert "--resume requires --out" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -315,7 +315,7 @@ def test_a_server_that_ends_by_itself_is_started_again_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("TRTSPEC_STATE", "TRTSPEC_CACHE"):
-        monkeypatch.setenv(name, str(tmp_path))  # which the server's keeper sets, and this puts back
+        monkeypatch.setenv(name, str(tmp_path))  # set by the server's supervisor, and restored here
     skip_without_a_server()
     asked = {"text_input": "hé", "max_tokens": 1}
     models = make_echo_artifact(tmp_path / "echo") / "model_repository"
@@ -335,7 +335,7 @@ def test_a_server_that_ends_by_itself_is_started_again_and_counted(
 
 
 def servers_of(models: Path) -> list[int]:
-    """Return the servers of these models; a worker may have more than one server."""
+    """Return the servers of these models; a test worker may run several servers."""
     every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [pid for pid in every if name_of(pid) == SERVER and str(models) in words_of(pid)]
 
@@ -351,7 +351,7 @@ def skip_without_a_server() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["streams", "draft", "rollouts"])
 def test_a_minutes_version_holds(part: str, tmp_path: Path) -> None:
-    """How fast streams and rollbacks are, and how flat memory is, is not asked of a machine with other work."""
+    """Speed and memory limits are not checked on a busy machine."""
     skip_without_a_server()
     every_kind = ["--rollouts", str(len(KINDS))]
     words = [sys.executable, "-m", "benchmarks.soak", "--short", "--parts", part, "--out", str(tmp_path), *every_kind]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The soak's rollouts: what is brought in, when a fault strikes, and what holds of what was seen; no server."""
+"""Rollouts of the soak test without a server: artifacts, timing of faults, and checks of the outcome."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def digests(root: Path) -> dict[str, str]:
 def test_a_lossy_artifact_is_whole_and_says_the_same_target_with_other_weights(artifact: Path) -> None:
     before = digests(artifact)
     copy = artifacts.lossy(artifact)
-    assert digests(artifact) == before, "the copy shares files with it"
+    assert digests(artifact) == before, "the hard-linked copy must not change the original"
     manifest = load_manifest(copy)
     assert not verify_files(copy, manifest)
     assert same_text(manifest) == same_text(load_manifest(artifact)) != ""
@@ -100,7 +100,7 @@ def moves(scene: Scene, state: str, revision: int = 2) -> None:
 def test_a_phase_is_known_by_the_rollouts_state(scene: Scene, state: str, phase: str) -> None:
     assert scene.phase() == STAGING
     moves(scene, "promoted", 1)
-    assert scene.phase() == STAGING, "that was the one before"
+    assert scene.phase() == STAGING, "the phase belongs to the previous rollout"
     moves(scene, state)
     assert scene.phase() == phase
 
@@ -139,7 +139,7 @@ def test_a_disk_is_full_for_a_while_and_its_logs_stay(scene: Scene, tmp_path: Pa
     monkeypatch.setattr(faults, "FULL_S", (0.3, 0.3))
     disk = tmp_path / "disk"
     if not small_disk(disk):
-        pytest.skip("needs to be allowed to mount a tmpfs")
+        pytest.skip("requires permission to mount a tmpfs")
     try:
         (disk / "server.log").write_text("said")
         left: list[int] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that run by turns: never two at once, and a clock that leaves the others' turns out."""
+"""Processes that take turns: never two at the same time, and clocks without the others' turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLICE_S, MARGIN_S = 0.02, 0.4
 
 
 def run(place: int, runners: int, slices: int) -> tuple[float, list[tuple[float, float]]]:
-    """Return the seconds by the turn's clock, and when each slice of work began and ended by the machine's."""
+    """Return the seconds by the turn's clock, and each slice's start and end by the machine's clock."""
     turns.TURN_S = 0.05
     worked = []
     with Turn(place, runners) as turn:
@@ -48,7 +48,7 @@ def test_one_runs_at_a_time_and_its_clock_knows_of_no_other() -> None:
     slices = sorted(worked for _, each in found for worked in each)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(slices))
     begins = [each[0][0] for _, each in found]
-    assert max(begins) < found[0][1][-1][1]  # turns, not one behind the other
+    assert max(begins) < found[0][1][-1][1]  # interleaved turns, not sequential runs
     for seconds, worked in found:
         taken = sum(end - begin for begin, end in worked)
         assert taken <= seconds < taken + MARGIN_S

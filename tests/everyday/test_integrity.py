@@ -122,7 +122,7 @@ def test_records_are_for_this_user_alone(
     path.chmod(0o600)
     path.parent.chmod(0o777)
     assert read_verification(artifact) is None
-    assert "is ignored: others can write it" in caplog.text
+    assert "is ignored: other users can write to it" in caplog.text
     path.parent.chmod(0o700)
     assert read_verification(artifact)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)

@@ -62,8 +62,8 @@ def test_an_artifact_of_another_machine_asks_for_its_source(
     with pytest.raises(TrtspecError) as caught:
         found(artifact)
     assert str(caught.value) == (
-        f"{artifact}: the source of the target cannot be read: the artifact was not built here, and its manifest says"
-        " no place\nhint: say where it lies now with --source DIR"
+        f"{artifact}: the source of the target cannot be read: the artifact was built elsewhere, and its manifest "
+        "records no source location\nhint: give its location with --source DIR"
     )
     assert found(artifact, recipe.parent / "target") == recipe.parent / "target"
 

@@ -103,8 +103,8 @@ def test_verify_and_bench_say_how_fast_and_how_sure(recipe: Any, trtspec: Run) -
         assert document["speedup_total"] > 0
     check = {each["name"]: each for each in done.document["checks"]}["min_speedup"]
     assert (check["ok"], check["value"]) == (True, done.document["speedup"])
-    assert "median of 3 ratios by prompt; 95 % interval" in check["detail"]
-    assert "; an interval of fewer than 6 prompts is not sure" in check["detail"], "more runs do not add prompts"
+    assert "median of 3 prompts; 95 % interval" in check["detail"]
+    assert "; the interval of fewer than 6 prompts is unreliable" in check["detail"], "more runs do not add prompts"
     once = trtspec("verify", "build/tiny", "--max-tokens", 4, "--runs", 1)
     assert "with speculation " in once.out + once.err
 

@@ -28,7 +28,7 @@ def disagreement(lead: float = 1.0) -> Any:
 
 def quantized(limit: float, *answers: tuple[Result, int]) -> Any:
     compared = [
-        parity._Compared(str(number), parity._places(result), [disagreement()] * differing)
+        parity._Compared(str(number), parity._num_choices(result), [disagreement()] * differing)
         for number, (result, differing) in enumerate(answers)
     ]
     return parity._quantized_parity("FP8", compared, limit)
@@ -41,7 +41,7 @@ def answer(tokens: int, reason: str) -> Result:
 def test_quantized_parity_of_nothing_fails() -> None:
     check = quantized(0.0, (answer(0, "cancelled"), 0))
     assert (check.ok, check.value) == (False, 0.0)
-    assert check.detail == "nothing was compared: the FP8 target answered none of 1 prompts with a token"
+    assert check.detail == "not compared: the FP8 target generated no token for any of 1 prompts"
 
 
 def test_a_chosen_end_is_a_place() -> None:
@@ -51,14 +51,14 @@ def test_a_chosen_end_is_a_place() -> None:
     assert check.detail.startswith("0.0% of 64 tokens")
     check = quantized(0.75, (answer(3, "end_id"), 1), (answer(4, "length"), 1))
     assert (check.ok, check.value) == (True, 0.75)
-    assert check.detail.endswith("; at least 75.0% is wanted")
+    assert check.detail.endswith("; required: 75.0%")
     assert not quantized(0.76, (answer(3, "end_id"), 1), (answer(4, "length"), 1)).ok
 
 
 def test_exact_parity_of_nothing_fails_and_what_is_no_number_is_no_tie() -> None:
     check = parity._exact_parity([parity._Compared("a", 3, []), parity._Compared("b", 0, [])])
     assert (check.ok, check.value, check.limit) == (False, 1, 2)
-    assert check.detail.endswith("; no token to compare of 1: prompt b")
+    assert check.detail.endswith("; 1 empty responses: prompt b")
     assert not parity._exact_parity([parity._Compared("a", 3, [disagreement(float("nan"))])]).ok
 
 
@@ -107,7 +107,10 @@ def test_what_needs_no_engine_is_verified_without_it(copied: Path, trtspec: Run)
     waiting = {each["name"]: each for each in done.document["left_out"]}
     assert list(waiting) == ["parity", "lossless", "min_speedup"]
     assert [each["reason"] for each in waiting.values()] == ["engine", "server", "server"]
-    assert "trtspec bench NAME --gates (exit 110 where the text differs, 112 where a l" in waiting["lossless"]["why"]
+    assert (
+        "trtspec bench NAME --gates (exit code 110 if texts differ, 112 if a limit is missed)"
+        in waiting["lossless"]["why"]
+    )
     kept = json.loads((copied / "reports" / "verify.json").read_text())
     assert kept == done.document
     shown = trtspec("verify", copied)

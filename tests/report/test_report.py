@@ -253,7 +253,7 @@ def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> No
     failing = [check["name"] for check in report["checks"] if not check["ok"]]
     assert [case.get("name") for case in suite if case.find("failure") is not None] == failing
     said = trtspec("report", artifact, "--format", "github").out
-    assert said.startswith("::warning title=tiny::Not known whether this draft pays: nothing measured it; its checks ")
+    assert said.startswith("::warning title=tiny::Unknown whether this draft pays: it was not measured; its checks ")
     assert said.count("::error ") == len(failing)
     assert said.count("::notice ") == (not failing)
 
@@ -267,7 +267,7 @@ def test_junit_has_times_the_verdict_and_what_was_found(artifact: Path, trtspec:
     assert all(float(str(case.get("time"))) >= 0 for case in cases.values())
     assert float(str(cases["parity"].get("time"))) > 0
     assert float(str(suite.get("time"))) == pytest.approx(sum(float(str(each.get("time"))) for each in cases.values()))
-    assert cases["lossless"].findtext("system-out") == "3 of 3 texts are the same with and without speculation"
+    assert cases["lossless"].findtext("system-out") == "3 of 3 texts are identical with and without speculation"
     properties = {each.get("name"): each.get("value") for each in suite.iter("property")}
     assert properties["verdict"] == suite.findtext("system-out")
     assert properties["decision"] == "unknown"
@@ -312,7 +312,7 @@ def rated(of_own: float, of_ngram: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("documents", "told", "figures"),
     [
-        ({}, "Not known whether this draft pays: nothing measured it; trtspec bench ", ()),
+        ({}, "Unknown whether this draft pays: it was not measured; run: trtspec bench ", ()),
         (
             {"bench": bench() | SLOWER, "profile": rated(0.82, 2.2)},
             f"{BETTER}0.97 times (0.93 to 0.99).",
@@ -321,13 +321,13 @@ def rated(of_own: float, of_ngram: float) -> dict[str, Any]:
         ({"profile": rated(0.82, 2.2)}, f"{BETTER}0.82 times (0.72 to 0.92).", ("0.82× expected speed-up",)),
         (
             {"bench": bench(), "load": load()},
-            "It pays: 1.50 times (1.20 to 1.80) as fast as the target alone at 1 request; from 16 requests on it does "
-            "not pay; not verified yet: trtspec verify ",
+            "It pays: 1.50 times (1.20 to 1.80) as fast as the target alone at 1 request; it does not pay from "
+            "16 concurrent requests; not verified yet, run: trtspec verify ",
             ("up to ~10 concurrency with a speed-up",),
         ),
         (
             {"bench": bench() | SLOWER | {"manifest": "0" * 64}},
-            "Not known whether this draft pays: nothing measured it, as bench.json is of another artifact; ",
+            "Unknown whether this draft pays: it was not measured: bench.json is of another artifact; ",
             (),
         ),
     ],

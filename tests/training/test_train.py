@@ -97,7 +97,7 @@ def test_a_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) 
     assert trtspec("build", recipe).code == 0
     # Gates on the training prompts cause a warning, and a report finds the training.
     benched = trtspec("bench", "build/tiny", "--prompts", prompts, "--runs", 1, "--max-tokens", 2)
-    assert "warning: 48 of 60 prompts are among the 48 that the draft was trained on" in benched.err
+    assert "warning: 48 of 60 prompts are among the draft's 48 training prompts" in benched.err
     assert "train-draft_target.json" in trtspec("report", "build/tiny", "-o", "r.html").err
 
 

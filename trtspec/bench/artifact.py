@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An artifact, opened for measuring: its manifest, its tokenizer and its engine in this process."""
+"""Open an artifact for measurement: its manifest, its tokenizer and its engine in this process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TARGET, DRAFT = checkpoint("target"), checkpoint("draft")
 
 @dataclass(frozen=True)
 class OpenArtifact:
-    """A loaded artifact; `tokenizer` is the target's."""
+    """An artifact with its engine loaded; `tokenizer` is the target's."""
 
     root: Path
     manifest: Manifest
@@ -46,41 +46,42 @@ class OpenArtifact:
 
     @property
     def recipe(self) -> ResolvedRecipe:
-        """Return the recipe as it was resolved."""
+        """Return the resolved recipe."""
         return self.manifest.recipe
 
     @property
     def acceptance(self) -> str:
-        """Return the rule that drafts are accepted by: "exact", or one that changes the text."""
+        """Return the acceptance rule: "exact", or the name of a rule that changes the text."""
         return self.recipe.speculation.acceptance
 
     def request(self, prompt: str, max_tokens: int, sampling: SamplingOptions | None = None, **options: Any) -> Request:
-        """Return a request for the text of a prompt, ended by the model's own end tokens."""
+        """Return a request for a text prompt that stops at the model's end tokens."""
         return self.request_of(tuple(self.tokenizer.encode(prompt)), max_tokens, sampling, **options)
 
     def request_of(
         self, ids: tuple[int, ...], max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
     ) -> Request:
-        """Return a request for a prompt's tokens, with the model's penalties where the recipe takes its defaults."""
+        """Return a request for prompt tokens, with the model's penalties if the recipe uses the model's defaults."""
         edits = {"edits": self.defaults.edits_for(len(ids))} if self.takes_model_defaults else {}
         options = {"end_ids": self.tokenizer.end_ids, **edits, **options}
         return Request(ids, max_tokens, sampling or SamplingOptions(), **options)
 
     @property
     def takes_model_defaults(self) -> bool:
-        """Return whether requests take the defaults of the model's generation_config.json."""
+        """Return whether requests use the defaults of the model's generation_config.json."""
         return self.recipe.serving.defaults == MODEL
 
     @cached_property
     def defaults(self) -> ModelDefaults:
-        """Return the defaults of the model's author."""
+        """Return the defaults from the model's generation_config.json."""
         return load_model_defaults(self.root / TOKENIZER)
 
 
 def read_artifact(root: Path, expected: str = "") -> Manifest:
-    """Return the manifest of an artifact as it was built; raises TrtspecError for none, a damaged or a strange one.
+    """Return the manifest of an artifact after checking its files.
 
-    `expected` is the SHA-256 that the manifest must have.
+    `expected` is the SHA-256 that the manifest must have. Raises TrtspecError if the artifact is missing or damaged, or
+    contains code that trtspec did not generate.
     """
     manifest = load_manifest(root, expected)
     problems, _ = verify_changed(root, manifest)
@@ -93,30 +94,29 @@ def read_artifact(root: Path, expected: str = "") -> Manifest:
 
 
 def check_end_ids(root: Path, manifest: Manifest) -> None:
-    """Raise TrtspecError for an artifact whose tokenizer directory cannot say which ids end a text.
+    """Raise TrtspecError if the artifact's tokenizer directory does not define the end-of-text ids.
 
-    Earlier versions copied no config.json, which is where a model without generation_config.json has its end ids.
+    Earlier versions did not copy config.json, which holds the end ids of a model without generation_config.json.
     """
     names = {Path(record.path).name for record in manifest.files if record.path.startswith(f"{TOKENIZER}/")}
     if names and not names & {CONFIG, GENERATION_CONFIG}:
-        message = "built by an earlier trtspec, which did not keep the end ids of the target's config.json"
+        message = "built by an earlier trtspec that did not copy the end ids from the target's config.json"
         raise TrtspecError(message, where=str(root), hint="build it again")
 
 
 @contextmanager
 def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[OpenArtifact]:
-    """Load what an artifact was converted to into the torch engine, whichever engine it is for.
+    """Load the converted checkpoints into the torch engine, whichever engine the artifact was built for.
 
-    `read_artifact` comes first unless its `manifest` is handed in. Raises TrtspecError where nothing was converted.
+    Calls `read_artifact` unless `manifest` is given. Raises TrtspecError if the artifact's engine converts no
+    checkpoints.
     """
     from trtspec.engine.engine import Engine
 
     manifest = manifest or read_artifact(root)
     if not find_backend(manifest.backend.name).converts:
-        hint = "trtspec deploy it, then ask its server, or trtspec bench its name"
-        raise TrtspecError(
-            f"{manifest.backend.name} runs this artifact, and not in this process", where=str(root), hint=hint
-        )
+        hint = "deploy it with trtspec deploy, then use its server or run trtspec bench NAME"
+        raise TrtspecError(f"{manifest.backend.name} runs in a server, not in this process", where=str(root), hint=hint)
     draft = root / DRAFT
     tokenizer = root / TOKENIZER
     opened = Engine.load(
@@ -129,9 +129,9 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
 
 
 def engine_settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
-    """Return the settings of an artifact's engine in this process, with the kernels it brings.
+    """Return the settings for an artifact's engine in this process, including the artifact's compiled kernels.
 
-    It keeps no texts: whoever measures asks for the same ones again, with other drafts.
+    The prefix cache is off, because measurements repeat the same prompts with other drafts.
     """
     from trtspec.kernels.verifier import libraries_of
 
@@ -139,9 +139,9 @@ def engine_settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
 
 
 def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
-    """Return the prompts to measure on: those given, else the artifact's own, else a small general set.
+    """Return the prompts to measure on: `given`, else the artifact's prompts, else a small general set.
 
-    Messages are in the words of the artifact's chat template, where it has one.
+    Messages are rendered with the artifact's chat template, if it has one.
     """
     own = next(iter(sorted((root / PROMPTS).glob("*"))), None) if root else None
     prompts = load_prompts(given or own or default_prompts(), root / TOKENIZER if root else None)
@@ -149,9 +149,9 @@ def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
 
 
 def _as_sent(prompts: list[Prompt], root: Path) -> list[Prompt]:
-    """Return prompts as the artifact's server gets them, where its engine tokenizes by itself.
+    """Return prompts as the artifact's server receives them if its engine tokenizes them itself.
 
-    Such an engine adds its special tokens to every text. Raises TrtspecError for a chat that it would change.
+    Such an engine adds its special tokens to every text. Raises TrtspecError for a chat prompt that this would change.
     """
     config = root / REPOSITORY / ENSEMBLE / "config.pbtxt"
     if not any(isinstance(prompt.text, Rendered) for prompt in prompts):
@@ -162,9 +162,7 @@ def _as_sent(prompts: list[Prompt], root: Path) -> list[Prompt]:
     for prompt in prompts:
         text = tokenizer.as_plain(prompt.text) if isinstance(prompt.text, Rendered) else prompt.text
         if text is None:
-            message = (
-                f"prompt {prompt.name}: the engine adds special tokens to every text, and the chat template has none"
-            )
-            raise TrtspecError(message, where=str(root), hint="measure it with prompts that are texts, not messages")
+            message = f"prompt {prompt.name}: the engine adds special tokens, which the chat template lacks"
+            raise TrtspecError(message, where=str(root), hint="use prompts that are texts instead of messages")
         found.append(replace(prompt, text=text))
     return found

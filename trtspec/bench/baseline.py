@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target alone, one request at a time: what there is before anything is drafted, to be compared with later.
+"""Measure the target alone, one request at a time, as a baseline for later comparisons.
 
-The document says of which target, by which prompts and on which machine.
+The document identifies the target, the prompts and the machine.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from trtspec.store.manifest import Manifest, manifest_sha256
 
 FORMAT_VERSION, KIND = 1, "baseline"
 ALONE = {"num_draft_tokens": 0}
-DRAFTS_ALWAYS = "build it with --set speculation.method=none, deploy that, and name it here"
+DRAFTS_ALWAYS = "build and deploy it with --set speculation.method=none, and give that deployment's name"
 OnProgress = Callable[[str, int, int], None]
-Ask = Callable[[str], int]  # the new tokens of a prompt's answer
+Ask = Callable[[str], int]  # (prompt) to the number of generated tokens
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The seconds of each prompt in each run, [run][prompt], and the tokens that each answer has."""
+    """Seconds by run and prompt, [run][prompt], and the number of tokens in each response."""
 
     seconds: list[list[float]]
     new_tokens: list[int]
 
     @property
     def tokens_per_s(self) -> list[float]:
-        """Return the tokens a second of each run."""
+        """Return the tokens per second of each run."""
         return [sum(self.new_tokens) / sum(run) for run in self.seconds]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of the document."""
+        """Return the fields of the JSON document."""
         requests = [seconds for run in self.seconds for seconds in run]
         answers = [pair for run in self.seconds for pair in zip(run, self.new_tokens, strict=True)]
         return {
@@ -58,7 +58,7 @@ class Measured:
 
 
 def measure(ask: Ask, prompts: Sequence[Prompt], runs: int, on_progress: OnProgress) -> Measured:
-    """Ask every prompt in every run, one after the other, after a request for what is done only once."""
+    """Send every prompt sequentially in each run, after one warm-up request."""
     ask(prompts[0].text)
     seconds: list[list[float]] = []
     tokens: list[int] = []
@@ -75,7 +75,7 @@ def measure(ask: Ask, prompts: Sequence[Prompt], runs: int, on_progress: OnProgr
 
 
 def ask_engine(artifact: OpenArtifact, max_tokens: int) -> Ask:
-    """Return what asks an artifact's engine in this process to draft nothing."""
+    """Return a function that generates without drafts on an artifact's engine in this process."""
 
     def ask(prompt: str) -> int:
         request = artifact.request(prompt, max_tokens, draft_len=0)
@@ -85,16 +85,21 @@ def ask_engine(artifact: OpenArtifact, max_tokens: int) -> Ask:
 
 
 def ask_server(client: Client, manifest: Manifest, max_tokens: int) -> Ask:
-    """Return what asks an artifact's server to draft nothing; raises DeployError where it drafts whatever is asked."""
+    """Return a function that generates without drafts on an artifact's server.
+
+    Raises DeployError if the server cannot switch drafting off.
+    """
     drafts = manifest.recipe.speculation.method != "none"
     if drafts and not drafts_on_request(client):
-        raise DeployError("the engine drafts whatever is asked", where=client.where, hint=DRAFTS_ALWAYS)
+        raise DeployError("the engine cannot switch drafting off", where=client.where, hint=DRAFTS_ALWAYS)
 
     def ask(prompt: str) -> int:
         answer = client.generate({"text_input": prompt, "max_tokens": max_tokens, **(ALONE if drafts else {})})
         new = answer.get("num_output_tokens")
         if not isinstance(new, int):
-            raise DeployError("the server's answers lack num_output_tokens", hint="serve an artifact of trtspec")
+            raise DeployError(
+                "the server's responses lack num_output_tokens", hint="serve an artifact built by trtspec"
+            )
         return new
 
     return ask
@@ -103,7 +108,7 @@ def ask_server(client: Client, manifest: Manifest, max_tokens: int) -> Ask:
 def describe(
     root: Path, manifest: Manifest, prompts: Sequence[Prompt], max_tokens: int, measured: Measured, measured_by: str
 ) -> dict[str, Any]:
-    """Return the document; `measured_by` is "process" or "server"."""
+    """Return the JSON document; `measured_by` is "process" or "server"."""
     engine = manifest.recipe.engine
     samples = zip(prompts, measured.new_tokens, zip(*measured.seconds, strict=True), strict=True)
     return {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baseline against speculation on the same engine in the same run: in this process, or over a server's HTTP.
+"""Compare speculation with a baseline on the same engine in the same run, in this process or over a server's HTTP.
 
-Requests go one at a time (batch 1), each prompt once without and once with speculation, turn and turn about, so that
-both meet the same weather on a machine that others use too. The speed-up is that of these pairs (`speedup.py`); every
-run's tokens/s is reported beside it.
+Requests run one at a time (batch 1). Each prompt runs once without and once with speculation, in alternating order, so
+that load from other programs affects both sides equally. The speed-up is computed from these pairs (`speedup.py`);
+tokens/s is reported for every run.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from trtspec.engine.generation.request import Result, Stats
 from trtspec.serving.triton.client import Client
 
 FORMAT_VERSION = 1
-DRAFTS_ALWAYS = "the engine drafts whatever is asked, name a server without speculation with --baseline NAME-or-URL"
+DRAFTS_ALWAYS = "the engine cannot switch drafting off; give a server without speculation with --baseline NAME-or-URL"
 ANSWERED = ("text_output", "num_output_tokens")
-COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # not by every engine
+COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # not reported by every engine
 OnProgress = Callable[[str, int, int], None]
-Again = Callable[["Comparison"], bool]  # whether another run is wanted after those that were asked for
-Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, whether to speculate) to (text, what it took)
+Again = Callable[["Comparison"], bool]  # whether to add a run after the requested ones
+Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, speculate) to (text, its statistics)
 
 
 @dataclass
 class Side:
-    """One of the two: the tokens/s of each run, and what its requests came to in all runs."""
+    """One side of the comparison: tokens/s of each run, and the statistics and seconds of all its requests."""
 
     tokens_per_s: list[float] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
@@ -39,11 +39,11 @@ class Side:
 
     @property
     def median(self) -> float:
-        """Return the median run's tokens/s."""
+        """Return the tokens/s of the median run."""
         return statistics.median(self.tokens_per_s)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the side's part of the document."""
+        """Return this side's fields of the JSON document."""
         return {
             "tokens_per_s": [round(sample, 2) for sample in self.tokens_per_s],
             "median_tokens_per_s": round(self.median, 2),
@@ -54,10 +54,10 @@ class Side:
 
 @dataclass
 class Comparison:
-    """What was measured; `ratios` are the baseline's seconds over speculation's, of all prompts run by run.
+    """Results of a comparison; `ratios` are baseline seconds / speculative seconds of all prompts, run by run.
 
-    `acceptance` is the rule that drafts were accepted by, "unknown" of a server whose artifact is not at hand.
-    Without `ratios` speculation alone was measured. `counts_drafts` tells whether the engine says how many it drafted.
+    `acceptance` is the acceptance rule, "unknown" for a server whose artifact is not available. If `ratios` is empty,
+    only speculation was measured. `counts_drafts` is whether the engine reports how many tokens it drafted.
     """
 
     prompts: int
@@ -71,17 +71,17 @@ class Comparison:
 
     @property
     def runs(self) -> int:
-        """Return how often every prompt was asked of each side."""
+        """Return how often each side ran every prompt."""
         return len(self.ratios) // self.prompts
 
     @property
     def seconds(self) -> float:
-        """Return how long the requests of both sides took."""
+        """Return the total seconds of the requests of both sides."""
         return self.baseline.seconds + self.speculative.seconds
 
     @property
     def speedup(self) -> Speedup:
-        """Return how many times as fast prompts are answered with speculation."""
+        """Return the speed-up from speculation."""
         by_prompt = [statistics.median(self.ratios[place :: self.prompts]) for place in range(self.prompts)]
         return speedup_of(by_prompt, self.baseline.seconds / self.speculative.seconds)
 
@@ -107,7 +107,7 @@ def measure_engine(
     on_progress: OnProgress = lambda what, done, total: None,
     again: Again = lambda comparison: False,
 ) -> tuple[Comparison, list[Result]]:
-    """Measure an artifact's engine in this process; also returns the speculative results of the first run."""
+    """Compare on an artifact's engine in this process; also return the speculative results of the first run."""
     results: list[Result] = []
 
     def ask(prompt: str, speculate: bool) -> tuple[Hashable, Stats]:
@@ -117,7 +117,7 @@ def measure_engine(
             results.append(result)
         return result.ids, result.stats
 
-    artifact.engine.generate([artifact.request(prompts[0], max_tokens)])  # what is done only once is not measured
+    artifact.engine.generate([artifact.request(prompts[0], max_tokens)])  # warm-up, not measured
     comparison = Comparison(len(prompts), max_tokens, artifact.acceptance)
     return _compare(comparison, ask, prompts, runs, on_progress, again), results
 
@@ -132,14 +132,14 @@ def measure_server(
     baseline: Client | None = None,
     again: Again = lambda comparison: False,
 ) -> Comparison:
-    """Measure a running server over HTTP.
+    """Compare on a running server over HTTP.
 
-    The baseline is the same server asked to draft nothing; of an engine that drafts whatever is asked, another server.
-    Raises DeployError for a server that is not ours, or that drafts whatever is asked and has no baseline; one whose
-    `acceptance` is known need not count its drafts.
+    The baseline is the same server with drafting switched off, or `baseline` if the engine cannot switch it off. Raises
+    DeployError if the server was not built by trtspec, or cannot switch drafting off and no baseline is given. A server
+    whose `acceptance` is known need not report draft counts.
     """
     if baseline is None and not drafts_on_request(client):
-        raise DeployError("there is nothing to compare with", hint=DRAFTS_ALWAYS)
+        raise DeployError("no baseline to compare with", hint=DRAFTS_ALWAYS)
     needed = ANSWERED if baseline or acceptance != "unknown" else ANSWERED + COUNTED
     comparison = Comparison(len(prompts), max_tokens, acceptance)
 
@@ -151,7 +151,7 @@ def measure_server(
         comparison.counts_drafts &= counts
         return text, stats
 
-    for speculate in (True, False) if baseline else (True,):  # what a server does only once is not measured
+    for speculate in (True, False) if baseline else (True,):  # warm-up, not measured
         ask(prompts[0], speculate)
     return _compare(comparison, ask, prompts, runs, on_progress, again)
 
@@ -159,7 +159,7 @@ def measure_server(
 def measure_drafts(
     client: Client, prompts: Sequence[str], max_tokens: int, on_progress: OnProgress, acceptance: str
 ) -> Comparison:
-    """Count what a server drafts and what of it is accepted, of an engine that cannot be compared with itself."""
+    """Count drafted and accepted tokens on a server that cannot be compared with itself."""
     comparison = Comparison(len(prompts), max_tokens, acceptance)
     for number, prompt in enumerate(prompts, 1):
         _, stats, counts = _answer(client, {"text_input": prompt, "max_tokens": max_tokens}, ANSWERED)
@@ -170,21 +170,23 @@ def measure_drafts(
 
 
 def drafts_on_request(client: Client) -> bool:
-    """Return whether a server can be asked to draft nothing, and so be compared with itself."""
+    """Return whether the server can switch drafting off for a request."""
     try:
         client.generate({"text_input": "Hello", "max_tokens": 1, "num_draft_tokens": 0})
     except DeployError as error:
-        if "num_draft_tokens" in error.message:  # engines that decide it themselves say so by this name
+        if "num_draft_tokens" in error.message:  # the error of engines that fix the draft length names this field
             return False
         raise
     return True
 
 
 def _answer(client: Client, request: dict[str, Any], needed: Sequence[str]) -> tuple[str, Stats, bool]:
-    """Return a text, what it took, and whether its drafts were counted."""
-    answer = client.generate({**request, "exclude_input_in_output": True})  # NVIDIA's defaults would repeat the prompt
+    """Return the text, its statistics, and whether the server reported draft counts."""
+    answer = client.generate({**request, "exclude_input_in_output": True})  # NVIDIA's defaults include the prompt
     if missing := [key for key in needed if key not in answer]:
-        raise DeployError(f"the server's answers lack {', '.join(missing)}", hint="serve an artifact of trtspec")
+        raise DeployError(
+            f"the server's responses lack {', '.join(missing)}", hint="serve an artifact built by trtspec"
+        )
     return answer["text_output"], _stats(answer), all(key in answer for key in COUNTED)
 
 
@@ -213,7 +215,10 @@ def _compare(
 
 
 def _stats(answer: dict[str, Any]) -> Stats:
-    """Return a server's counts; the first token is the prefill's, each step gives one and what it accepted."""
+    """Return statistics from a response's counts.
+
+    The prefill yields the first token; each step yields one token plus the accepted draft tokens.
+    """
     new = int(answer["num_output_tokens"])
     drafted, accepted = (int(answer.get(key, 0)) for key in COUNTED)
     return Stats(new_tokens=new, drafted=drafted, accepted=accepted, steps=max(0, new - 1 - accepted))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `verdict_of` needs, from an artifact and from what a benchmark measured of it."""
+"""Collect the evidence for `verdict_of` from an artifact and its benchmark results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trtspec.store.manifest import Manifest, load_manifest
 
 
 def of_artifact(root: Path | None, found: Verification | None = None) -> dict[str, Any]:
-    """Return the facts of an artifact and of its verification; of an unknown one, only what it is called.
+    """Return the facts about an artifact and its verification; without an artifact, only its label.
 
-    `found` is what was judged just now; an earlier verification adds what was not judged again.
+    `found` is the current verification; checks that it lacks are taken from the saved one.
     """
     if root is None:
         return {"method": "unknown", "subject": "speculation", "check": ""}
@@ -27,7 +27,7 @@ def of_artifact(root: Path | None, found: Verification | None = None) -> dict[st
 
 
 def of_manifest(manifest: Manifest, root: Path) -> dict[str, Any]:
-    """Return the facts of a manifest."""
+    """Return the facts from a manifest."""
     recipe = manifest.recipe
     return {
         "method": recipe.speculation.method,
@@ -40,7 +40,7 @@ def of_manifest(manifest: Manifest, root: Path) -> dict[str, Any]:
 
 
 def of_verification(report: Verification | None) -> dict[str, Any]:
-    """Return the facts of a verification; without the files it is one of the gates alone."""
+    """Return the facts from a verification; one without a file check covers only the gates."""
     if report is None:
         return {}
     is_whole = any(check.name == FILES for check in report.checks)
@@ -48,7 +48,7 @@ def of_verification(report: Verification | None) -> dict[str, Any]:
 
 
 def of_comparison(comparison: Comparison) -> dict[str, Any]:
-    """Return the facts of a benchmark of one request at a time."""
+    """Return the facts from a benchmark with one request at a time."""
     more = f"--runs {MAX_RUNS}" if comparison.runs < MAX_RUNS else "more prompts (--prompts FILE)"
     if not comparison.ratios:
         return {"has_baseline": False}
@@ -62,7 +62,7 @@ def of_comparison(comparison: Comparison) -> dict[str, Any]:
 
 
 def of_load(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts of a load benchmark's points: the least load is the one that decides."""
+    """Return the facts from the points of a load benchmark; the lowest load decides."""
     judged = [point for point in points if point["speedup"]]
     if not judged:
         return {"has_baseline": False}
@@ -78,17 +78,17 @@ def of_load(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def is_closed(point: Mapping[str, Any]) -> bool:
-    """Return whether a point is of a number of requests at once."""
+    """Return whether a point has a fixed concurrency."""
     return bool(point["load"].get("concurrency"))
 
 
 def load_words(load: Mapping[str, Any]) -> str:
-    """Return a load in words."""
+    """Return a readable label for a load, e.g. "4 concurrent requests"."""
     if many := load.get("concurrency"):
-        return "1 request" if many == 1 else f"{many:g} requests at once"
+        return "1 request" if many == 1 else f"{many:g} concurrent requests"
     return f"{load['requests_per_s']:g} requests/s"
 
 
 def evidence(*facts: Mapping[str, Any]) -> Evidence:
-    """Return the evidence that several facts make together."""
+    """Combine facts into one Evidence; later facts override earlier ones."""
     return Evidence(**{key: value for each in facts for key, value in each.items()})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe's gates, judged on what was measured; knows nothing of where it was measured or who asks.
+"""Evaluate the recipe's gates on measured results.
 
-A gate that was left out is not passed over in silence: it is returned with the reason.
+Skipped gates are returned with the reason.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ GATES = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
 
 @dataclass(frozen=True)
 class Judgement:
-    """The gates that were judged, those that could not be, and the speed-up where it was measured.
+    """Evaluated gates, skipped gates, and the speed-up if it was measured.
 
-    `overlap` tells how many prompts the draft was trained on, where it was on some.
+    `overlap` counts the prompts that the draft was trained on, if any.
     """
 
     checks: tuple[Check, ...]
@@ -33,7 +33,7 @@ class Judgement:
     overlap: Overlap | None = None
 
     def noting(self, overlap: Overlap | None) -> Judgement:
-        """Return it with the remark in each limit that its prompts are ones which the draft was trained on."""
+        """Return a copy whose limit checks mention the overlap of measuring and training prompts."""
         if overlap is None:
             return self
         checks = (
@@ -44,7 +44,7 @@ class Judgement:
 
 
 def wanted_gates(recipe: ResolvedRecipe, skip: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the names of the gates that a comparison with and without speculation decides, but for those to skip."""
+    """Return the names of the gates to evaluate by comparing with and without speculation, except those in `skip`."""
     gates, drafts = recipe.gates, recipe.speculation.method != "none"
     limits = {"min_acceptance": gates.min_acceptance, "min_speedup": gates.min_speedup}
     names = ("lossless",) * gates.lossless + tuple(name for name, limit in limits.items() if limit and drafts)
@@ -52,7 +52,7 @@ def wanted_gates(recipe: ResolvedRecipe, skip: Iterable[str] = ()) -> tuple[str,
 
 
 def check_gate_names(names: Iterable[str]) -> frozenset[str]:
-    """Return the gates to skip; raises TrtspecError for a name that is no gate's."""
+    """Return the gates to skip; raise TrtspecError for an unknown name."""
     for name in names:
         if name not in GATES:
             hint = did_you_mean(name, GATES)
@@ -61,17 +61,17 @@ def check_gate_names(names: Iterable[str]) -> frozenset[str]:
 
 
 def on_request(name: str) -> LeftOut:
-    """Return what is to be said of a check that was to be skipped."""
-    return LeftOut(name, ON_REQUEST, "left out, as --skip-gate asks for")
+    """Return the record of a check that was skipped with --skip-gate."""
+    return LeftOut(name, ON_REQUEST, "skipped by --skip-gate")
 
 
 def left_out_on_request(recipe: ResolvedRecipe, skip: Iterable[str]) -> list[LeftOut]:
-    """Return what is to be said of the wanted gates that were to be skipped."""
+    """Return the records of all gates that were skipped with --skip-gate."""
     return [on_request(name) for name in wanted_gates(recipe) if name in frozenset(skip)]
 
 
 def undecided(recipe: ResolvedRecipe, skip: Iterable[str], max_runs: int) -> Again:
-    """Return what asks for another run: as long as the speed-up may lie on either side of its limit."""
+    """Return a function that requests another run while the interval of the speed-up includes its limit."""
     wanted, limit = "min_speedup" in wanted_gates(recipe, skip), recipe.gates.min_speedup
     return lambda measured: wanted and measured.runs < max_runs and measured.speedup.reaches(limit) is None
 
@@ -79,7 +79,7 @@ def undecided(recipe: ResolvedRecipe, skip: Iterable[str], max_runs: int) -> Aga
 def judge_gates(
     recipe: ResolvedRecipe, comparison: Comparison, measured_by: str, skip: Iterable[str] = ()
 ) -> Judgement:
-    """Judge the wanted gates; `measured_by` is noted in every check."""
+    """Evaluate the gates; each check records `measured_by`."""
     found = [_JUDGES[name](recipe.gates, comparison) for name in wanted_gates(recipe, skip)]
     judged = [each for each in found if isinstance(each, Check)]
     seconds = comparison.seconds / max(1, len(judged))
@@ -93,32 +93,32 @@ def _lossless(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
     if not comparison.ratios:
         return LeftOut("lossless", NOT_TOLD, f"not measured: {DRAFTS_ALWAYS}")
     same, total = comparison.identical_texts, comparison.prompts
-    detail = f"{same} of {total} texts are the same with and without speculation"
+    detail = f"{same} of {total} texts are identical with and without speculation"
     exact = comparison.acceptance == "exact"
     if not exact:
-        detail += f", but {comparison.acceptance} acceptance is lossy: sampled text is not the target's"
+        detail += f", but {comparison.acceptance} acceptance is lossy: sampled text differs from the target's"
     return Check("lossless", exact and same == total, same, total, detail)
 
 
 def _min_acceptance(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
     if not comparison.counts_drafts:
-        return LeftOut("min_acceptance", NOT_TOLD, "not measured: the engine does not count its drafts")
+        return LeftOut("min_acceptance", NOT_TOLD, "not measured: the engine does not report draft counts")
     rate, limit = comparison.speculative.stats.acceptance_rate, gates.min_acceptance
-    detail = f"acceptance rate {rate:.3f}, at least {limit} is wanted"
+    detail = f"acceptance rate {rate:.3f}, required: {limit}"
     return Check("min_acceptance", rate >= limit, round(rate, 4), limit, detail)
 
 
 def _min_speedup(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
     limit = gates.min_speedup
-    if not comparison.ratios:  # a limit that somebody set and nobody can measure is not met
-        detail = f"cannot be measured: {DRAFTS_ALWAYS}; --skip-gate min_speedup leaves it out"
+    if not comparison.ratios:  # a required limit that cannot be measured counts as missed
+        detail = f"cannot be measured: {DRAFTS_ALWAYS}, or skip it with --skip-gate min_speedup"
         return Check("min_speedup", False, None, limit, detail)
     speedup = comparison.speedup
-    state, detail = speedup.state(limit), f"{speedup}, at least {limit} is wanted"
+    state, detail = speedup.state(limit), f"{speedup}, required: {limit}"
     if state == UNDECIDED:
         detail += f"; undecided after {_times(comparison.runs)}: the interval includes the limit"
     elif speedup.samples < ENOUGH:
-        detail += f"; an interval of fewer than {ENOUGH} prompts is not sure"
+        detail += f"; the interval of fewer than {ENOUGH} prompts is unreliable"
     return Check("min_speedup", state != FAILS, round(speedup.median, 3), limit, detail, state=state)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts from an artifact in this process, streamed or all together."""
+"""Generate texts from an artifact in this process, streamed or in a batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtspec.engine.generation.request import Result, SamplingOptions, Update
 
 @dataclass(frozen=True)
 class Generated:
-    """A text, the result it came from, the seconds from its submission to its end, and how drafts were accepted."""
+    """A generated text, its result, the seconds from submission to completion, and the acceptance rule."""
 
     text: str
     result: Result
@@ -33,7 +33,7 @@ def generate_one(
     stop: tuple[str, ...],
     on_text: Callable[[str], None] | None = None,
 ) -> Generated:
-    """Go on with one prompt; `on_text` gets the text as it comes, whole characters at a time."""
+    """Complete one prompt; `on_text` receives the text in increments of whole characters."""
     with open_artifact(root) as artifact:
         updates: SimpleQueue[Update] = SimpleQueue()
         started = time.perf_counter()
@@ -44,7 +44,7 @@ def generate_one(
             while True:
                 update = updates.get()
                 ids += update.new_ids
-                # all of it again: some tokenizers drop the space that the first token of what they decode stands for
+                # decode all ids again: some tokenizers drop a leading space of the first token that they decode
                 before, text = text, artifact.tokenizer.decode(ids)
                 if on_text and len(text) > len(before):
                     on_text(text[len(before) :])
@@ -63,9 +63,9 @@ def generate_one(
 def generate_many(
     root: Path, prompts: Path, *, max_tokens: int, sampling: SamplingOptions, stop: tuple[str, ...]
 ) -> list[tuple[str, Generated]]:
-    """Go on with every prompt of a file, batched as the engine likes; returns (prompt's id, text) in file order.
+    """Complete every prompt of a file, batched by the engine; return (prompt id, text) in file order.
 
-    A text's seconds are those of all texts together: they ran at the same time.
+    `seconds` is the total for all texts, because they run concurrently.
     """
     loaded = artifact_prompts(root, prompts)
     with open_artifact(root) as artifact:

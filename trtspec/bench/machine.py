@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that something was measured on, as documents name it."""
+"""Describe the machine of a measurement for the JSON documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.core.gpus import seen_gpus
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return its processor, the cores that this process may use, its GPUs and its system."""
+    """Return the processor, the number of cores available to this process, the GPUs and the operating system."""
     return {
         "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -22,7 +22,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the processor's name as Linux has it; ARM's has none."""
+    """Return the processor's name from /proc/cpuinfo, or the platform's; Linux reports none on Arm."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether prompts that measure a draft are prompts that it was trained on, which flatter it.
+"""Detect measuring prompts that the draft was trained on; they overstate its acceptance.
 
-`trtspec train` records the prompts beside the draft that it publishes, by digests of their tokens. The record is found
-where the draft was built from, so an artifact of another machine has none.
+`trtspec train` writes the digests of the training prompts' tokens next to the published draft. The record is read from
+the draft's source location, so it is missing for artifacts that were built on another machine.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from trtspec.store.manifest import Manifest, load_manifest
 
 RECORD = "trtspec_training.json"
 DIGESTS = "prompt_digests"
-DIGITS = 16  # of a SHA-256: enough to tell a million prompts apart
+DIGITS = 16  # hex digits of a SHA-256; enough to distinguish a million prompts
 MAX_BYTES, MAX_VALUES = 32 << 20, 1_000_000
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many of the measuring prompts are among those that the draft was trained on."""
+    """How many of the measuring prompts the draft was trained on."""
 
     shared: int
     prompts: int
     trained_on: int
 
     def __str__(self) -> str:
-        return f"{self.shared} of {self.prompts} prompts are among the {self.trained_on} that the draft was trained on"
+        return f"{self.shared} of {self.prompts} prompts are among the draft's {self.trained_on} training prompts"
 
     @property
     def warning(self) -> str:
-        """Return what follows from it."""
-        return f"{self}: of others less may be accepted; measure with held-out prompts (--prompts FILE)"
+        """Return a warning with the recommended fix."""
+        return f"{self}: acceptance on other prompts may be lower; measure with held-out prompts (--prompts FILE)"
 
 
 def digest_of(tokens: Sequence[int]) -> str:
-    """Return what tells a prompt from others, by its tokens."""
+    """Return the digest that identifies a prompt by its tokens."""
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:DIGITS]
 
 
 def overlap(root: Path, texts: Iterable[str], manifest: Manifest | None = None) -> Overlap | None:
-    """Return how prompts overlap those that an artifact's draft was trained on; None where none is known to."""
+    """Return the overlap with the draft's training prompts, or None without an overlap or a record."""
     manifest = manifest or load_manifest(root)
-    trained_on = _trained_on(root, manifest)
+    trained_on = _training_digests(root, manifest)
     if not trained_on:
         return None
     tokenizer, texts = Tokenizer(root / TOKENIZER), list(texts)
@@ -60,8 +60,8 @@ def overlap(root: Path, texts: Iterable[str], manifest: Manifest | None = None) 
     return Overlap(shared, len(texts), len(trained_on)) if shared else None
 
 
-def _trained_on(root: Path, manifest: Manifest) -> frozenset[str]:
-    """Return the digests of the training prompts, none where the draft has no record or cannot be found."""
+def _training_digests(root: Path, manifest: Manifest) -> frozenset[str]:
+    """Return the digests of the training prompts; empty if the draft's record is missing or unreadable."""
     if "draft" not in manifest.recipe.models:
         return frozenset()
     try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares an artifact's text with the source model, run by transformers.
+"""Compare an artifact's text with the source model, run by transformers.
 
-One pass over prompt and answer shows, for each token, whether it is the model's own greedy choice after all that
-stands before it. The tokens of prompts and the ids that end a text are those of transformers and the source
-(`reference`), so that the artifact's own are compared with them too.
+One forward pass over prompt and response shows for each token whether it is the source model's greedy choice after the
+preceding text. Prompt tokens and end ids are computed by transformers from the source (`reference`) and compared with
+the artifact's.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from trtspec.engine.prompts.prompt import Prompt
 if TYPE_CHECKING:
     import torch
 
-# Two float32 implementations differ by about 1e-5 of a logit; a lead smaller than this decides nothing.
+# Two float32 implementations differ by about 1e-5 in a logit; a smaller lead than this counts as a tie.
 TIE = 1e-3
-END, NAN = -1, float("nan")  # an end of a text whose id is not known; a logit that is not compared
-SHOWN = 5  # differences and ties that a report spells out
+END, NAN = -1, float("nan")  # a text end with unknown id; a logit that is not compared
+SHOWN = 5  # differences and ties listed in a report
 
 OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class _Disagreement:
-    """A place of an answer where the source model prefers another token, with both tokens' logits in it."""
+    """A position where the source model prefers another token, with its logits for both tokens."""
 
     place: int
     theirs: int
     ours: int
     their_logit: float
     our_logit: float
-    reason: str = ""  # why tokens that may be equal are no agreement
-    rounding: str = ""  # the type to which weights are rounded, where that alone makes the difference
+    reason: str = ""  # why tokens count as different even if equal
+    rounding: str = ""  # dtype of the weights, if its rounding alone explains the difference
 
     @property
     def lead(self) -> float:
@@ -54,25 +54,25 @@ class _Disagreement:
 
     @property
     def is_tie(self) -> bool:
-        return self.lead <= TIE or bool(self.rounding)  # of logits that are not numbers nothing is
+        return self.lead <= TIE or bool(self.rounding)  # False if a logit is NaN
 
     def __str__(self) -> str:
         if self.reason:
-            ours = "we end the text" if self.ours == END else f"we go on with {self.ours}"
-            return f"token {self.place}: {ours}, {self.reason} (it prefers {self.theirs})"
-        rounding = f", which is the rounding of its weights to {self.rounding}" if self.rounding else ""
+            ours = "the artifact ends the text" if self.ours == END else f"the artifact continues with {self.ours}"
+            return f"token {self.place}: {ours}, but {self.reason} (source: {self.theirs})"
+        rounding = f", explained by rounding its weights to {self.rounding}" if self.rounding else ""
         return (
             f"token {self.place}: the source prefers {self.theirs} (logit {self.their_logit:.6f})"
-            f" to our {self.ours} ({self.our_logit:.6f}){rounding}"
+            f" to {self.ours} ({self.our_logit:.6f}){rounding}"
         )
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """One answer: how many places of it were compared, and those where the source model prefers another token.
+    """Comparison of one response: the number of positions, and those where the source model prefers another token.
 
-    `others` are differences beside the text: other tokens of the prompt, other end ids. `before` are the tokens of the
-    prompt by transformers.
+    `others` are differences outside the text, in prompt tokens or end ids. `before` are the prompt's tokens according
+    to transformers.
     """
 
     prompt: str
@@ -89,7 +89,7 @@ class _Compared:
 def check_parity(
     artifact: OpenArtifact, source: Path, prompts: Sequence[Prompt], results: Sequence[Result], on_progress: OnProgress
 ) -> Check:
-    """Compare every token with the source model's own choice at its place, and every prompt's tokens with its own."""
+    """Compare every token with the source model's greedy choice, and every prompt's tokens with transformers'."""
     reference = Reference(source)
     compared, texts = [], list(zip(prompts, results, strict=True))
     for number, (prompt, result) in enumerate(texts, 1):
@@ -108,34 +108,34 @@ def check_parity(
 
 
 def _may_be_quantized(artifact: OpenArtifact, source: Path) -> bool:
-    """Return whether recipe or source asks for a quantized target: its checkpoint alone does not decide that."""
+    """Return whether the recipe or the source requests quantization; the checkpoint alone does not decide that."""
     wanted = artifact.recipe.target.quantization
     found = source_format(load_source(source))
     return {wanted.weights, wanted.kv_cache, found.weights, found.kv_cache} != {"none"}
 
 
-def _places(result: Result) -> int:
-    """Return how many choices an answer is of: its tokens, and the end where the model chose one."""
+def _num_choices(result: Result) -> int:
+    """Return the number of choices in a response: its tokens, plus the end if the model chose one."""
     return len(result.ids) + (result.finish_reason == "end_id")
 
 
 def _exact_parity(compared: Sequence[_Compared]) -> Check:
-    """Every text has to be the source model's, but for numerical ties."""
+    """Require every text to match the source model's, except for numerical ties."""
     found = [(answer.prompt, each) for answer in compared for each in answer.disagreements]
     same = sum(answer.places > 0 and answer.agrees for answer in compared)
-    detail = f"{same} of {len(compared)} texts are what transformers says greedily with the source model"
+    detail = f"{same} of {len(compared)} texts match greedy transformers output from the source model"
     differences = _other_differences(compared)
     differences += [f"prompt {name} {each}" for name, each in found if not each.is_tie]
     ties = [f"prompt {name} {each}" for name, each in found if each.is_tie]
     for what, texts in (("differences", differences), ("numerical ties", ties)):
         detail += f"; {len(texts)} {what}: " + ", ".join(texts[:SHOWN]) if texts else ""
     if empty := [answer.prompt for answer in compared if not answer.places]:
-        detail += f"; no token to compare of {len(empty)}: prompt " + ", ".join(empty[:SHOWN])
+        detail += f"; {len(empty)} empty responses: prompt " + ", ".join(empty[:SHOWN])
     return Check("parity", same == len(compared), same, len(compared), detail)
 
 
 def _other_differences(compared: Sequence[_Compared]) -> list[str]:
-    """Return the differences beside the text, one of all prompts once."""
+    """Return the differences outside the text; one shared by all prompts is listed once."""
     found: dict[str, list[str]] = {}
     for answer in compared:
         for each in answer.others:
@@ -144,25 +144,25 @@ def _other_differences(compared: Sequence[_Compared]) -> list[str]:
 
 
 def _quantized_parity(algorithm: str, compared: Sequence[_Compared], limit: float) -> Check:
-    """A quantized target is a model of its own; its tokens, each after its own text, are mostly the source's."""
+    """Require that most tokens of a quantized target match the source's choice after the same text."""
     places = sum(answer.places for answer in compared)
     if not places:
-        detail = f"nothing was compared: the {algorithm} target answered none of {len(compared)} prompts with a token"
+        detail = f"not compared: the {algorithm} target generated no token for any of {len(compared)} prompts"
         return Check("parity", False, 0.0, limit, detail, gate="quantized_parity")
     leads = [each.lead for answer in compared for each in answer.disagreements]
     share = 1 - len(leads) / places
-    detail = f"{share:.1%} of {places} tokens of the {algorithm} target are the unquantized source's own choice"
-    if compared_leads := [each for each in leads if not math.isnan(each)]:  # those of ends compare no logits
+    detail = f"{share:.1%} of {places} tokens of the {algorithm} target match the unquantized source's choice"
+    if compared_leads := [each for each in leads if not math.isnan(each)]:  # ends of texts are compared without logits
         median = statistics.median(compared_leads)
-        detail += f"; where not, the source prefers its own by {median:.3f} of a logit (median)"
-    detail += f"; at least {limit:.1%} is wanted"
+        detail += f"; elsewhere the source prefers its token by a median logit difference of {median:.3f}"
+    detail += f"; required: {limit:.1%}"
     others = _other_differences(compared)
     detail += f"; {len(others)} differences: " + ", ".join(others[:SHOWN]) if others else ""
     return Check("parity", share >= limit and not others, round(share, 4), limit, detail, gate="quantized_parity")
 
 
 def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, result: Result) -> _Compared:
-    """Return every place where the source model prefers another token; an end that was chosen is a token too."""
+    """Return every position where the source model prefers another token; a chosen end counts as a token."""
     before, ours = reference.prompt_ids(prompt), artifact.tokenizer.encode(prompt.text)
     logits = _logits(artifact, reference, before, result)
     chosen = [*result.ids, *([END] if result.finish_reason == "end_id" else [])]
@@ -170,20 +170,18 @@ def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, resul
     found = [each for place, (theirs, own) in pairs if (each := _differs(reference, logits, place, theirs, own))]
     others: tuple[str, ...] = () if before == ours else (_first_difference(before, ours),)
     if {*artifact.tokenizer.end_ids} != reference.end_ids:
-        others += (
-            f"texts end at {_ids(artifact.tokenizer.end_ids)} here, at {_ids(reference.end_ids)} in transformers",
-        )
-    return _Compared(prompt.name, _places(result), found, others, tuple(before))
+        others += (f"end ids are {_ids(artifact.tokenizer.end_ids)} here, {_ids(reference.end_ids)} in transformers",)
+    return _Compared(prompt.name, _num_choices(result), found, others, tuple(before))
 
 
 def _differs(reference: Reference, logits: torch.Tensor, place: int, theirs: int, ours: int) -> _Disagreement | None:
-    """Return how the source's choice at a place differs from ours, which is `END` for any of the end ids."""
+    """Return how the source's choice at a position differs from the artifact's; `END` stands for any end id."""
     ends = theirs in reference.end_ids
     if ours == END:
         if ends:
             return None
         if not reference.end_ids:
-            return _Disagreement(place, theirs, ours, float(logits[place, theirs]), NAN, "the source has no end ids")
+            return _Disagreement(place, theirs, ours, float(logits[place, theirs]), NAN, "the source lacks end ids")
         ours = max(reference.end_ids, key=lambda token: float(logits[place, token]))
     elif ours == theirs:
         if not ends:
@@ -193,7 +191,7 @@ def _differs(reference: Reference, logits: torch.Tensor, place: int, theirs: int
 
 
 def _logits(artifact: OpenArtifact, reference: Reference, before: Sequence[int], result: Result) -> torch.Tensor:
-    """Return the source's logits of an answer, with the penalties of its author where the recipe takes them."""
+    """Return the source's logits for a response, with its generation_config penalties if the recipe uses them."""
     follow = reference.scores if artifact.takes_model_defaults else reference.logits
     return follow(before, result.ids)
 
@@ -201,10 +199,10 @@ def _logits(artifact: OpenArtifact, reference: Reference, before: Sequence[int],
 def _judge_rounding(
     artifact: OpenArtifact, answer: _Compared, reference: Reference, result: Result, served: str
 ) -> _Compared:
-    """Mark the places where the source, its weights rounded to the served type, chooses as the artifact does.
+    """Mark the positions where the source with weights rounded to `served` makes the artifact's choice.
 
-    The lead of the other token must also be within what that rounding explains: a source whose values the type cannot
-    hold is another model, however equal the two are.
+    The other token's lead must also be within the error of that rounding. A source whose values the type cannot
+    represent is a different model, even if both outputs agree.
     """
     if all(each.is_tie for each in answer.disagreements):
         return answer
@@ -218,15 +216,15 @@ def _judge_rounding(
 
 
 def _first_difference(theirs: Sequence[int], ours: Sequence[int]) -> str:
-    """Return where two token sequences of a prompt part, with what stands there."""
+    """Describe the first position where two tokenizations of a prompt differ."""
     pairs = enumerate(zip_longest(theirs, ours))
     place = next(place for place, (one, other) in pairs if one != other)
     shown = [" ".join(map(str, ids[place : place + SHOWN])) or "none" for ids in (ours, theirs)]
     return (
-        f"its {len(ours)} tokens are not transformers' {len(theirs)}: from token {place} on {shown[0]}"
+        f"its {len(ours)} tokens differ from transformers' {len(theirs)}: from token {place}, {shown[0]}"
         f" instead of {shown[1]}"
     )
 
 
 def _ids(ids: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ids))) or "no id"
+    return ", ".join(map(str, sorted(ids))) or "none"

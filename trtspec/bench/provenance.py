@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a document is of an artifact: by the target or the manifest that it names, else by the recipe's name."""
+"""Check whether a document belongs to an artifact, by target or manifest digest, else by recipe name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trtspec.store.manifest import Manifest
 
 
 def objection(document: Mapping[str, Any], manifest: Manifest, manifest_sha256: str) -> str:
-    """Return why a document is not of an artifact, "" where nothing that it says speaks against it."""
+    """Return why a document does not belong to an artifact, or "" if nothing contradicts it."""
     if target := text_in(document, "target", "sha256"):
-        return _of_another(document, manifest) if target == target_sha256(manifest) else "of another target"
+        return _method_mismatch(document, manifest) if target == target_sha256(manifest) else "of another target"
     if told := manifest_named(document):
         return "" if told == manifest_sha256 else "of another artifact"
     name = text_in(document, "name")
@@ -22,17 +22,17 @@ def objection(document: Mapping[str, Any], manifest: Manifest, manifest_sha256: 
 
 
 def manifest_named(document: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the manifest that a document names, "" where it names none."""
+    """Return the SHA-256 of the manifest recorded in a document, or ""."""
     return text_in(document, "manifest") or text_in(document, "deployment", "manifest")
 
 
-def _of_another(document: Mapping[str, Any], manifest: Manifest) -> str:
-    """Return "" for what was measured of this target alone, or with the method that drafts here."""
-    tried, method = _methods_of(document), manifest.recipe.speculation.method
-    return "" if not tried or method in tried else f"of {', '.join(sorted(tried))}, and {method} drafts here"
+def _method_mismatch(document: Mapping[str, Any], manifest: Manifest) -> str:
+    """Return "" if a document of this target covers the target alone or this artifact's method."""
+    tried, method = _methods_in(document), manifest.recipe.speculation.method
+    return "" if not tried or method in tried else f"of {', '.join(sorted(tried))}, but this artifact uses {method}"
 
 
-def _methods_of(document: Mapping[str, Any]) -> set[str]:
+def _methods_in(document: Mapping[str, Any]) -> set[str]:
     tried = document.get("methods")
     named = (each.get("method") for each in tried if isinstance(each, Mapping)) if isinstance(tried, list) else ()
     return {each for each in (*named, document.get("method")) if isinstance(each, str)}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This user's own records of what was measured: files that nobody else can have written, and in which no bit changed.
+"""Store measurement records that only this user can write, with checksums.
 
-They lie in the state directory, closed to others. Nothing that came with an artifact is among them. A record that is
-damaged counts as absent, which is logged.
+Records are kept in the state directory with owner-only permissions; none comes with an artifact. A damaged record is
+logged and treated as absent.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ MAX_BYTES = 64 << 20
 
 
 def records_dir(*names: str) -> Path:
-    """Return a directory of records, which need not exist."""
+    """Return the path of a record directory; it need not exist."""
     return state_dir().joinpath(*names)
 
 
 def write_record(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a record, for this user alone to read; raises OSError."""
+    """Write a record with mode 0600; may raise OSError."""
     path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     private_directory(path.parent)
     replace_file(path, seal_text(dict(values)), mode=0o600, follow=False)
 
 
 def read_record(path: Path) -> bytes | None:
-    """Return the text of a record; None where there is none, or none that this user wrote."""
+    """Return the text of a record, or None if it is absent, damaged or not written by this user."""
     try:
-        if not (_is_closed(path.parent) and _is_own(path)):
-            raise OSError(None, "others can write it")
+        if not (_is_closed(path.parent) and _is_owned(path)):
+            raise OSError(None, "other users can write to it")
         data = read_bounded(path, MAX_BYTES, follow=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -49,12 +49,12 @@ def read_record(path: Path) -> bytes | None:
         log.warning("%s is ignored: %s", path, unreadable(error) if error.errno else error.strerror)
         return None
     if not is_sealed_text(data):
-        log.warning("%s is ignored: it is damaged, or an earlier trtspec wrote it", path)
+        log.warning("%s is ignored: it is damaged or was written by an earlier trtspec", path)
         return None
     return data
 
 
-def _is_own(path: Path) -> bool:
+def _is_owned(path: Path) -> bool:
     with open_regular(path, follow=False) as file:
         status = os.fstat(file.fileno())
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -67,7 +67,7 @@ def _is_closed(directory: Path) -> bool:
 
 
 def this_machine() -> dict[str, Any]:
-    """Return what speeds depend on, without starting a program: the processor and the GPUs by model."""
+    """Return the hardware that speeds depend on, without starting a program: the processor and the GPU models."""
     gpus = []
     with suppress(OSError):
         for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):

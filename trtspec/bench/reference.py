@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of an artifact, as transformers loads and tokenizes it: what `verify` compares an artifact with.
+"""Load an artifact's source with transformers as the reference for `verify`.
 
-Reads the source's directory only and uses none of our readers, so that their mistakes show as differences.
+Reads only the source directory and uses none of trtspec's readers, so that errors in them show up as differences.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from trtspec.engine.prompts.prompt import Prompt
 if TYPE_CHECKING:
     import torch
 
-# Half the distance between two neighbouring numbers near 1: the largest relative error of rounding to a type.
+# Largest relative rounding error of a type: half the distance between neighbouring numbers near 1.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 class Reference:
-    """A source in float32, its tokenizer, and its generation settings."""
+    """A source model in float32 with its tokenizer and generation settings."""
 
     def __init__(self, source: Path) -> None:
         import torch
@@ -36,23 +36,23 @@ class Reference:
         self.end_ids = self._end_ids(source)
 
     def _end_ids(self, source: Path) -> frozenset[int]:
-        """Return transformers' end ids; without any and without a generation_config.json the tokenizer's eos token."""
+        """Return transformers' end ids, falling back to the tokenizer's EOS token without a generation_config.json."""
         found = self.model.generation_config.eos_token_id
         if found in (None, []) and not (source / "generation_config.json").exists():
             found = self.tokenizer.eos_token_id
         return frozenset(found if isinstance(found, list) else [] if found is None else [found])
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return the tokens of a prompt: of messages by the chat template, of a text by the tokenizer alone."""
+        """Return a prompt's tokens, using the chat template for messages and the tokenizer alone for a text."""
         if prompt.messages and self.tokenizer.chat_template:
             messages = [dict(message) for message in prompt.messages]
             text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             return list(self.tokenizer(text, add_special_tokens=False).input_ids)
-        is_rendered = isinstance(prompt.text, Rendered)  # a chat has its special tokens in the text
+        is_rendered = isinstance(prompt.text, Rendered)  # a rendered chat already contains its special tokens
         return list(self.tokenizer(str(prompt.text), add_special_tokens=not is_rendered).input_ids)
 
     def logits(self, before: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-        """Return the logits [len(text) + 1, vocabulary] of each place of a text, and of the place behind it."""
+        """Return the logits [len(text) + 1, vocabulary] for each position of a text and the one after it."""
         import torch
 
         ids = torch.tensor([[*before, *text]])
@@ -61,16 +61,16 @@ class Reference:
         return found
 
     def scores(self, before: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-        """Return the same by `generate`, after the logits processors of the source's generation_config.json.
+        """Return the logits like `logits`, after the logits processors of the source's generation_config.json.
 
-        Rows behind an end id are missing: `generate` stops there.
+        Rows after an end id are missing, because `generate` stops there.
         """
         import torch
 
         ids, rows = torch.tensor([[*before]]), []
 
         def follow(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            """Note the scores of a place, and leave only the token of the text."""
+            """Record the scores of a position and mask all tokens except the text's."""
             rows.append(scores[0].clone())
             only = torch.full_like(scores, -math.inf)
             only[:, text[min(len(rows), len(text)) - 1] if text else 0] = 0.0
@@ -88,7 +88,7 @@ class Reference:
         return torch.stack(rows)
 
     def round_weights(self, dtype: str) -> bool:
-        """Round the weights to a type, for good; return whether that changes any."""
+        """Round the weights to a dtype in place; return whether any changed."""
         import torch
 
         changed = False
@@ -99,19 +99,19 @@ class Reference:
         return changed
 
     def rounding_limit(self, logits: torch.Tensor, dtype: str) -> float:
-        """Return how far rounding the weights to `dtype` may move logits [vocabulary] apart.
+        """Return the largest logit difference that rounding the weights to `dtype` explains; `logits` is [vocabulary].
 
-        Each of the layers' two blocks and the two ends rounds independently, so the errors add up by the root of their
-        number; each is at most the rounding of the type, relative to the spread of the logits.
+        The two blocks of each layer, the embedding and the head round independently, so the errors grow with the square
+        root of their number. Each error is at most the type's rounding error relative to the spread of the logits.
         """
         layers = int(getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", 1))
-        finite = logits[logits.isfinite()]  # without tokens that a logits processor excludes
+        finite = logits[logits.isfinite()]  # ignore tokens excluded by a logits processor
         spread = float(finite.max() - finite.min())
         return ROUNDING.get(dtype, 0.0) * math.sqrt(2 * layers + 2) * spread
 
 
 def _load_tokenizer(source: Path) -> Any:
-    """Return AutoTokenizer's, or where that needs code of the repository the plain one of tokenizer.json."""
+    """Return AutoTokenizer's tokenizer, or the plain tokenizer.json one if that needs code from the repository."""
     import transformers
 
     untyped: Any = transformers
@@ -119,7 +119,7 @@ def _load_tokenizer(source: Path) -> Any:
     for kind in (untyped.AutoTokenizer, untyped.PreTrainedTokenizerFast):
         try:
             return kind.from_pretrained(str(source))
-        except Exception as error:  # whatever a file of the source makes it raise
+        except Exception as error:  # files of the source can make it raise anything
             problems.append(str(error).splitlines()[0][:300] if str(error) else type(error).__name__)
     message = f"transformers cannot load the tokenizer of the source: {problems[0]}"
-    raise TrtspecError(message, where=str(source), hint="load it once with AutoTokenizer to see the whole error")
+    raise TrtspecError(message, where=str(source), hint="load it with AutoTokenizer to see the full error")

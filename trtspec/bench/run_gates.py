@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what the gates are about, in this process or on a running server, and notes it in the report."""
+"""Measure and evaluate gates, in this process or on a running server, and record the results."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from trtspec.serving.triton.client import Client
 from trtspec.store.artifact_paths import CHECKPOINTS
 from trtspec.store.manifest import Manifest, load_manifest, manifest_sha256
 
-# What is measured before an unverified artifact is deployed.
+# Size of the measurement before an unverified artifact is deployed.
 DEPLOY_PROMPTS, DEPLOY_TOKENS = 16, 32
-# For an estimate of its time: of a token of a tiny model on a CPU, and how fast weights are read for each token.
+# For estimating its time: seconds per token of a tiny model on a CPU, and bytes of weights read per second.
 TOKEN_S, WEIGHTS_PER_S = 0.04, 8e9
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked, one prompt after the other, and which gates are of no interest.
+    """The workload for gates: prompts to run sequentially, and the gates to skip.
 
-    There are `runs` runs of each side, and up to MAX_RUNS while it is not sure that the speed-up reaches its limit.
+    Each side runs `runs` times, and up to MAX_RUNS while the interval of the speed-up includes its limit.
     """
 
     prompts: Sequence[str]
@@ -60,24 +60,24 @@ class Load:
 
 
 def deploy_load(root: Path, skip: Collection[str], on_progress: OnProgress) -> Load:
-    """Return what is asked of an artifact without a report."""
+    """Return the workload for an artifact without a report."""
     prompts = [prompt.text for prompt in artifact_prompts(root, None)[:DEPLOY_PROMPTS]]
     return Load(prompts, DEPLOY_TOKENS, 1, skip, on_progress)
 
 
 def deploy_estimate_s(root: Path, manifest: Manifest) -> float:
-    """Return about how many seconds `deploy_load` takes in this process, where one run of each side is enough."""
+    """Return the estimated seconds of `deploy_load` in this process with one run of each side."""
     tokens = 2 * DEPLOY_TOKENS * len(artifact_prompts(root, None)[:DEPLOY_PROMPTS])
     weights = sum(record.size for record in manifest.files if record.path.startswith(f"{CHECKPOINTS}/"))
     return tokens * (TOKEN_S + weights / WEIGHTS_PER_S)
 
 
 def judge_engine(root: Path, manifest: Manifest, load: Load) -> tuple[Comparison, Judgement]:
-    """Judge the gates in this process; raises TrtspecError where another engine serves the artifact."""
+    """Evaluate the gates in this process; raise TrtspecError if the artifact needs another engine."""
     name = manifest.backend.name
     if not find_backend(name).in_process:
-        hint = "trtspec deploy it, then trtspec bench NAME --gates"
-        raise TrtspecError(f"{name} serves this artifact, and not this process", where=str(root), hint=hint)
+        hint = "deploy it with trtspec deploy, then run trtspec bench NAME --gates"
+        raise TrtspecError(f"{name} runs in a server; benchmark the deployment", where=str(root), hint=hint)
     again = undecided(manifest.recipe, load.skip, MAX_RUNS)
     with open_artifact(root, manifest) as artifact:
         comparison, _ = measure_engine(artifact, load.prompts, load.max_tokens, load.runs, load.on_progress, again)
@@ -87,9 +87,9 @@ def judge_engine(root: Path, manifest: Manifest, load: Load) -> tuple[Comparison
 def judge_server(
     client: Client, manifest: Manifest, load: Load, baseline: Client | None = None, *, in_part: bool = False
 ) -> tuple[Comparison, Judgement]:
-    """Judge the gates on a running server; `baseline` is one without speculation.
+    """Evaluate the gates on a running server; `baseline` is a server without speculation.
 
-    Raises DeployError where one is needed and there is none, unless `in_part` asks for what can be measured without.
+    Raises DeployError if a baseline is needed but missing. With `in_part`, measures what does not need one instead.
     """
     acceptance, prompts = manifest.recipe.speculation.acceptance, load.prompts
     if baseline or drafts_on_request(client):
@@ -100,7 +100,7 @@ def judge_server(
     elif in_part:
         comparison = measure_drafts(client, prompts, load.max_tokens, load.on_progress, acceptance)
     elif manifest.recipe.speculation.method == "none":
-        raise DeployError("the artifact does not speculate: its gates have nothing to compare")
+        raise DeployError("the artifact does not speculate, so its gates cannot be measured")
     else:
         raise DeployError("the gates need a baseline", hint=DRAFTS_ALWAYS)
     return comparison, judge_gates(manifest.recipe, comparison, SERVER, load.skip)
@@ -109,9 +109,9 @@ def judge_server(
 def ensure_served_gates(
     client: Client, root: Path, load: Load, baseline: Client | None = None, undecided: str = ""
 ) -> tuple[LeftOut, ...]:
-    """Raise unless the gates hold on an artifact's own server; returns what was not or could not be decided there.
+    """Raise if a gate fails on the artifact's server; return the gates that were not measured or are undecided.
 
-    `undecided` is the policy for undecided gates, "fail" or "pass", by default that of the environment.
+    `undecided` is the policy for undecided gates, "fail" or "pass"; the default comes from the environment.
     """
     manifest = load_manifest(root)
     _, judged = judge_server(client, manifest, load, baseline, in_part=True)
@@ -123,8 +123,8 @@ def ensure_served_gates(
 
 
 def left_undecided(check: Check) -> LeftOut:
-    """Return an undecided check as one that was left out."""
-    return LeftOut(check.name, UNDECIDED, f"undecided, and taken as it is: {check.detail}")
+    """Return the skip record of an undecided check."""
+    return LeftOut(check.name, UNDECIDED, f"undecided, accepted by policy: {check.detail}")
 
 
 def bench_gates(
@@ -135,13 +135,13 @@ def bench_gates(
     baseline: Client | None = None,
     on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
 ) -> tuple[Comparison, Verification]:
-    """Judge an artifact's gates on `server`, or without one in this process, and keep and write the report.
+    """Evaluate an artifact's gates on `server`, or in this process without one, and save the report.
 
-    `served_manifest` is the SHA-256 of the manifest that was deployed: of an artifact built anew since nothing is said.
+    `served_manifest` is the SHA-256 of the deployed manifest. Raises DeployError if the artifact was rebuilt since.
     """
     manifest = read_artifact(root)
     if server and served_manifest not in ("", manifest_sha256(root)):
-        message = "the artifact was built again since it was deployed"
+        message = "the artifact was rebuilt after it was deployed"
         raise DeployError(message, where=str(root), hint="stop the deployment and deploy it again")
     comparison, judged = (
         judge_server(server, manifest, load, baseline) if server else judge_engine(root, manifest, load)

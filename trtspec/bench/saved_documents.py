@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved documents of what was measured: told by their form, and kept by artifact.
+"""Save and load measurement documents, recognized by their structure and stored per artifact.
 
-An artifact's contents are fixed, so commands that measure one leave their document in the state directory, below the
-SHA-256 of its manifest: documents/SHA256/KIND.json, the newest of each kind. What is measured before there is an
-artifact lies below the SHA-256 of its target. These are records (records.py): damaged ones do not count. Files of
-strangers are bounded before they are parsed.
+An artifact's contents are fixed, so measuring commands save their document in the state directory under the SHA-256 of
+its manifest: documents/SHA256/KIND.json, the newest of each kind. Measurements before an artifact exists are stored
+under the SHA-256 of its target. They are records (records.py): damaged ones are ignored. Untrusted files are limited in
+size before parsing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from trtspec.core.files import read_bounded, unreadable
 from trtspec.store.manifest import manifest_sha256
 
 MAX_BYTES, MAX_VALUES = 64 << 20, 400_000
-# The keys that tell a document that does not say its `kind`; the first that is there does.
+# The first of these keys that is present gives the kind of a document without `kind`.
 KEYS = {"methods": "profile", "speculative": "bench", "checks": "verify", "steps": "build"}
 KINDS = ("baseline", "bench", "build", "load", "profile", "tune", "verify")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A document of a known kind; `time` is when it was measured or, where it does not say so, its file's."""
+    """A document of a known kind; `time` is its recorded time, else its file's modification time."""
 
     path: Path
     kind: str
@@ -41,12 +41,12 @@ class Saved:
     values: Mapping[str, Any]
 
     def text(self, *keys: str) -> str:
-        """Return a text within it, "" where there is none."""
+        """Return the nested text at `keys`, or ""."""
         return text_in(self.values, *keys)
 
 
 def text_in(values: Mapping[str, Any], *keys: str) -> str:
-    """Return a text within a document, "" where there is none."""
+    """Return the nested text at `keys` of a document, or ""."""
     found: Any = values
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -54,22 +54,22 @@ def text_in(values: Mapping[str, Any], *keys: str) -> str:
 
 
 def keep_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:
-    """Keep what was measured of an artifact; a directory that takes nothing costs the copy, nothing else."""
-    _keep(_folder(manifest_sha256(root)), kind, document)
+    """Save an artifact's document; write errors are ignored."""
+    _save(_folder(manifest_sha256(root)), kind, document)
 
 
 def keep_of_target(sha256: str, name: str, document: Mapping[str, Any]) -> None:
-    """Keep what was measured of a target, as one of the same name; as with an artifact."""
-    _keep(_folder(sha256), name, document)
+    """Save a target's document under `name`; write errors are ignored."""
+    _save(_folder(sha256), name, document)
 
 
-def _keep(folder: Path, name: str, document: Mapping[str, Any]) -> None:
+def _save(folder: Path, name: str, document: Mapping[str, Any]) -> None:
     with suppress(OSError):
         write_record(folder / f"{name}.json", document)
 
 
 def kept_documents(root: Path, target: str) -> list[Path]:
-    """Return the files that were kept of an artifact, and of its target by that one's SHA-256; none that is damaged."""
+    """Return the files of all undamaged documents of an artifact and of the target with SHA-256 `target`."""
     found = [path for each in (manifest_sha256(root), target) for path in sorted(_folder(each).glob("*.json"))]
     return [path for path in found if read_record(path) is not None]
 
@@ -79,8 +79,8 @@ def _folder(sha256: str) -> Path:
 
 
 def read_document(path: Path) -> Saved:
-    """Return a document; raises TrtspecError for a file that is none of a known kind."""
-    hint = f"--json of {', '.join(KINDS)} prints such documents"
+    """Return a document; raise TrtspecError if the file is not of a known kind."""
+    hint = f"create one with --json of {', '.join(KINDS)}"
     try:
         data, modified = read_bounded(path, MAX_BYTES), path.stat().st_mtime
         values = parse_object(data, MAX_VALUES)
@@ -90,7 +90,7 @@ def read_document(path: Path) -> Saved:
         raise TrtspecError(str(error), where=str(path), hint=hint) from None
     kind = _kind(values)
     if kind not in KINDS:
-        raise TrtspecError("no document of a command that measures", where=str(path), hint=hint)
+        raise TrtspecError("not a document of a measuring command", where=str(path), hint=hint)
     return Saved(
         path,
         kind,
@@ -105,7 +105,7 @@ def _kind(values: Mapping[str, Any]) -> str:
 
 
 def _time(said: Any, modified: float) -> datetime:
-    """Return what a document says of its time, in UTC, else when its file was written."""
+    """Return a document's recorded time in UTC, else its file's modification time."""
     with suppress(TypeError, ValueError):
         time = datetime.fromisoformat(said)
         if time.tzinfo:
@@ -114,5 +114,5 @@ def _time(said: Any, modified: float) -> datetime:
 
 
 def prompts_sha256(texts: Iterable[str]) -> str:
-    """Return the digest of prompts as they are sent, in their order."""
+    """Return the digest of prompts as sent, in order."""
     return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()

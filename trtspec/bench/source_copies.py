@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sources that an artifact was made from: where they lie now, and whether copies of them are still the same."""
+"""Locate the sources of an artifact, and check that copied files still match them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trtspec.store.artifact_paths import TOKENIZER, checkpoint
 from trtspec.store.manifest import Manifest
 from trtspec.store.source_locations import recall_origin
 
-HINT = "say where it lies now with --source DIR"
+HINT = "give its location with --source DIR"
 
 
 def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
-    """Return the directory of the target's source, its config and headers seen to add up.
+    """Return the directory of the target's source after validating its config and headers.
 
-    Raises TrtspecError where there is none, or another model's.
+    Raises TrtspecError if it is missing or holds another model.
     """
     try:
         source = load_source(given or origin_of(root, manifest, "target"))
@@ -34,30 +34,31 @@ def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
         message = f"the source of the target cannot be read: {error.message}"
         raise TrtspecError(message, where=error.where, hint=HINT) from None
     if theirs != ours:
-        message = f"this is another model: it has {theirs} vocabulary entries, the artifact {ours}"
+        message = f"not the artifact's source: it has {theirs} vocabulary entries, the artifact has {ours}"
         raise TrtspecError(message, where=str(source.root))
     return source.root
 
 
 def origin_of(root: Path, manifest: Manifest, role: str) -> Path:
-    """Return where a model was built from; a manifest of an earlier trtspec says it itself."""
+    """Return the location that a model was built from; manifests of earlier versions record it themselves."""
     model = manifest.recipe.models[role]
     if model.revision or os.path.isabs(model.model):
         return locate_source(model)
     directory = recall_origin(manifest, role)
     if directory is None:
         raise CheckpointError(
-            "the artifact was not built here, and its manifest says no place",
+            "the artifact was built elsewhere, and its manifest records no source location",
             where=str(root),
-            hint="build it here, or name models of the hub in the recipe",
+            hint="build it here, or use Hugging Face Hub models in the recipe",
         )
     return locate_source(model.model_copy(update={"model": directory}))
 
 
 def check_sources(root: Path, manifest: Manifest, given: Path | None) -> Check | LeftOut:
-    """Hold the checkpoints that an artifact copied against their sources, file by file; `given` is the target's.
+    """Compare the artifact's copied checkpoints with their sources, file by file; `given` is the target's source.
 
-    Left out where a source does not lie where it was and none is given. Raises TrtspecError where `given` is none.
+    Skipped if a source is not at its recorded location and none is given. Raises TrtspecError if `given` is not a
+    directory.
     """
     if given and not given.is_dir():
         raise TrtspecError("no such directory", where=str(given), hint=HINT)
@@ -68,20 +69,20 @@ def check_sources(root: Path, manifest: Manifest, given: Path | None) -> Check |
         try:
             source = given if given and role == "target" else origin_of(root, manifest, role) if copies else Path()
         except CheckpointError as error:
-            return LeftOut("sources", NO_SOURCE, f"the source of the {role} is not there ({error.message}): {HINT}")
+            return LeftOut("sources", NO_SOURCE, f"the source of the {role} was not found ({error.message}): {HINT}")
         pairs += [(source / Path(record.path).name, record) for record in copies]
     return _compare(pairs)
 
 
 def _compare(pairs: list[tuple[Path, FileRecord]]) -> Check:
     problems = [found for found in in_threads(_difference, pairs) if found]
-    detail = "; ".join(problems[:3]) or f"{len(pairs)} files are those of the sources, byte by byte"
+    detail = "; ".join(problems[:3]) or f"{len(pairs)} files are byte-identical to the sources"
     return Check("sources", not problems, len(pairs) - len(problems), len(pairs), detail)
 
 
 def _difference(pair: tuple[Path, FileRecord]) -> str | None:
     source, record = pair
     try:
-        return None if file_sha256(source) == record.sha256 else f"{record.path}: {source} is another file"
+        return None if file_sha256(source) == record.sha256 else f"{record.path}: differs from {source}"
     except OSError as error:
         return f"{record.path}: {source} cannot be read: {error.strerror}"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many times as fast speculation is, and how sure that is.
+"""Estimate the speed-up from speculation with its confidence interval.
 
-A ratio is the seconds of one prompt without speculation over those with it, both measured in one run; of several runs
-it is the prompt's median. The speed-up is the median of the prompts' ratios. Its interval is a bootstrap's: as many
-prompts are drawn from them, with replacement, again and again, and 95 % of the medians lie in it. The prompt is the
-unit: to ask the same ones again tells nothing of others. It speaks of such prompts on this machine.
+A ratio is the seconds of one prompt without speculation divided by those with it, both measured in one run. With
+several runs, a prompt's ratio is the median over runs. The speed-up is the median of the prompts' ratios. Its interval
+is a bootstrap: prompts are resampled with replacement, and 95 % of the medians are inside it. The prompt is the unit,
+because repeating a prompt adds no information about others. The result holds for such prompts on this machine.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MAX_RUNS = 5  # of an undecided speed-up
+MAX_RUNS = 5  # while a speed-up is undecided
 HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"  # the states of a check
 RESAMPLES = 2000
 PERCENTILES = (2.5, 97.5)
-ENOUGH = 6  # of fewer prompts even the whole range holds the median in less than 95 % of cases: 1 - 2 / 2**n
+ENOUGH = 6  # with fewer prompts even the full range covers the median in less than 95 % of cases: 1 - 2 / 2**n
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """The median of `samples` ratios, one of each prompt, its 95 % interval, and the ratio of the total times."""
+    """The median of `samples` ratios, one per prompt, its 95 % interval, and the ratio of the total times."""
 
     median: float
     low: float
@@ -31,17 +31,17 @@ class Speedup:
     samples: int
 
     def reaches(self, limit: float) -> bool | None:
-        """Return whether it is at least `limit`, or None where the interval does not decide that."""
+        """Return whether the speed-up is at least `limit`, or None if the interval does not decide that."""
         if self.samples < ENOUGH or self.low < limit <= self.high:
             return None
         return self.low >= limit
 
     def state(self, limit: float) -> str:
-        """Return whether a limit "holds", "fails", or is "undecided" because the interval includes it."""
+        """Return "holds", "fails", or "undecided" if the interval includes the limit."""
         return HOLDS if self.low >= limit else FAILS if self.high < limit else UNDECIDED
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its keys of the documents of `bench` and `verify`."""
+        """Return the fields used in the documents of `bench` and `verify`."""
         return {
             "speedup": round(self.median, 3),
             "speedup_interval": [round(self.low, 3), round(self.high, 3)],
@@ -50,13 +50,13 @@ class Speedup:
 
     def __str__(self) -> str:
         return (
-            f"{self.median:.2f} times as fast (median of {self.samples} ratios by prompt; 95 % interval {self.low:.2f} "
+            f"{self.median:.2f} times as fast (median of {self.samples} prompts; 95 % interval {self.low:.2f} "
             f"to {self.high:.2f}; {self.total:.2f} by total time)"
         )
 
 
 def speedup_of(ratios: Sequence[float], total: float) -> Speedup:
-    """Return the speed-up that ratios show, one of each prompt; the same ones always give the same interval."""
+    """Return the speed-up from one ratio per prompt; deterministic."""
     import numpy as np
 
     samples = np.asarray(ratios)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which target was measured, whatever drafts for it: equal digests say the same text."""
+"""Identify the measured target independently of the drafter; equal digests mean equal text."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from trtspec.store.manifest import Manifest
 
 
 def target_of(manifest: Manifest) -> dict[str, str]:
-    """Return an artifact's target as documents name it."""
+    """Return an artifact's target as recorded in documents."""
     return {"model": manifest.recipe.target.model, "sha256": target_sha256(manifest)}
 
 
 def target_sha256(manifest: Manifest) -> str:
-    """Return what tells the target of an artifact from others."""
+    """Return the digest that identifies the target of an artifact."""
     return planned_sha256(manifest.recipe, manifest.target_key, ((each.name, each.key) for each in manifest.steps))
 
 
 def planned_sha256(recipe: ResolvedRecipe, target_key: str, steps: Iterable[tuple[str, str]]) -> str:
-    """Return the same of an artifact before it is built, by the name and key of each of its steps.
+    """Return the target digest of an artifact that is not built yet, from the name and key of each of its steps.
 
-    Where nothing is converted, that is the recipe's section of it, the steps that copied it, and the engine.
+    If the target is not converted, the digest covers its recipe section, the steps that copy it, and the engine.
     """
     if target_key:
         return target_key

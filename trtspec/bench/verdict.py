@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict on speculation in one sentence: `verdict_of` is a pure function of what was measured.
+"""Summarize the value of speculation in one sentence; `verdict_of` is a pure function of measured facts.
 
-`report`, `bench`, `profile` and `tune` begin with it. It knows no command's documents and no units but ratios.
+`report`, `bench`, `profile` and `tune` print the verdict first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trtspec.bench.speedup import FAILS, HOLDS, MAX_RUNS, UNDECIDED
 from trtspec.bench.verification_report import Check
 
-# What a reader should do. "pays": it is faster, but the artifact was not verified; "alone": nothing is drafted.
+# Recommended action. "pays": faster, but the artifact was not verified; "alone": the artifact does not speculate.
 SHIP, PAYS, DO_NOT_SHIP, NOT_DECIDED, UNKNOWN, ALONE = "ship", "pays", "do_not_ship", "undecided", "unknown", "alone"
 MIN_SPEEDUP, MIN_ACCEPTANCE, LOSSLESS = "min_speedup", "min_acceptance", "lossless"
 TARGET = "as fast as the target alone"
@@ -20,7 +20,7 @@ TARGET = "as fast as the target alone"
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast as the target alone, with its interval; one round has no interval."""
+    """Speed relative to the target alone, with its interval; a single round lacks one."""
 
     value: float
     low: float | None = None
@@ -31,20 +31,20 @@ class Ratio:
         return f"{self.value:.2f} times{interval}"
 
     def reaches(self, limit: float) -> bool | None:
-        """Return whether the whole interval is at or above a limit (True) or below it (False); None for neither."""
+        """Return whether the interval is at or above a limit (True), below it (False) or undecided (None)."""
         if self.low is None or self.high is None:
             return None
         return True if self.low >= limit else False if self.high < limit else None
 
     @property
     def span(self) -> str:
-        """Return the interval alone, or the value of a single round."""
+        """Return the interval, or the value of a single round."""
         return f"{self.value:.2f}" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
 
 
 @dataclass(frozen=True)
 class Option:
-    """A way to draft and its expected or measured speed-up."""
+    """A draft method or draft with its expected or measured speed-up."""
 
     name: str
     speedup: Ratio
@@ -52,16 +52,20 @@ class Option:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a recipe's or an artifact's speculation.
+    """The facts about a recipe's or an artifact's speculation.
 
-    method: the recipe's method; subject: what people call what drafts ("this draft", or the method).
-    speedup: this speculation against the target alone at `load`; expected from a profile where `is_expected`.
-    by_load: pairs (requests at once, ratio), ascending. texts: equal texts and all texts of a comparison.
-    rivals: other ways to draft, measured on the same target. limit: the recipe's `min_speedup`.
-    checks, verified: of a verification, None where there is none. has_baseline: False where speculation was measured
-    and the target alone was not. foreign: documents that are not of this artifact, each in words.
-    more: how to measure again; check: the command that verifies the artifact, "" where none is known; measure: the one
-    that measures it.
+    method: the recipe's method.
+    subject: its label in sentences, "this draft" or the method.
+    speedup: this speculation against the target alone at `load`; expected from a profile if `is_expected`.
+    by_load: pairs (concurrency, ratio), ascending.
+    limit: the recipe's `min_speedup`.
+    texts: identical texts and all texts of a comparison.
+    checks, verified: results of a verification; `verified` is None without one.
+    rivals: other methods or drafts measured on the same target.
+    has_baseline: False if speculation was measured without the target alone.
+    foreign: why documents do not belong to this artifact, one phrase each.
+    more: how to measure again.
+    measure, check: the commands that measure and verify the artifact; `check` may be "".
     """
 
     method: str
@@ -86,9 +90,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What `profile` or `tune` recommends: `chosen` is None for the target alone.
+    """The recommendation of `profile` or `tune`: `chosen` is None for the target alone.
 
-    `best` is the fastest of what was tried, `own` what the recipe has now, `why_alone` why nothing is to be drafted.
+    `best` is the fastest option tried, `own` the recipe's current one, `why_alone` the reason to not speculate.
     """
 
     chosen: Option | None
@@ -102,23 +106,23 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision, and the sentence that says it."""
+    """A decision and the sentence that explains it."""
 
     decision: str
     text: str
 
     def as_dict(self) -> dict[str, str]:
-        """Return its keys of a document."""
+        """Return the fields of the JSON documents."""
         return {"decision": self.decision, "verdict": self.text}
 
     @property
     def style(self) -> str:
-        """Return the colour of a terminal."""
+        """Return the terminal colour."""
         return {SHIP: "green", PAYS: "green", DO_NOT_SHIP: "red", ALONE: ""}.get(self.decision, "yellow")
 
 
 def verdict_of(found: Evidence | Proposal) -> Verdict:
-    """Return the verdict: the first rule that has something to say decides."""
+    """Return the verdict of the first rule that applies."""
     if isinstance(found, Proposal):
         return _proposed(found)
     rules = (_broken, _alone, _rival, _slower, _contradicted, _missed, _open, _faster, _unmeasured)
@@ -126,7 +130,7 @@ def verdict_of(found: Evidence | Proposal) -> Verdict:
 
 
 def against(check: Check, speedup: Ratio | None, acceptance: float | None, texts: tuple[int, int] | None) -> str:
-    """Return what a benchmark measured that contradicts a check, "" where it does not."""
+    """Return how a benchmark contradicts a check, or "" if it does not."""
     limit = check.limit if isinstance(check.limit, int | float) else None
     if check.name == MIN_SPEEDUP and speedup and limit is not None:
         above = speedup.value >= limit
@@ -135,28 +139,28 @@ def against(check: Check, speedup: Ratio | None, acceptance: float | None, texts
     if check.name == MIN_ACCEPTANCE and acceptance is not None and limit is not None:
         return f"bench measured {acceptance:.3f}" if (acceptance >= limit) != check.ok else ""
     if check.name == LOSSLESS and texts and check.ok and texts[0] < texts[1]:
-        return f"bench found {texts[0]} of {texts[1]} texts the same"
+        return f"bench found {texts[0]} of {texts[1]} texts identical"
     return ""
 
 
 def _broken(found: Evidence) -> Iterator[Verdict]:
-    """What is wrong is not to be shipped, however fast."""
+    """An incorrect artifact must not ship, however fast it is."""
     for check in found.checks:
         if check.state == FAILS and not check.name.startswith("min_"):
             yield Verdict(DO_NOT_SHIP, f"Do not ship this artifact: {check.name} fails: {check.detail}.")
     if found.texts and found.must_be_lossless and found.texts[0] < found.texts[1]:
         same, total = found.texts
-        text = f"Do not ship {found.subject}: only {same} of {total} texts are the same with and without speculation"
-        yield Verdict(DO_NOT_SHIP, f"{text}, and the recipe wants all of them.")
+        text = f"Do not ship {found.subject}: only {same} of {total} texts are identical with and without speculation"
+        yield Verdict(DO_NOT_SHIP, f"{text}, but the recipe requires all of them.")
 
 
 def _alone(found: Evidence) -> Iterator[Verdict]:
     if found.method == "none":
-        yield Verdict(ALONE, "Nothing is drafted: this is the target alone.")
+        yield Verdict(ALONE, "This artifact does not speculate: it runs the target alone.")
 
 
 def _rival(found: Evidence) -> Iterator[Verdict]:
-    """Another way to draft that is surely faster, or pays where this one surely does not."""
+    """Another option is surely faster, or pays where this one surely does not."""
     best = max(found.rivals, key=lambda each: each.speedup.value, default=None)
     own = found.speedup
     if best is None or own is None or best.speedup.reaches(1.0) is not True or best.speedup.low is None:
@@ -173,16 +177,16 @@ def _slower(found: Evidence) -> Iterator[Verdict]:
 
 
 def _contradicted(found: Evidence) -> Iterator[Verdict]:
-    """A gate and a benchmark that are sure of the opposite."""
+    """A gate and a benchmark show opposite results."""
     gate = next((check for check in found.checks if check.name == MIN_SPEEDUP), None)
     if found.is_expected or not (gate and found.speedup and isinstance(gate.limit, int | float)):
         return
     reached, then = found.speedup.reaches(gate.limit), f"the gate {MIN_SPEEDUP} ({gate.limit:g}) {gate.state}"
     if gate.state == HOLDS and reached is False:
-        text = f"Do not ship {found.subject}: {then} with {_number(gate)}, and bench measured {found.speedup}"
-        yield Verdict(DO_NOT_SHIP, f"{text}, which is less.")
+        text = f"Do not ship {found.subject}: {then} with {_number(gate)}, but bench measured {found.speedup}"
+        yield Verdict(DO_NOT_SHIP, f"{text}.")
     if gate.state == FAILS and reached is True:
-        text = f"Not decided: {then} with {_number(gate)}, and bench measured {found.speedup}; {found.check} again"
+        text = f"Not decided: {then} with {_number(gate)}, but bench measured {found.speedup}; run {found.check} again"
         yield Verdict(NOT_DECIDED, f"{text}.")
 
 
@@ -192,50 +196,50 @@ def _missed(found: Evidence) -> Iterator[Verdict]:
         yield Verdict(DO_NOT_SHIP, f"Do not ship {found.subject}: {'; '.join(failed)}.")
     if found.limit and found.speedup and found.speedup.reaches(found.limit) is False:
         text = f"Do not ship {found.subject}: it {_is(found)} {found.speedup} {TARGET}"
-        yield Verdict(DO_NOT_SHIP, f"{text}, and the gate wants {found.limit:g}.")
+        yield Verdict(DO_NOT_SHIP, f"{text}, but the gate requires {found.limit:g}.")
 
 
 def _open(found: Evidence) -> Iterator[Verdict]:
-    """An interval that includes what it has to reach."""
+    """The interval includes the limit."""
     wanted = max(1.0, found.limit or 0.0)
     if found.speedup and found.speedup.reaches(wanted) is None:
         expected = "expected to be " if found.is_expected else ""
         said = f"Not decided: {expected}{found.speedup.span} times {TARGET} at {found.load}"
         if found.speedup.low is None:
-            said += ", in one round, which has no interval"
+            said += ", from one round without an interval"
         elif found.limit and wanted == found.limit:
-            said += f", and the gate wants {wanted:g}"
+            said += f", but the gate requires {wanted:g}"
         else:
             said += ", so it may be slower"
         yield Verdict(NOT_DECIDED, f"{said}{_held(found, wanted)}; measure again with {found.more}.")
     for check in found.checks:
         if check.state == UNDECIDED and not found.speedup:
             yield Verdict(
-                NOT_DECIDED, f"Not decided: {check.name}: {check.detail}; {found.check} again, with {found.more}."
+                NOT_DECIDED, f"Not decided: {check.name}: {check.detail}; run {found.check} again with {found.more}."
             )
 
 
 def _held(found: Evidence, wanted: float) -> str:
-    """Return what a gate said that the benchmark's own number does not."""
+    """Mention the gate's number if the gate held but the benchmark's value is below the limit."""
     gate = next((check for check in found.checks if check.name == MIN_SPEEDUP and check.state == HOLDS), None)
     below = found.speedup is not None and found.speedup.value < wanted
     return f" (the gate held with {_number(gate)})" if gate and below and not found.is_expected else ""
 
 
 def _faster(found: Evidence) -> Iterator[Verdict]:
-    """Reached where nothing speaks against it: the interval, if there is one, is above what it has to reach."""
+    """All other rules passed: the interval, if any, is above the limit."""
     undecided = [check.name for check in found.checks if check.state == UNDECIDED]
     but = f"; {', '.join(undecided)} is undecided in the verification" if undecided else ""
     if found.texts and found.texts[0] < found.texts[1]:
-        but += f"; only {found.texts[0]} of {found.texts[1]} texts are the same with and without speculation"
+        but += f"; only {found.texts[0]} of {found.texts[1]} texts are identical with and without speculation"
     if found.speedup:
         said = f"{found.speedup} {TARGET} at {found.load}{_tail(found.by_load)}{but}"
         if found.is_expected:
-            yield Verdict(PAYS, f"It should pay: expected to be {said}; measure the artifact with {found.measure}.")
+            yield Verdict(PAYS, f"It should pay: expected to be {said}; measure the artifact with: {found.measure}.")
         elif found.verified and not but:
             yield Verdict(SHIP, f"Ship it: {said}.")
         else:
-            unverified = "" if found.verified or not found.check else f"; not verified yet: {found.check}"
+            unverified = "" if found.verified or not found.check else f"; not verified yet, run: {found.check}"
             yield Verdict(PAYS, f"It pays: {said}{unverified}.")
     gate = next((check for check in found.checks if check.name == MIN_SPEEDUP and check.state == HOLDS), None)
     if gate and found.verified:
@@ -245,47 +249,47 @@ def _faster(found: Evidence) -> Iterator[Verdict]:
 
 def _unmeasured(found: Evidence) -> Iterator[Verdict]:
     if not found.has_baseline:
-        text = f"Not known whether {found.subject} pays: the target alone was not measured"
-        yield Verdict(UNKNOWN, f"{text}; name a server without speculation with --baseline.")
-    held = "; its checks hold" if found.verified else "" if found.verified is None else "; its checks do not all hold"
-    why = f", as {' and '.join(found.foreign)}" if found.foreign else ""
-    text = f"Not known whether {found.subject} pays: nothing measured it{why}{held}"
-    yield Verdict(UNKNOWN, f"{text}; {found.measure}.")
+        text = f"Unknown whether {found.subject} pays: the target alone was not measured"
+        yield Verdict(UNKNOWN, f"{text}; give a server without speculation with --baseline.")
+    held = "; its checks pass" if found.verified else "" if found.verified is None else "; some of its checks fail"
+    why = f": {' and '.join(found.foreign)}" if found.foreign else ""
+    text = f"Unknown whether {found.subject} pays: it was not measured{why}{held}"
+    yield Verdict(UNKNOWN, f"{text}; run: {found.measure}.")
 
 
 def _proposed(found: Proposal) -> Verdict:
     chosen, own, best = found.chosen, found.own, found.best
     if chosen is None:
         if best is None:
-            return Verdict(ALONE, "Do not draft: nothing was measured that could draft.")
-        text = f"Do not draft: the best of what was tried, {best.name}, is expected to be {best.speedup} {TARGET}"
-        return Verdict(DO_NOT_SHIP, f"{text} at {found.load}, and {found.why_alone}; the target alone is recommended.")
+            return Verdict(ALONE, "Do not speculate: none of the options could be measured.")
+        text = f"Do not speculate: the best option tried, {best.name}, is expected to be {best.speedup} {TARGET}"
+        return Verdict(DO_NOT_SHIP, f"{text} at {found.load}, but {found.why_alone}; use the target alone.")
     long = f", draft_len {found.draft_len}" if found.draft_len else ""
     said = f"{chosen.speedup} {TARGET} at {found.load}{long}{_tail(found.by_load)}"
     if own is None or own.name == chosen.name:
         return Verdict(PAYS, f"Use {chosen.name}: it is expected to be {said}.")
     if own.speedup.reaches(1.0) is True:
-        return Verdict(PAYS, f"Use {chosen.name} instead of {own.name}: {said}, and {own.name} {own.speedup}.")
+        return Verdict(PAYS, f"Use {chosen.name} instead of {own.name}: {said}; {own.name} is {own.speedup}.")
     return Verdict(
         DO_NOT_SHIP, f"Do not ship {own.name}: it is expected to be {own.speedup} {TARGET}, {chosen.name} {said}."
     )
 
 
 def _tail(by_load: Sequence[tuple[float, float]]) -> str:
-    """Return for which loads drafting does not pay, of those that were measured."""
+    """Return at which of the measured loads speculation does not pay."""
     pays = [load for load, ratio in by_load if ratio > 1.0]
     slow = [load for load, ratio in by_load if ratio <= 1.0]
     if len(by_load) < 2:
         return ""
     if not slow:
-        return f"; it pays up to {by_load[-1][0]:g} requests at once, the most that were measured"
+        return f"; it pays up to {by_load[-1][0]:g} concurrent requests, the highest load measured"
     if not pays:
-        return "; it pays at none of the loads that were measured"
+        return "; it does not pay at any measured load"
     if max(pays) < min(slow):
-        return f"; from {min(slow):g} requests on it does not pay"
+        return f"; it does not pay from {min(slow):g} concurrent requests"
     if max(slow) < min(pays):
-        return f"; from {min(pays):g} requests on it pays"
-    return f"; it does not pay at {', '.join(f'{load:g}' for load in slow)} requests"
+        return f"; it pays from {min(pays):g} concurrent requests"
+    return f"; it does not pay at {', '.join(f'{load:g}' for load in slow)} concurrent requests"
 
 
 def _is(found: Evidence) -> str:
@@ -293,4 +297,4 @@ def _is(found: Evidence) -> str:
 
 
 def _number(gate: Check) -> str:
-    return f"{gate.value:.2f} times" if isinstance(gate.value, int | float) else "no number"
+    return f"{gate.value:.2f} times" if isinstance(gate.value, int | float) else "an unknown value"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found of an artifact: the checks, what was left out and why, and the record that keeps both.
+"""Store verification results: the checks, the skipped checks with reasons, and the saved record.
 
-`verify` and `bench --gates` write the same record, among this user's own, by the SHA-256 of the manifest and the
-machine; `deploy` and `checklist` read it. The copy in the artifact, reports/verify.json, is for people and CI: whoever
-had the artifact in their hands could have written it, so no decision follows from it, unless its SHA-256 is named
-(`trusted_report`). Knows nothing of how anything is measured.
+`verify` and `bench --gates` write the same record to this user's state directory, keyed by the SHA-256 of the manifest
+and the machine; `deploy` and `checklist` read it. The copy in the artifact, reports/verify.json, is for people and CI.
+It is untrusted, because anyone who handled the artifact could have written it, unless its SHA-256 is given
+(`trusted_report`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SCHEMA = "trtspec.verified/1"
 REPORT = f"{REPORTS}/verify.json"
 MAX_BYTES, MAX_VALUES = 4 << 20, 100_000
 PROCESS, SERVER = "process", "server"  # what measured a check
-# Why a check was left out: on request, it needs the running server, the engine cannot tell, there is no source.
+# Why a check was skipped: on request, it needs the running server, the engine cannot report it, the source is missing.
 ON_REQUEST, NEEDS_SERVER, NOT_TOLD, NO_SOURCE = "request", "server", "engine", "source"
-FILES = "files"  # the check of the artifact itself, which `verify` makes and `bench --gates` does not
-FAIL, PASS = "fail", "pass"  # what an undecided gate does
-POLICY = "TRTSPEC_UNDECIDED"  # what --undecided sets, for this process and those that it starts
+FILES = "files"  # the check of the artifact's files, run by `verify` but not by `bench --gates`
+FAIL, PASS = "fail", "pass"  # the policies for undecided gates
+POLICY = "TRTSPEC_UNDECIDED"  # set by --undecided for this process and its children
 
 
 Scalar = bool | int | float | str | None
@@ -44,11 +44,11 @@ Scalar = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Check:
-    """One claim and whether it holds; `limit` is what `value` had to reach.
+    """One check and its result; `limit` is the required `value`.
 
-    `gate` is the key of the recipe's gates that asks for it, `measured_by` "process" or "server"; both may be "".
-    `state` is "holds", "fails" or "undecided"; `ok` of an undecided check follows the policy (`under`). `seconds` is
-    what it took; gates that one measurement decides share its time.
+    `gate` is the recipe's gate that requires it and `measured_by` is "process" or "server"; both may be "". `state` is
+    "holds", "fails" or "undecided"; `ok` of an undecided check follows the policy (`under`). `seconds` is its duration;
+    gates decided by one measurement share its time.
     """
 
     name: str
@@ -66,13 +66,13 @@ class Check:
             object.__setattr__(self, "state", HOLDS if self.ok else FAILS)
 
     def under(self, policy: str) -> Check:
-        """Return the check with `ok` as the policy for undecided checks, "fail" or "pass", has it."""
+        """Return the check with `ok` set by the policy for undecided checks, "fail" or "pass"."""
         return replace(self, ok=policy == PASS) if self.state == UNDECIDED else self
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A check that was not made: `reason` is "request", "server", "engine" or "source", `why` says it to people."""
+    """A skipped check: `reason` is "request", "server", "engine" or "source", `why` is the explanation for users."""
 
     name: str
     reason: str
@@ -81,9 +81,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of an artifact, the rule that it accepts drafts by, and the manifest they are about.
+    """All checks of an artifact, its acceptance rule, and the digest of its manifest.
 
-    `speedup` is that of the engine that serves it, where it was measured. `warnings` are about how it was measured.
+    `speedup` is the measured speed-up on the engine that serves the artifact. `warnings` concern the measurement.
     """
 
     checks: tuple[Check, ...]
@@ -95,7 +95,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Return whether everything holds."""
+        """Return whether all checks pass."""
         return all(check.ok for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,28 +113,31 @@ class Verification:
 
     @property
     def failure(self) -> TrtspecError | None:
-        """Return what is wrong: GateNotMet where only limits of the recipe are missed, else VerificationFailed."""
+        """Return GateNotMet if only limits of the recipe are missed, VerificationFailed for other failures, or None."""
         failed = [check for check in self.checks if not check.ok]
         error = GateNotMet if all(check.name.startswith("min_") for check in failed) else VerificationFailed
         return error("; ".join(f"{check.name}: {check.detail}" for check in failed)) if failed else None
 
     @property
     def undecided(self) -> tuple[Check, ...]:
-        """Return the checks whose measurement does not decide their limit."""
+        """Return the undecided checks."""
         return tuple(check for check in self.checks if check.state == UNDECIDED)
 
     def under(self, policy: str) -> Verification:
-        """Return it with undecided checks failing or passing, by the policy "fail" or "pass"."""
+        """Return a copy in which undecided checks fail or pass by the policy "fail" or "pass"."""
         return replace(self, checks=tuple(check.under(policy) for check in self.checks))
 
     def without(self, gates: Iterable[str]) -> Verification:
-        """Return it without the checks of some gates."""
+        """Return a copy without the checks of the given gates."""
         unwanted = frozenset(gates)
         kept = tuple(check for check in self.checks if (check.gate or check.name) not in unwanted)
         return replace(self, checks=kept)
 
     def after(self, earlier: Verification | None) -> Verification:
-        """Return it with what an earlier one found beside; what a server measured is not replaced by this process."""
+        """Return a copy with the missing checks of an earlier verification.
+
+        Checks measured on a server are not replaced by checks of this process.
+        """
         found = {check.name: check for check in (earlier.checks if earlier else ())}
         weaker = {name for name, check in found.items() if check.measured_by == SERVER}
         found |= {
@@ -145,7 +148,7 @@ class Verification:
 
 
 def undecided_policy(environment: Mapping[str, str] = os.environ) -> str:
-    """Return what an undecided gate does: what --undecided asks for, else "fail" in CI and "pass" elsewhere.
+    """Return the policy for undecided gates: from --undecided, else "fail" in CI and "pass" elsewhere.
 
     GitHub, GitLab and most other CI services set CI=true.
     """
@@ -157,7 +160,7 @@ def undecided_policy(environment: Mapping[str, str] = os.environ) -> str:
 
 @dataclass(frozen=True)
 class _Document:
-    """What is read of `Verification.as_dict`."""
+    """The fields of `Verification.as_dict` that are read back."""
 
     acceptance: str
     checks: tuple[Check, ...]
@@ -172,44 +175,44 @@ def verification_of(
     left_out: Sequence[LeftOut] = (),
     speedup: Speedup | None = None,
 ) -> Verification:
-    """Return what was found of the artifact as it lies there."""
+    """Return the verification of the artifact in `root`."""
     return Verification(tuple(checks), acceptance, manifest_sha256(root), tuple(left_out), speedup)
 
 
 def keep_verification(root: Path, verification: Verification) -> None:
-    """Keep what this user found of an artifact, for the decisions on this machine; raises TrtspecError."""
-    path = _record_of(verification.manifest_sha256)
+    """Save this user's verification of an artifact for later commands on this machine; may raise TrtspecError."""
+    path = _record_path(verification.manifest_sha256)
     try:
         write_record(path, {"schema": SCHEMA, "machine": this_machine(), **verification.as_dict()})
     except OSError as error:
-        hint = remedy_of(error) or "give it room or access there, or point TRTSPEC_STATE at another directory"
-        message = f"what was found cannot be kept: {error.strerror}"
+        hint = remedy_of(error) or "free space or fix permissions there, or set TRTSPEC_STATE to another directory"
+        message = f"the verification cannot be saved: {error.strerror}"
         raise TrtspecError(message, where=str(path), hint=hint) from None
 
 
 def write_report(path: Path, verification: Verification, *, follow: bool = True) -> None:
-    """Write the report whole or not at all, for people and CI; raises TrtspecError where that cannot be.
+    """Write the report for people and CI atomically; raise TrtspecError if that fails.
 
-    Without `follow`, as in an artifact, its directory may be no link.
+    Without `follow`, as for reports in an artifact, the directory must not be a symbolic link.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = json.dumps(verification.as_dict(), indent=1).encode() + b"\n"
         replace_file(path, data, follow=follow)
     except OSError as error:
-        hint = "the artifact may be read-only: verify it with --report FILE"
+        hint = "if the artifact is read-only, use --report FILE"
         raise TrtspecError(f"the report cannot be written: {error.strerror}", where=str(path), hint=hint) from None
 
 
 def read_verification(root: Path) -> Verification | None:
-    """Return what this user found of this very artifact on this machine; None where nothing was kept."""
+    """Return this user's saved verification of this artifact on this machine, or None."""
     return kept_verification(root)[0]
 
 
 def kept_verification(root: Path) -> tuple[Verification | None, datetime | None]:
-    """Return what `read_verification` does, and when it was kept."""
+    """Return the result of `read_verification` and the time when it was saved."""
     sha256 = manifest_sha256(root)
-    path = _record_of(sha256)
+    path = _record_path(sha256)
     if (data := read_record(path)) is None:
         return None, None
     try:
@@ -223,7 +226,7 @@ def kept_verification(root: Path) -> tuple[Verification | None, datetime | None]
 
 
 def read_copy(root: Path) -> Verification | None:
-    """Return the report that lies in the artifact, which anybody may have written, if it is about this manifest."""
+    """Return the untrusted report in the artifact if it matches the manifest, or None."""
     try:
         return _verification(_copy(root), manifest_sha256(root))
     except OSError:
@@ -231,36 +234,36 @@ def read_copy(root: Path) -> Verification | None:
 
 
 def trusted_report(root: Path, sha256: str) -> Verification:
-    """Return the report that lies in the artifact; DigestMismatch unless it is the one of this SHA-256."""
-    path, hint = root / REPORT, "`trtspec verify` prints the digest of the report that it writes"
+    """Return the report in the artifact; raise DigestMismatch unless its SHA-256 is `sha256`."""
+    path, hint = root / REPORT, "`trtspec verify` prints the digest of its report"
     try:
         data = _copy(root)
     except OSError as error:
         raise DigestMismatch(unreadable(error), where=str(path), hint=hint) from None
     if (found := hashlib.sha256(data).hexdigest()) != sha256:
-        message = f"this is not the report to be trusted: it is sha256:{found}, expected sha256:{sha256}"
+        message = f"digest of the report is sha256:{found}, expected sha256:{sha256}"
         raise DigestMismatch(message, where=str(path), hint=hint)
     if (report := _verification(data, manifest_sha256(root))) is None:
-        raise DigestMismatch("no report about the artifact as it lies here", where=str(path), hint=hint)
+        raise DigestMismatch("the report is not about this artifact", where=str(path), hint=hint)
     return report
 
 
 def _copy(root: Path) -> bytes:
     if (root / REPORTS).is_symlink():
-        raise UnfitFile(None, f"{REPORTS} is a symbolic link, which is not followed here", str(root / REPORTS))
+        raise UnfitFile(None, f"{REPORTS} is a symbolic link, which is not allowed here", str(root / REPORTS))
     return read_bounded(root / REPORT, MAX_BYTES, follow=False)
 
 
-def _record_of(sha256: str) -> Path:
+def _record_path(sha256: str) -> Path:
     return records_dir("verified") / f"{sha256}.json"
 
 
 def _verification(data: bytes, manifest: str) -> Verification | None:
-    """Return a report, each value of its type; None for what is no report, or one about another manifest."""
+    """Return the parsed report, or None if it is malformed or about another manifest."""
     from pydantic import ValidationError
 
     try:
-        parse_object(data, MAX_VALUES)  # within bounds, and stricter than what follows
+        parse_object(data, MAX_VALUES)  # checks size limits, and is stricter than pydantic
         found: _Document = _reader().validate_json(data, strict=True)
     except (ValueError, ValidationError):
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves that an artifact says what its target says, and that its gates hold.
+"""Verify an artifact's output against its target and evaluate its gates.
 
-What an engine of another process runs as it is, is checked without it: its files, and that they are the sources'. Its
-text and its gates are left to its server (`trtspec bench NAME --gates`), which is said in so many words.
+For an engine that runs unconverted checkpoints in another process, only the files and their sources are checked. Parity
+and gates are reported as left to the server (`trtspec bench NAME --gates`).
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from trtspec.store.verified_cache import verify_changed
 log = logging.getLogger(__name__)
 
 ON_SERVER = (
-    "measured on the server: trtspec bench NAME --gates (exit 110 where the text differs, 112 where a limit is missed)"
+    "measured on the server: trtspec bench NAME --gates (exit code 110 if texts differ, 112 if a limit is missed)"
 )
-NO_PARITY = "the engine runs the source itself, in a process of its own: nothing was converted to hold against it"
+NO_PARITY = "the engine runs the source unconverted in a separate process, so parity cannot be measured"
 
 OnProgress = Callable[[str, int, int], None]
 
 
-OnMeasure = Callable[[tuple[str, ...], bool], None]  # gets the gates, and whether this process measures them
+OnMeasure = Callable[[tuple[str, ...], bool], None]  # (gates, whether this process measures them)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a verification was asked for."""
+class _Options:
+    """The options of a verification."""
 
     source: Path | None
     prompts_file: Path | None
@@ -85,25 +85,25 @@ def verify_artifact(
     on_progress: OnProgress = lambda what, done, total: None,
     on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
 ) -> Verification:
-    """Check files, parity with the source model, losslessness and gates; keeps what was found, and writes the report.
+    """Check files, parity with the source model, losslessness and gates; save the result and write the report.
 
-    Of an artifact with damaged files nothing more is checked. `source` is where the target's Hugging Face checkpoint
-    lies now, if not where it was built from; `max_runs` bounds the runs that a speed-up near its limit takes; `skip`
-    names gates to leave out; `report` is another place for the report; with `reread` files are read that were read
-    before and have not changed since; `expected` is the SHA-256 that the manifest must have. `on_unwritten` gets the
-    error where the artifact or the state directory does not take it. Raises TrtspecError where no source is found.
+    If files are damaged, the other checks are skipped. `source` is the directory of the target's Hugging Face
+    checkpoint, by default the one it was built from. `max_runs` limits the runs for a speed-up near its limit. `skip`
+    names gates to skip. `report` is an alternative path for the report. `reread` hashes files again even if they are
+    unchanged. `expected` is the SHA-256 that the manifest must have. `on_unwritten` receives the error if the artifact
+    or the state directory is not writable. Raises TrtspecError if the source is not found.
     """
     manifest = load_manifest(root, expected)
     files, found = _check_files(root, manifest, reread=reread), Judgement((), ())
     if files.ok:
         examine = _examine if find_backend(manifest.backend.name).converts else _examine_copies
-        found = examine(root, manifest, _Asked(source, prompts_file, max_tokens, max_runs, skip, on_progress))
+        found = examine(root, manifest, _Options(source, prompts_file, max_tokens, max_runs, skip, on_progress))
     left_out = (*left_out_on_request(manifest.recipe, skip), *found.left_out)
     acceptance = manifest.recipe.speculation.acceptance
     verification = verification_of(root, acceptance, (files, *found.checks), left_out, found.speedup)
     warnings = (found.overlap.warning,) if found.overlap else ()
     verification = replace(verification, warnings=warnings).under(undecided_policy())
-    _keep(root, manifest, verification, report, on_unwritten)
+    _save(root, manifest, verification, report, on_unwritten)
     return verification
 
 
@@ -117,16 +117,16 @@ def ensure_gates(
     expected: str = "",
     trusted: str = "",
 ) -> bool:
-    """Raise unless the gates of an artifact hold: by what this user found of it, else by measuring them now.
+    """Raise unless the gates of an artifact hold, by this user's saved verification or by measuring them now.
 
-    The report that lies in the artifact counts only where `trusted` is its SHA-256. `expected` is the SHA-256 that the
-    manifest must have.
+    The report in the artifact is used only if `trusted` is its SHA-256. `expected` is the SHA-256 that the manifest
+    must have.
 
-    `on_undecided` gets the gates that are undecided and pass (`undecided_policy`). `on_measure` is called before they
-    are measured, here or on the server.
+    `on_undecided` receives the undecided gates that pass (`undecided_policy`). `on_measure` is called before gates are
+    measured, here or on the server.
 
-    Returns whether that is settled: an engine that does not run in this process can only be measured on its server.
-    Raises DigestMismatch, VerificationFailed or GateNotMet. Needs no source model.
+    Returns whether the gates are settled: an engine that does not run in this process can only be measured on its
+    server. Raises DigestMismatch, VerificationFailed or GateNotMet. Does not need the source model.
     """
     manifest = read_artifact(root, expected)
     report = trusted_report(root, trusted) if trusted else read_verification(root)
@@ -136,9 +136,9 @@ def ensure_gates(
     if _settled(manifest, report, in_process, skip):
         return True
     log.info(
-        "%s: nothing that was measured here settles its gates; %s",
+        "%s: no saved result covers its gates; %s",
         root,
-        "they are measured" if in_process else "its server will",
+        "measuring them now" if in_process else "its server will measure them",
     )
     on_measure(wanted_gates(manifest.recipe, skip), in_process)
     if in_process:
@@ -148,7 +148,7 @@ def ensure_gates(
 
 
 def _ensure(found: Verification, on_undecided: Callable[[Sequence[LeftOut]], None]) -> None:
-    """Raise for a check that fails, by the policy for undecided ones too."""
+    """Raise if a check fails, including undecided ones if the policy is "fail"."""
     judged = found.under(undecided_policy())
     if failure := judged.failure:
         raise failure
@@ -157,7 +157,7 @@ def _ensure(found: Verification, on_undecided: Callable[[Sequence[LeftOut]], Non
 
 
 def _settled(manifest: Manifest, report: Verification | None, in_process: bool, skip: Collection[str]) -> bool:
-    """Return whether a report without failures says enough; of another engine only what its server told counts."""
+    """Return whether a report without failures covers the gates; other engines need results from their server."""
     wanted = frozenset(wanted_gates(manifest.recipe, skip))
     if not wanted or (not in_process and manifest.recipe.speculation.method == "none"):
         return True
@@ -173,14 +173,17 @@ def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> Check:
     started = time.perf_counter()
     differing, known = (verify_files(root, manifest), 0) if reread else verify_changed(root, manifest)
     problems, count = [*differing, *unknown_code(root, manifest)], len(manifest.files)
-    unchanged = f", {known} of them unchanged since they were read" if known else ""
-    detail = "; ".join(problems[:3]) or f"{count} files have the digests that were recorded{unchanged}"
+    unchanged = f", {known} of them unchanged since the last check" if known else ""
+    detail = "; ".join(problems[:3]) or f"{count} files match their recorded digests{unchanged}"
     seconds = time.perf_counter() - started
     return Check(FILES, not problems, max(0, count - len(problems)), count, detail, seconds=seconds)
 
 
-def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
-    """Hold what was converted, in the torch engine, against its source; another engine's speed is not this one's."""
+def _examine(root: Path, manifest: Manifest, asked: _Options) -> Judgement:
+    """Compare the converted target in the torch engine with its source, and evaluate the gates.
+
+    The speed-up is reported only if the torch engine also serves the artifact.
+    """
     prompts, skip, early = artifact_prompts(root, asked.prompts_file), {*asked.skip}, []
     source, checks = None, []
     if load_checkpoint(root / TARGET).quantization.algo and "quantized_parity" in skip:
@@ -202,22 +205,22 @@ def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
     return Judgement((*checks, *judged.checks), (*early, *judged.left_out), speedup, judged.overlap)
 
 
-def _examine_copies(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
-    """Check what can be checked of checkpoints that another process runs as they are."""
+def _examine_copies(root: Path, manifest: Manifest, asked: _Options) -> Judgement:
+    """Run the checks that are possible for unconverted checkpoints of an engine in another process."""
     copies = check_sources(root, manifest, asked.source)
     names = wanted_gates(manifest.recipe, asked.skip)
     waiting = (LeftOut("parity", NOT_TOLD, NO_PARITY), *(LeftOut(name, NEEDS_SERVER, ON_SERVER) for name in names))
     return Judgement((copies,), waiting) if isinstance(copies, Check) else Judgement((), (copies, *waiting))
 
 
-def _keep(
+def _save(
     root: Path,
     manifest: Manifest,
     found: Verification,
     report: Path | None,
     on_unwritten: Callable[[TrtspecError], None],
 ) -> None:
-    """Keep and write the report; that of an engine of another process includes what was measured on its server."""
+    """Save the result and write the report, including server results if the engine runs in another process."""
     if not find_backend(manifest.backend.name).in_process:
         found = found.after(read_verification(root))
     try:

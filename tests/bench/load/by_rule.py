@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is none: its answers come when a rule says, so that a load's figures are the same in every run."""
+"""A simulated server with deterministic response times, so that results are reproducible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_S, STEP_TOKENS = 0.05, 3
 
 
 async def arms(client: Any, served: Server, baseline: Server | None) -> dict[str, Endpoint]:
-    """Return a server of ours, and itself asked to draft nothing."""
+    """Return a fake server's endpoint, and the same with drafting switched off."""
     api = find_api("completions")
     return {
         SERVED: Endpoint(served.url, "completions", api, "tiny"),
@@ -27,9 +27,9 @@ async def arms(client: Any, served: Server, baseline: Server | None) -> dict[str
 
 
 async def answered(client: Any, endpoint: Endpoint, load: Any, workload: Workload, number: int, requests: int) -> Round:
-    """Return a round: the more requests run at once the longer a step takes, above all one that verifies drafts.
+    """Return a simulated round: steps take longer with more concurrent requests, especially steps that verify drafts.
 
-    Later requests and later rounds are a little slower.
+    Later requests and later rounds are slightly slower.
     """
     many, tokens, drafts = load.concurrency, workload.wanted.max_tokens, endpoint.extra != ALONE
     step_s = (0.010 + 0.002 * many if drafts else 0.010 + 0.0005 * many) * (1 + 0.01 * (number % 3))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server whose timings are known: it answers each request as a script says, and notes when it sent what."""
+"""A test server with scripted responses and timings, which records when it sent each chunk."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ MODEL = "scripted"
 
 @dataclass(frozen=True)
 class Script:
-    """An answer: (seconds before it, tokens in it) of each chunk; drafts as (drafted, accepted, steps).
+    """A response: (delay in seconds, tokens) of each chunk; drafts as (drafted, accepted, steps).
 
-    `histogram` has these steps by how many tokens they accepted.
-
-    `raw` are the bytes of the body in place of events, `status` with `refusal` a refusal.
+    `histogram` counts the steps by accepted tokens. `raw` replaces the events of the body; `status` with `refusal` is
+    an error response.
     """
 
     chunks: Sequence[tuple[float, int]] = ((0.0, 1),)
@@ -40,35 +39,35 @@ class Script:
 
 
 def steady(ttft_s: float, gap_s: float, tokens: int, drafts: tuple[int, int, int] | None = None) -> Script:
-    """Return an answer of chunks of one token."""
+    """Return a response with one token per chunk."""
     return Script([(ttft_s, 1), *[(gap_s, 1)] * (tokens - 1)], drafts)
 
 
 @dataclass
 class Server:
-    """A running one. `ours` makes it read `num_draft_tokens`, as our servers do."""
+    """A running test server; with `ours` it supports `num_draft_tokens`, like trtspec's servers."""
 
     script: Callable[[dict[str, Any]], Script]
     ours: bool = True
     models: Sequence[str] = (MODEL,)
     key: str = ""
-    at_once: int = 0  # how many it answers at the same time; 0 for all
+    at_once: int = 0  # maximum concurrency; 0 for unlimited
     metrics: Callable[[], str] | None = None
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
-    sent: list[list[float]] = field(default_factory=list)  # of each request: when it came, then of its chunks
+    sent: list[list[float]] = field(default_factory=list)  # for each request: its arrival, then its chunks
     most_at_once: int = 0
     open: int = 0
     runner: Any = None
 
     def of_load(self) -> list[int]:
-        """Return the numbers of the requests that are no probes."""
+        """Return the indices of the requests that are not probes."""
         return [number for number, body in enumerate(self.asked) if "Hello" not in json.dumps(body)]
 
 
 @contextmanager
 def scripted(script: Callable[[dict[str, Any]], Script], **options: Any) -> Iterator[Server]:
-    """Serve in a thread while the block runs."""
+    """Serve in a thread for the duration of the block."""
     server, ready, loop = Server(script, **options), threading.Event(), asyncio.new_event_loop()
     thread = threading.Thread(target=_serve, args=(server, ready, loop), daemon=True)
     thread.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AIPerf as driver, by a double that writes records as 0.13 does; the real one is asked where it is on PATH."""
+"""AIPerf as load generator, with a fake that writes records like AIPerf 0.13; one test needs the real one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ASKED = ("--driver", "aiperf", "--requests", 4, "--runs", 1, "--max-rounds", 1, 
 
 
 def put_double(root: Path, monkeypatch: pytest.MonkeyPatch, fault: str = "") -> Path:
-    """Put a double on PATH; returns the file where it notes what it was asked."""
+    """Put a fake aiperf on PATH; return the file where it logs its arguments."""
     program = root / "bin" / "aiperf"
     program.parent.mkdir()
     seen = root / "seen.jsonl"
@@ -61,12 +61,14 @@ def test_its_records_become_our_samples(trtspec: Run, workplace: Path, monkeypat
     assert (arm["requests"], arm["output_tokens"], arm["prompt_tokens"], arm["client_cpu_share"]) == (4, 36, 20, None)
     assert (arm["ttft_ms"]["p50"], arm["e2e_ms"]["p50"], arm["tpot_ms"]["p50"]) == (100.0, 130.0, 3.75)
     assert (arm["itl_ms"]["mean"], arm["seconds"]) == (15.0, 0.28)
-    assert arm["output_tokens_per_s"] == pytest.approx(60, rel=0.01)  # of the first alone, until the last is sent
+    assert arm["output_tokens_per_s"] == pytest.approx(
+        60, rel=0.01
+    )  # tokens of the first request until the last is sent
     assert (arm["acceptance_rate"], arm["mean_accepted_len"]) == (0.6, 3.0)
     assert arm["acceptance_histogram"] == [4, 0, 0, 8]
     assert document["points"][0]["identical_texts"] is None
     words = seen.read_text()
-    assert words.count('"argv"') == 4  # of both arms, to warm up and to measure
+    assert words.count('"argv"') == 4  # warm-up and measurement of both arms
     assert words.count("num_draft_tokens") == 2
     assert '"--concurrency", "2"' in words
 
@@ -87,11 +89,11 @@ def test_of_an_open_loop_requests_are_due_when_they_were_decided(
     ("fault", "said"),
     [
         ('sys.exit("no tokenizer")', "no tokenizer"),
-        ("records = [7] * len(records)", "a record is not one of aiperf 0.13: "),
-        ('records[0]["metrics"] = {}', "a record is not one of aiperf 0.13: "),
-        ("del records[0]", "aiperf has 3 records of 4 requests"),
-        ("sys.exit(0)", "aiperf ended with 0 and without records"),
-        ('for each in records: each["error"] = {"message": "refused"}', "none of 4 requests was answered: refused"),
+        ("records = [7] * len(records)", "a record does not match the format of aiperf 0.13: "),
+        ('records[0]["metrics"] = {}', "a record does not match the format of aiperf 0.13: "),
+        ("del records[0]", "aiperf wrote 3 records for 4 requests"),
+        ("sys.exit(0)", "aiperf exited with 0 without records"),
+        ('for each in records: each["error"] = {"message": "refused"}', "all 4 requests failed: refused"),
     ],
 )
 def test_what_goes_wrong_in_it_is_told(
@@ -112,19 +114,19 @@ def test_what_it_cannot_ask_is_refused(trtspec: Run, workplace: Path, monkeypatc
     )
     with scripted(lambda body: Script()) as server:
         asked = ("bench", server.url, "--concurrency", "2", *ASKED)
-        assert "aiperf asks servers of OpenAI's API" in trtspec(*asked, "--api", "triton").err
+        assert "aiperf requires an OpenAI API" in trtspec(*asked, "--api", "triton").err
         assert "several messages" in trtspec(*asked, "--prompts", "two.jsonl").err
         monkeypatch.setenv("TRTSPEC_OPENAI_KEY", "sk-1")
         assert "every user of this machine can read" in trtspec(*asked).err
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert "there is no aiperf on PATH" in trtspec(*asked).err
+    assert "aiperf is not on PATH" in trtspec(*asked).err
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.skipif(shutil.which("aiperf") is None, reason="no aiperf on PATH")
+@pytest.mark.skipif(shutil.which("aiperf") is None, reason="aiperf is not on PATH")
 def test_the_real_one_measures_what_we_do(trtspec: Run, workplace: Path) -> None:
-    """On a server of known timings: medians of TTFT and TPOT within 5 % of each other, and of the schedule."""
+    """On a server with known timings, both drivers' median TTFT and TPOT agree within 5 %, and match the schedule."""
     found = {}
     tokenizer = ("--tokenizer", recipes_dir() / "models" / "quickstart-target")
     with scripted(lambda body: steady(0.8, 0.08, 12), ours=False) as server:

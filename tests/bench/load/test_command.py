@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bench --concurrency`, `--rate` and `--compare`: documents, screens, exit codes and refusals."""
+"""`bench --concurrency`, `--rate` and `--compare`: documents, screens, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.conftest import Run
 from trtspec.planning.doctor import install_hint
 
 FEW = ("--requests", 6, "--runs", 3, "--max-rounds", 3, "--max-tokens", 6, "--prompts", "default")
-ENOUGH = ("--requests", 4, "--runs", 6, "--max-rounds", 6)  # for what has to be shown beside other work
+ENOUGH = ("--requests", 4, "--runs", 6, "--max-rounds", 6)  # for results that must hold on a busy machine
 
 
 def pays(body: dict[str, Any]) -> Script:
-    """Draft well."""
+    """Simulate a draft that makes generation faster."""
     return steady(0.01, 0.02, 6) if "num_draft_tokens" in body else steady(0.01, 0.001, 6, (8, 4, 2))
 
 
 def does_not(body: dict[str, Any]) -> Script:
-    """Draft badly: worse than not at all."""
+    """Simulate a draft that makes generation slower."""
     return steady(0.01, 0.001 if "num_draft_tokens" in body else 0.02, 6)
 
 
 @pytest.mark.alone
-@pytest.mark.slow  # a server answers by the clock
+@pytest.mark.slow  # the server responds in real time
 def test_a_sweep(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as server:
         asked = ("bench", server.url, "--concurrency", "1,3", "--rate", "20", "--slo", "ttft=5s,tpot=15ms", *FEW)
@@ -60,7 +60,7 @@ def test_a_sweep(trtspec: Run, workplace: Path) -> None:
     assert "3.00" in shown.out
 
 
-@pytest.mark.slow  # a server answers by the clock
+@pytest.mark.slow  # the server responds in real time
 def test_a_server_that_dies_costs_the_loads_that_were_not_measured(trtspec: Run, workplace: Path) -> None:
     def dies(body: dict[str, Any]) -> Script:
         return Script(status=503, refusal="gone") if server.most_at_once > 3 else pays(body)
@@ -77,7 +77,7 @@ def test_a_server_that_dies_costs_the_loads_that_were_not_measured(trtspec: Run,
     assert "concurrency 8" in done.err
 
 
-@pytest.mark.slow  # a server answers by the clock
+@pytest.mark.slow  # the server responds in real time
 def test_the_page_has_every_field(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as server:
         done = trtspec("bench", server.url, "--concurrency", "1", *FEW, "--runs", 1, "--max-rounds", 1,
@@ -87,7 +87,7 @@ def test_the_page_has_every_field(trtspec: Run, workplace: Path) -> None:
     line = json.loads((workplace / "raw.jsonl").read_text().splitlines()[0])
     page = (docs_dir() / "interface.md").read_text()
     by_name = {"served", "baseline", "work_ms", "extra", "errors", "finish_reasons", "num_draft_tokens", "unknown"}
-    by_name |= {"machine", "processors", "python", "mean_ttft_ms", "mean_tpot_ms", "mean_e2e_ms"}  # in words
+    by_name |= {"machine", "processors", "python", "mean_ttft_ms", "mean_tpot_ms", "mean_e2e_ms"}  # described in prose
     by_name |= done.document["points"][0]["arms"]["served"]["by_kind"].keys()
     missing = [name for name in fields_of([done.document, compared, line]) - by_name if f"`{name}`" not in page]
     assert missing == []
@@ -98,14 +98,14 @@ def docs_dir() -> Path:
 
 
 def fields_of(value: Any) -> set[str]:
-    """Return all names in a document."""
+    """Return all field names of a document."""
     if isinstance(value, list):
         return set().union(*map(fields_of, value))
     return {*value, *set().union(*map(fields_of, value.values()))} if isinstance(value, dict) else set()
 
 
 @pytest.mark.alone
-@pytest.mark.slow  # a server answers by the clock
+@pytest.mark.slow  # the server responds in real time
 def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as good, scripted(does_not) as bad:
         held = trtspec("bench", good.url, "--concurrency", "2", *FEW, *ENOUGH, "--min-ratio", "1.0")
@@ -118,7 +118,7 @@ def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.slow  # a server answers by the clock
+@pytest.mark.slow  # the server responds in real time
 def test_two_saved_runs(trtspec: Run, workplace: Path) -> None:
     for name, script in (("a", pays), ("b", pays), ("worse", does_not)):
         with scripted(script) as server:
@@ -141,7 +141,7 @@ def test_two_saved_runs(trtspec: Run, workplace: Path) -> None:
     assert "B is faster at 2 of 2 loads" in better.out
 
 
-@pytest.mark.slow  # a server answers by the clock
+@pytest.mark.slow  # the server responds in real time
 def test_documents_of_other_prompts_are_not_comparable(trtspec: Run, workplace: Path) -> None:
     for name, more in (("a", ()), ("b", ("--seed", 3))):
         with scripted(pays) as server:
@@ -149,7 +149,7 @@ def test_documents_of_other_prompts_are_not_comparable(trtspec: Run, workplace: 
         (workplace / f"{name}.json").write_text(done.out)
     refused = trtspec("bench", "--compare", "a.json", "b.json")
     assert refused.code == 1
-    assert "the two cannot be compared: other prompts, lengths or seeds were asked" in refused.err
+    assert "the two cannot be compared: prompts, lengths or seeds differ" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_file_that_is_no_such_document(trtspec: Run, workplace: Path, text: st
         (("x", "--rate", "0"), "is not a list of increasing numbers"),
         (("x", "--concurrency", "99999"), "is not a list of increasing numbers"),
         (("x", "--slo", "ttft=1s"), "--slo requires --concurrency or --rate"),
-        (("x", "--concurrency", "1", "--slo", "fast"), "--slo: 'fast' is no limit"),
+        (("x", "--concurrency", "1", "--slo", "fast"), "--slo: 'fast' is not a valid limit"),
         (("x", "--concurrency", "1", "--gates"), "--gates cannot be combined with a load"),
         (("x", "--absolute"), "--absolute requires --compare"),
         (("x", "--compare", "a", "b"), "--compare cannot be combined with a target"),
@@ -188,7 +188,10 @@ def test_a_file_that_is_no_such_document(trtspec: Run, workplace: Path, text: st
         (("http://127.0.0.1:1", "--concurrency", "1", "--api", "complitions"), "did you mean 'completions'?"),
         (("http://127.0.0.1:1", "--concurrency", "1", "--input-tokens", "8"), "--input-tokens requires a tokenizer"),
         (("http://127.0.0.1:1", "--concurrency", "1", "--runs", "5", "--max-rounds", "2"), "is below --runs 5"),
-        (("http://127.0.0.1:1", "--concurrency", "1", "--key-env", "NO_SUCH"), "the environment has no NO_SUCH"),
+        (
+            ("http://127.0.0.1:1", "--concurrency", "1", "--key-env", "NO_SUCH"),
+            "the environment variable NO_SUCH is not set",
+        ),
         (("http://127.0.0.1:1", "--concurrency", "1", "--timeout", "soon"), "--timeout: 'soon' is not a duration"),
         (("http://127.0.0.1:1", "--concurrency", "1"), "the server cannot be reached"),
     ],

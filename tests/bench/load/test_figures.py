@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of requests, rounds and arms, held against numpy on schedules that are known."""
+"""Metrics of requests, rounds and arms, compared with numpy on known schedules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drawn(seed: int, requests: int) -> list[Sample]:
 
 
 def test_a_request_has_the_figures_of_the_field() -> None:
-    """5 tokens in 3 chunks, the first after 200 ms, the last after 1 s: four of them took 800 ms."""
+    """5 tokens in 3 chunks, the first after 200 ms, the last after 1 s: four tokens took 800 ms."""
     one = sample(3.0, [0.2, 0.6, 1.0], tokens=5)
     assert one.ttft_ms == pytest.approx(200)
     assert one.e2e_ms == pytest.approx(1000)
@@ -50,7 +50,7 @@ def test_a_request_has_the_figures_of_the_field() -> None:
 
 
 def test_a_closed_loop_counts_while_each_place_has_a_request() -> None:
-    """Two places make a token a second each until the last request is sent after 4 s, which takes 20 s more alone."""
+    """Two slots generate one token per second each until the last request starts after 4 s and runs alone for 20 s."""
     samples = [sample(0.0, [1, 2, 3, 4.5]), sample(0.0, [1, 2]), sample(2.0, [1, 2]), sample(4.0, [2, 11, 20])]
     closed, open_loop = Round(samples, places=2), Round(samples)
     assert (closed.full_s, closed.seconds) == (4.0, 24.0)
@@ -62,7 +62,7 @@ def test_a_closed_loop_counts_while_each_place_has_a_request() -> None:
 
 
 def test_a_closed_loop_without_a_token_before_its_last_request_counts_whole() -> None:
-    """The first request of a place fails at once, and the last is sent in its stead."""
+    """The first request of a slot fails immediately, and the last request replaces it."""
     samples = [sample(0.0, [], error="refused"), sample(0.0, [1, 2]), sample(0.01, [1, 2])]
     assert Round(samples, places=2).full_s == pytest.approx(2.01)
     assert Round(samples, places=2).output_tokens_per_s == pytest.approx(4 / 2.01)
@@ -118,12 +118,12 @@ def test_an_objective_is_read() -> None:
     assert parse_slo("ttft=200ms, tpot=30ms") == Slo(200, 30)
     assert parse_slo("e2e=1.5s") == Slo(e2e_ms=1500)
     for wrong in ("ttft=200", "ttft", "", "x=1ms", "ttft=1ms,ttft=2ms", "ttft=-1ms"):
-        with pytest.raises(TrtspecError, match="is no limit"):
+        with pytest.raises(TrtspecError, match="is not a valid limit"):
             parse_slo(wrong)
 
 
 def test_drafts_are_summed_by_tokens_over_requests() -> None:
-    """Of 10 + 30 drafted tokens 8 + 6 were accepted in 4 + 10 steps."""
+    """8 + 6 of 10 + 30 drafted tokens were accepted in 4 + 10 steps."""
     several = [
         sample(0.0, [0.1], drafted=10, accepted=8, steps=4, histogram=(0, 0, 4), kind="code"),
         sample(0.0, [0.1], drafted=30, accepted=6, steps=10, histogram=(4, 6), kind="chat"),
@@ -137,7 +137,7 @@ def test_drafts_are_summed_by_tokens_over_requests() -> None:
 
 
 def test_kinds_have_a_speedup_each() -> None:
-    """Code's tokens come 2 and 8 times as fast: 4, in the geometric mean. A request that failed does not count."""
+    """Tokens of code are 2 and 8 times as fast: 4 as geometric mean. A failed request does not count."""
     served = [sample(0.0, [0.1, 0.2], kind="code"), sample(0.0, [0.1, 0.15], kind="code"), sample(0.0, [0.1, 0.3])]
     alone = [sample(0.0, [0.1, 0.3], kind="code"), sample(0.0, [0.1, 0.5], kind="code"), sample(0.0, [0.1, 0.2])]
     broken = Sample("p", "code", 0.0, 0.0, error="broke off")
@@ -161,7 +161,7 @@ def test_drafts_are_the_counters_where_answers_do_not_tell_them() -> None:
     counted = parse_counters(text.encode())
     assert counted == Counters(40, 120, 60)
     assert counted.since(Counters(20, 20, 10)) == Counters(20, 100, 50)
-    assert counted.since(Counters(50, 20, 10)) == Counters()  # the server began anew
+    assert counted.since(Counters(50, 20, 10)) == Counters()  # the server was restarted
     found = summary_of([Round([sample(0.0, [0.1])])], counted, None)
     assert (found["acceptance_rate"], found["mean_accepted_len"], found["drafts_told_by"]) == (0.5, 2.5, "counters")
     assert parse_counters(b"vllm:spec_decode_num_drafts_total 1\n") == Counters()
@@ -170,7 +170,7 @@ def test_drafts_are_the_counters_where_answers_do_not_tell_them() -> None:
 
 
 def test_arrivals_are_poisson() -> None:
-    """Gaps have the mean and the deviation of an exponential distribution, and equal seeds equal times."""
+    """Gaps have the mean and deviation of an exponential distribution, and equal seeds give equal times."""
     load = Poisson(4.0)
     times = np.array(load.arrivals(20_000, 1))
     gaps = np.diff(times)
@@ -215,7 +215,7 @@ def compared(served: Sequence[Sample], alone: Sequence[Sample]) -> Point:
 
 
 def test_arms_of_which_one_fails_are_not_compared() -> None:
-    """Half of the requests are answered sooner than all of them: that is no speed-up."""
+    """Half of the requests complete sooner than all of them, which is not a speed-up."""
     quick, slow, broken = sample(0.0, [0.1]), sample(0.0, [0.2]), Sample("p", "", 0.0, 0.0, error="503")
     assert compared([quick, quick], [slow, slow]).speedup
     failing = compared([quick, broken], [slow, slow])
@@ -227,7 +227,7 @@ def test_arms_of_which_one_fails_are_not_compared() -> None:
 def test_chunks_are_not_taken_for_tokens() -> None:
     counted, chunks = sample(0.0, [0.1, 0.2]), sample(0.0, [0.1, 0.2], is_counted=False)
     assert compared([counted], [counted]).unfit == ""
-    assert compared([chunks], [counted]).unfit == "the server does not count its tokens (served)"
+    assert compared([chunks], [counted]).unfit == "the server does not report token counts (served)"
 
 
 def test_what_a_server_says_that_is_no_utf8_can_be_written(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals against published quantiles and against what they promise; comparisons of documents with themselves."""
+"""Intervals against published quantiles and their coverage; comparisons of identical runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.bench.load.schema import SavedLoad
 from trtspec.cli.load_compare import load_gate
 from trtspec.core.errors import TrtspecError
 
-# Student's two-sided quantiles as tables have them: (probability below, degrees of freedom) to t
+# Published quantiles of Student's t: (cumulative probability, degrees of freedom) to t
 TABLE = {
     (0.975, 1): 12.7062, (0.975, 2): 4.3027, (0.975, 5): 2.5706, (0.975, 30): 2.0423, (0.995, 3): 5.8409,
     (0.995, 10): 3.1693, (0.9995, 4): 8.6103, (0.95, 7): 1.8946,
@@ -44,7 +44,7 @@ def test_an_interval_holds_the_true_ratio_as_often_as_it_says(rounds: int) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(4, 4), (3, 12), (20, 6)])
 def test_an_interval_between_documents_does_too(before: int, after: int) -> None:
-    """Also where the two have other numbers of rounds and other noise."""
+    """The coverage holds with different numbers of rounds and different noise."""
     draws = np.random.default_rng(before * after)
     held = []
     for _ in range(2000):
@@ -59,7 +59,7 @@ def test_one_round_shows_nothing() -> None:
         assert found.value == pytest.approx(3)
         assert (found.low, found.high, found.shows) == (0.0, math.inf, 0)
         assert found.as_dict()["low"] is None
-    with pytest.raises(ValueError, match="no rounds"):
+    with pytest.raises(ValueError, match="at least one round"):
         ratio_of_rounds([])
 
 
@@ -71,7 +71,7 @@ def test_a_ratio_the_other_way_round() -> None:
 
 
 def document(served: list[float], alone: list[float] | None = None, **more: Any) -> SavedLoad:
-    """Return a saved document of one load, or of several with the same rounds."""
+    """Return a saved document with one load, or several with the same rounds."""
     arms = {"served": served} | ({"baseline": alone} if alone is not None else {})
     rounds = {name: {"rounds": [{"requests": 16, "failed": more.get("failed", 0), "output_tokens_per_s": each,
                                  "mean_e2e_ms": 1e5 / each} for each in values]}
@@ -95,7 +95,7 @@ def document(served: list[float], alone: list[float] | None = None, **more: Any)
 
 
 def drawn(draws: Any, speedup: float, rounds: int = 8, machine: float = 1.0) -> SavedLoad:
-    """Return what a run on a shared machine looks like: rounds with weather of their own, and of both arms alike."""
+    """Return a simulated run on a shared machine: each round's noise is common to both arms."""
     weather = machine * np.exp(draws.normal(0, 0.1, rounds))
     noise = np.exp(draws.normal(0, 0.03, (2, rounds)))
     return document(list(500 * speedup * weather * noise[0]), list(500 * weather * noise[1]))
@@ -103,7 +103,7 @@ def drawn(draws: Any, speedup: float, rounds: int = 8, machine: float = 1.0) -> 
 
 @pytest.mark.slow
 def test_the_same_thing_against_itself_shows_no_difference() -> None:
-    """Also on a machine that is a third slower in one of the runs: of 400 pairs at most a few differ."""
+    """At most a few of 400 pairs differ, even if the machine is a third slower in one run."""
     draws = np.random.default_rng(11)
     alarms = 0
     for _ in range(400):
@@ -161,7 +161,7 @@ def test_without_one_the_interval_leaves_room_for_the_machines_difference() -> N
 
 
 def test_latencies_are_compared_as_speeds() -> None:
-    """An open loop's seconds are fewer where it is faster."""
+    """In an open loop, lower latency counts as faster."""
     before = document([100.0, 101, 99, 100], judged_by="mean_e2e_ms")
     after = document([200.0, 202, 198, 200], judged_by="mean_e2e_ms")
     (found,) = compare(before, after)
@@ -171,7 +171,7 @@ def test_latencies_are_compared_as_speeds() -> None:
 
 @pytest.mark.parametrize("alone", [None, [50.0] * 12])
 def test_rounds_are_compared_by_their_numbers(alone: list[float] | None) -> None:
-    """Later rounds of one run asked other prompts, which take longer; one round of the other has no answer."""
+    """Later rounds of one run sent other prompts, which take longer; one round of the other lacks responses."""
     speeds = [100.0, 60.0, 101.0, 99.0, *[50.0] * 8]
     long, short = document(speeds, alone), document(speeds[:4], alone and alone[:4])
     (found,) = compare(long, short)
@@ -184,7 +184,7 @@ def test_rounds_are_compared_by_their_numbers(alone: list[float] | None) -> None
 
 @pytest.mark.parametrize(("loads", "ok"), [(1, False), (20, True)])
 def test_a_runs_own_gate_is_as_strict_as_that_of_two(loads: int, ok: bool) -> None:
-    """What 95 % would miss 99 % do not, and of twenty loads one may look like this by chance."""
+    """The gate uses a 99 % interval, corrected for the number of loads."""
     speedups = [0.95, 0.96, 0.97, 0.94, 0.955]
     near = [0.985, 0.95, 0.97, 0.94, 0.965]
     assert ratio_of_rounds(near).high < 0.985 < ratio_of_rounds(near, CONFIDENCE).high
@@ -216,10 +216,10 @@ def test_several_loads_are_judged_more_strictly() -> None:
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"sha256": "bb"}, "other prompts, lengths or seeds"),
-        ({"loads": [8]}, "no load in common"),
-        ({"requests": 32}, "rounds of 16 and of 32 requests"),
-        ({"driver": "aiperf"}, "trtspec measured one and aiperf the other"),
+        ({"sha256": "bb"}, "prompts, lengths or seeds differ"),
+        ({"loads": [8]}, "they do not share a load"),
+        ({"requests": 32}, "rounds have 16 and 32 requests"),
+        ({"driver": "aiperf"}, "A was measured by trtspec, B by aiperf"),
         ({"failed": 1}, "6% of the requests failed in B"),
     ],
 )

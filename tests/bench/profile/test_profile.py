@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec profile`, from a recipe to a recommendation in it."""
+"""`trtspec profile` from a recipe to a recommendation written into it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = ("--samples", 4, "--max-tokens", 32, "--max-draft-len", 4)
 
 
 def test_two_drafts_are_ranked_and_the_better_one_is_written(workplace: Path, trtspec: Run) -> None:
-    """The quickstart's draft is trained on its target; with its embedding upside down it guesses in the dark."""
+    """The quickstart's draft is trained on its target; with its embedding reversed it guesses randomly."""
     models = recipes_dir() / "models"
     shutil.copytree(models / "quickstart-draft", workplace / "worse")
     tensors = load_file(workplace / "worse" / "model.safetensors")
@@ -42,7 +42,7 @@ def test_two_drafts_are_ranked_and_the_better_one_is_written(workplace: Path, tr
     assert (worse["draft"], worse["verdict"]) == ("./worse", "harmful")
     assert best["acceptance_rate"] > 0.6
     assert worse["acceptance_rate"] < 0.5
-    assert document["recommendation"]["method"] in ("draft_target", "none")  # a loaded machine may find that none pays
+    assert document["recommendation"]["method"] in ("draft_target", "none")  # on a busy machine, no draft may pay
     if document["recommendation"]["method"] == "draft_target":
         section = yaml.safe_load(mine.read_text())["speculation"]
         assert (workplace / section["draft"]["model"]).resolve() == Path(better).resolve()
@@ -117,7 +117,7 @@ def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
 
 
 def test_a_draft_longer_than_the_engine_has_room_for_is_said(recipe: Path, trtspec: Run) -> None:
-    """Of 64 tokens in all a draft of 64 leaves no room for a text."""
+    """A draft of 64 tokens does not fit into a sequence of 64 tokens."""
     sizes = ("--set", "engine.max_seq_len=64", "--set", "engine.max_input_len=32", "--set", "engine.max_batch_size=1")
     outcome = trtspec("profile", recipe, *SMALL[:-1], 64, *sizes, "--methods", "ngram")
     assert outcome.code == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from acceptance and step times."""
+"""Recommendations derived from acceptance and step times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def places(*matched: int, depth: int = 4) -> list[Proposed]:
 
 
 def measured(method: str, accepted: dict[int, int], cost: dict[int, dict[int, float]], steps: int = 100) -> Measured:
-    """Return a candidate of which `accepted` tokens by draft length come in so many steps, ten texts alike."""
+    """Return a candidate with ten equal texts, `accepted` tokens by draft length, and the given step times."""
     acceptance = {
         length: Acceptance((Counts(steps, steps * length, many, (many,), (steps * length,)),) * 10, ("",) * 10)
         for length, many in accepted.items()
@@ -32,7 +32,7 @@ def measured(method: str, accepted: dict[int, int], cost: dict[int, dict[int, fl
 
 
 def test_steps_are_walked_as_the_engine_takes_them() -> None:
-    """Behind an accepted draft the next step begins; the last token is never drafted."""
+    """The next step starts after the accepted draft; the last token is never drafted."""
     found = count_steps(places(2, 0, 0, 1, 0, 4, 4), 2)
     # at 0: 2 of 2, at 3: 1 of 2, at 5: one is left to draft and it is accepted
     assert (found.steps, found.drafted, found.accepted) == (3, 5, 4)
@@ -55,7 +55,7 @@ def test_means_by_step_and_by_text() -> None:
 
 
 def test_of_one_text_nothing_is_sure() -> None:
-    """Its draft was accepted whole, as that of each of two equal ones was, and of another it might not be."""
+    """A single text gives a wide interval, even if its drafts were fully accepted."""
     cost = {1: {0: 1.0, 2: 1.0}}
     two = measured("ngram", {2: 200}, cost)
     one = replace(two, acceptance={2: Acceptance(two.acceptance[2].texts[:1], ("",))})
@@ -68,7 +68,7 @@ def test_of_one_text_nothing_is_sure() -> None:
 
 
 def test_the_fastest_length_by_batch_becomes_the_schedule() -> None:
-    """Accepted tokens saturate, steps become dearer with the batch: at 2 and 8 by what was measured around them."""
+    """Acceptance saturates and steps become slower at higher concurrency; 2 and 8 are interpolated."""
     accepted = {1: 80, 2: 140, 3: 180, 4: 190}
     cheap = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.2}
     dear = {0: 1.0, 1: 1.4, 2: 1.9, 3: 2.5, 4: 3.0}
@@ -82,7 +82,7 @@ def test_the_fastest_length_by_batch_becomes_the_schedule() -> None:
 
 
 def test_a_length_changes_where_another_is_clearly_faster() -> None:
-    """With 4 requests one token less is 1.02 times as fast, with 16 it is 1.09 times."""
+    """At concurrency 4, one token less is 1.02 times as fast, at 16 it is 1.09 times."""
     cheap, even, dear = {0: 1.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.2, 2: 1.37}, {0: 1.0, 1: 1.3, 2: 1.58}
     found = measured("ngram", {1: 60, 2: 79}, {1: cheap, 4: even, 16: dear})
     gains = [found.speedup(batch, 1).expected.value / found.speedup(batch, 2).expected.value for batch in (4, 16)]
@@ -91,14 +91,14 @@ def test_a_length_changes_where_another_is_clearly_faster() -> None:
 
 
 def test_a_length_that_does_not_pay_is_not_kept() -> None:
-    """With 4 requests one token is 1.07 times as fast as none, two are 1.04 times."""
+    """At concurrency 4, one token is 1.07 times as fast as the target alone, two are 1.04 times."""
     found = measured("ngram", {1: 60, 2: 79}, {1: {0: 1.0, 1: 1.0, 2: 1.0}, 4: {0: 1.0, 1: 1.5, 2: 1.72}})
     assert [round(found.speedup(4, length).expected.value, 2) for length in (1, 2)] == [1.07, 1.04]
     assert recommend([found], 1).schedule == ((2, 2), (4, 1))
 
 
 def test_many_requests_need_more_than_one_does() -> None:
-    """One token is 1.04 times as fast as none: with the fewest requests it is drafted, with more it might be slower."""
+    """One token is 1.04 times as fast, which is enough at the lowest concurrency but too uncertain at higher ones."""
     cheap, even = {0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.54}
     found = measured("ngram", {1: 60}, {1: even, 4: even})
     assert round(found.best(4).expected.value, 2) == 1.04
@@ -107,7 +107,7 @@ def test_many_requests_need_more_than_one_does() -> None:
 
 
 def test_a_schedule_goes_on_where_what_drafts_costs_more_idle() -> None:
-    """With 4 requests both are 0.97 times as fast as the target alone; one of them because the draft reads prompts."""
+    """At concurrency 4 both have a speed-up of 0.97, one of them because its drafter also prefills."""
     cheap = {0: 1.0, 1: 1.0, 2: 1.0}
     slow = measured("draft_target", {1: 60, 2: 80}, {1: cheap, 4: {0: 1.0, 1: 1.85, 2: 1.86}})
     assert (round(slow.best(4).expected.value, 2), slow.idle(4)) == (0.97, 1.0)
@@ -125,7 +125,7 @@ def test_one_length_for_all_needs_no_schedule() -> None:
 
 
 def test_what_pays_with_many_alone_is_drafted_where_fewer_do_not_lose() -> None:
-    """A schedule drafts no more for many than for few: with 1, 2 and 4 requests it is 1.01 times as fast."""
+    """A schedule never drafts more at higher concurrency; at 1, 2 and 4 the speed-up is 1.01."""
     even, cheap = {0: 1.0, 1: 1.6, 2: 1.78}, {0: 1.0, 1: 1.0, 2: 1.0}
     found = recommend(
         [measured("ngram", {1: 60, 2: 80}, {1: even, 4: even, 8: cheap, 64: {0: 1.0, 1: 4.0, 2: 5.0}})], 8
@@ -135,18 +135,19 @@ def test_what_pays_with_many_alone_is_drafted_where_fewer_do_not_lose() -> None:
 
 
 def test_what_pays_with_many_alone_is_not_recommended_where_fewer_lose() -> None:
-    """Without a schedule it would draft for 64 requests, too; a schedule that drafts for 8 drafts for one."""
+    """Without a schedule it would also draft at 64, and a schedule that drafts at 8 also drafts at 1."""
     dear, cheap = {0: 1.0, 1: 1.8, 2: 2.0}, {0: 1.0, 1: 1.0, 2: 1.0}
     found = recommend([measured("ngram", {1: 60, 2: 80}, {1: dear, 8: cheap, 64: dear})], 8)
     assert (found.candidate, found.schedule, found.speedup) == (None, (), 1.0)
     assert found.why == (
-        "the best of what was tried, ngram, makes it 1.80 (1.80 to 1.80) times as fast with 8 requests at once, but "
-        "fewer requests would have to draft as much, and with one request at a time it is 0.90 times as fast"
+        "the best candidate, ngram, is expected to be 1.80 (1.80 to 1.80) times as fast with 8 concurrent requests, "
+        "but lower concurrencies would need the same draft length, and with one request at a time it is "
+        "0.90 times as fast"
     )
 
 
 def test_many_requests_take_a_length_that_fewer_do_not_lose_by() -> None:
-    """Two tokens are 1.8 times as fast with 8 requests and 0.9 times with one; one token is 1.6 and 1.07 times."""
+    """Two tokens are 1.8 times as fast at concurrency 8 and 0.9 times at 1; one token is 1.6 and 1.07 times."""
     cost = {1: {0: 1.0, 1: 1.5, 2: 2.0}, 8: {0: 1.0, 1: 1.0, 2: 1.0}}
     found = recommend([measured("ngram", {1: 60, 2: 80}, cost)], 8)
     assert (found.draft_len, found.schedule) == (1, ())
@@ -155,7 +156,7 @@ def test_many_requests_take_a_length_that_fewer_do_not_lose_by() -> None:
 
 
 def test_the_speed_is_that_of_what_the_schedule_does() -> None:
-    """With 4 requests one token is 1.02 times as fast as the two that the schedule keeps."""
+    """At concurrency 4, one token is 1.02 times as fast as the two that the schedule keeps."""
     even = {0: 1.0, 1: 1.2, 2: 1.37}
     slow = {0: 1.0, 1: 1.5, 2: 1.5}
     candidate = measured("ngram", {1: 60, 2: 79}, {1: slow, 4: even})
@@ -165,12 +166,12 @@ def test_the_speed_is_that_of_what_the_schedule_does() -> None:
 
 
 def test_what_is_not_sure_to_pay_with_many_is_not_recommended_for_them() -> None:
-    """With 4 requests it is 1.04 times as fast, where a schedule ends: so nothing would be drafted."""
+    """At concurrency 4 the speed-up is 1.04, which is too uncertain for a schedule."""
     found = measured("ngram", {1: 60}, {1: {0: 1.0, 1: 1.0}, 4: {0: 1.0, 1: 1.54}})
     assert found.best(4).expected.low > 1.02
     alone = recommend([found], 4)
     assert (alone.candidate, alone.speedup, alone.schedule) == (None, 1.0, ())
-    assert alone.why.endswith("with 4 requests at once, but less than 1.05 times is not sure to be faster")
+    assert alone.why.endswith("with 4 concurrent requests, but an expected speed-up below 1.05 is uncertain")
     assert recommend([found], 1).schedule == ((2, 1),)
 
 
@@ -180,11 +181,11 @@ def test_a_candidate_that_cannot_be_scheduled_yields_to_one_that_can() -> None:
     good = measured("ngram", {1: 60}, {1: cheap, 8: cheap})
     found = recommend([fast, good], 8)
     assert found.candidate is good.candidate
-    assert "next is draft_target, 1.80 times, but fewer requests" in found.why
+    assert "the next best is draft_target, 1.80 times, but lower concurrencies" in found.why
 
 
 def test_what_takes_no_length_has_no_schedule() -> None:
-    """`check` refuses one: it is recommended where it loses with no number of requests."""
+    """`check` rejects a schedule for it, so it is recommended only if it is never slower."""
     cheap, dear = {0: 1.0, 3: 1.0}, {0: 1.0, 3: 2.0}
     plain = Candidate("medusa", None, {}, False, Path())
     good = replace(measured("medusa", {3: 60}, {1: cheap, 8: {0: 1.0, 3: 1.55}}), candidate=plain)
@@ -192,14 +193,12 @@ def test_what_takes_no_length_has_no_schedule() -> None:
     assert (found.candidate, found.schedule, found.speculation) == (plain, (), {"method": "medusa"})
     alone = recommend([replace(measured("medusa", {3: 60}, {1: cheap, 8: dear}), candidate=plain)], 1)
     assert alone.candidate is None
-    assert alone.why.endswith(
-        "it drafts however many requests run, and with 8 requests at once it is 0.80 times as fast"
-    )
+    assert alone.why.endswith("it drafts at every concurrency, and with 8 concurrent requests it is 0.80 times as fast")
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16, 64])
 def test_no_recommendation_is_slower_than_the_target_alone(batch: int) -> None:
-    """Of step times at random: with every number of requests, by what is expected, and lengths never grow."""
+    """With random step times, the expected speed-up is at least 1 at every concurrency, and lengths never grow."""
     draws = np.random.default_rng(batch)
     recommended = 0
     for _ in range(200):
@@ -229,7 +228,7 @@ def test_of_two_as_good_the_shorter_is_taken() -> None:
 
 @pytest.mark.parametrize(("longer_s", "taken"), [(1.015, 2), (1.035, 1)])
 def test_a_longer_draft_is_taken_where_more_is_expected_of_it_than_noise(longer_s: float, taken: int) -> None:
-    """Two tokens are expected to be 3.5 or 1.5 % faster than one."""
+    """Two tokens are expected to be 3.5 % or 1.5 % faster than one."""
     found = measured("ngram", {1: 500, 2: 576}, {1: {0: 1.0, 1: 1.0, 2: longer_s}}, steps=1000)
     assert found.best(1).draft_len == taken
 
@@ -274,7 +273,7 @@ def test_the_least_counts_and_no_more_than_longer_drafts_or_more_rows_took() -> 
 
 
 def test_prefills_of_several_requests_lie_on_a_line() -> None:
-    """At 3 requests steps take 2 s and prefills 6 s of the 11 tokens that follow the first."""
+    """At concurrency 3, steps take 2 s and prefills 6 s for the 11 tokens after the first."""
     even = {0: 1.0, 1: 1.0}
     found = measured("ngram", {1: 100}, {1: even, 5: {0: 3.0, 1: 3.0}})
     found = replace(found, prefills={1: (2.0, 2.0), 5: (10.0, 10.0)}, answer_len=12.0)
@@ -282,19 +281,19 @@ def test_prefills_of_several_requests_lie_on_a_line() -> None:
 
 
 def test_target_alone_is_recommended_with_the_reason_that_its_interval_gives() -> None:
-    """Few texts that differ much: 1.25 times as fast on the whole, and anything from 1.0 times on for others."""
+    """A few very different texts give a speed-up of 1.25 with an interval that starts at 1.0."""
     wide = Acceptance((Counts(10, 10, 0), Counts(10, 10, 9), Counts(10, 10, 0)), ("",) * 3)
     found = replace(measured("draft_target", {1: 60}, {1: {0: 1.0, 1: 1.03}}), acceptance={1: wide})
     best = found.best(1).expected
     assert best.low < 1.02 < best.value
     alone = recommend([found], 1)
     assert alone.candidate is None
-    assert "the lower end of that interval is below 1.02, so it may be no faster" in alone.why
+    assert "the lower end of that interval is below 1.02, so it may not be faster" in alone.why
     found_verdict = verdict_of(alone.proposal)
     assert found_verdict.decision == "do_not_ship"
-    beginning = "Do not draft: the best of what was tried, draft_target, is expected to be"
+    beginning = "Do not speculate: the best option tried, draft_target, is expected to be"
     assert found_verdict.text.startswith(f"{beginning} {best.value:.2f} times")
-    assert found_verdict.text.endswith("so it may be no faster; the target alone is recommended.")
+    assert found_verdict.text.endswith("so it may not be faster; use the target alone.")
     slow = recommend([measured("ngram", {1: 10}, {1: {0: 1.0, 1: 1.09}})], 1)
     assert slow.candidate is None
-    assert "but that is less than 1.02 times, which noise alone can make" in slow.why
+    assert "but that is less than 1.02 times, which is within noise" in slow.why

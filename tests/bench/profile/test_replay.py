@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts read off known texts are those of the engine, for every draft length that a request may ask for."""
+"""Counts derived from known texts equal the engine's counts for every draft length."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def built(name: str, workplace: Path, trtspec: Run) -> Iterator[OpenArtifact]:
 
 
 def counted(artifact: OpenArtifact, draft_len: int | None) -> tuple[list[tuple[int, ...]], list[Counts]]:
-    """Return what the engine says, and its own counts."""
+    """Return the engine's responses and counts."""
     requests = [artifact.request(prompt, TOKENS, draft_len=draft_len) for prompt in PROMPTS]
     results = artifact.engine.generate(requests)
     told = [Counts(each.stats.steps, each.stats.drafted, each.stats.accepted) for each in results]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec profile --server`, against a server whose acceptance and times are known."""
+"""`trtspec profile --server` against a server with known acceptance and times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED = ("--prompts", "default", "--samples", 4, "--max-tokens", TOKENS, "--set"
 
 @pytest.fixture(autouse=True)
 def by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give what a server answered at once the times that it would have taken, and time few requests."""
+    """Replace measured times with computed ones, and use few requests."""
 
     async def ask(*asked: Any) -> Round:
         done = await ask_all(*asked)
@@ -35,7 +35,7 @@ def by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def timed(sample: Sample) -> Sample:
-    """Let a step take 10 ms, 2 ms more for each token that is drafted, and the first token 10 ms."""
+    """Set the first token's time to 10 ms, and a step's to 10 ms plus 2 ms per drafted token."""
     steps = len(sample.chunks_s) - 1
     if steps < 1:
         return sample
@@ -48,7 +48,7 @@ def step_seconds(draft_len: int) -> float:
 
 
 def drafting(draft_len: int) -> Script:
-    """Draft the text but for every third token, wherever a step begins."""
+    """Return a script that accepts two tokens, then none of the third, wherever a step begins."""
     accepted = accepted_of(draft_len)
     histogram = [accepted.count(length) for length in range(OWN_LEN + 1)]
     drafts = (len(accepted) * draft_len, sum(accepted), len(accepted)) if draft_len else None
@@ -56,13 +56,13 @@ def drafting(draft_len: int) -> Script:
 
 
 def accepted_of(draft_len: int) -> list[int]:
-    """Return what each step accepts."""
+    """Return the accepted tokens of each step."""
     of_three = {0: [0, 0, 0], 1: [1, 0]}.get(draft_len, [ACCEPTED])
     return of_three * ((TOKENS - 1) // 3)
 
 
 def of_length(draft_len: int) -> Script:
-    """Return the script of a server that drafts so much by itself."""
+    """Return the script of a server with this default draft length."""
     script = drafting(draft_len)
     return replace(script, histogram=script.histogram[: draft_len + 1])
 
@@ -72,12 +72,12 @@ def answer(body: dict[str, Any]) -> Script:
 
 
 def unasked(body: dict[str, Any]) -> Script:
-    """Draft as much as ever, as servers do that read no `num_draft_tokens`."""
+    """Draft at full length, like servers that ignore `num_draft_tokens`."""
     return drafting(OWN_LEN)
 
 
 def expected(draft_len: int) -> float:
-    """Return the speed-up of whole answers."""
+    """Return the speed-up for complete responses."""
     steps = len(accepted_of(draft_len))
     return (FIRST_S + (TOKENS - 1) * step_seconds(0)) / (FIRST_S + steps * step_seconds(draft_len))
 
@@ -112,19 +112,19 @@ def test_a_server_that_is_told_how_much_to_draft(trtspec: Run, recipe: Path) -> 
 def test_there_are_rounds_until_it_is_sure_how_lengths_compare(
     trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch, sure: float, rounds: int
 ) -> None:
-    """All rounds take the same here; of no ratio can one be surer than that."""
+    """All rounds take the same time, so the interval has width 0."""
     monkeypatch.setattr("trtspec.bench.profile.server_client.LEAST_ROUNDS", 3)
     monkeypatch.setattr("trtspec.bench.profile.server_client.MOST_ROUNDS", 4)
-    monkeypatch.setattr("trtspec.bench.profile.server_client.SURE", sure)
+    monkeypatch.setattr("trtspec.bench.profile.server_client.MAX_REL_CI", sure)
     with scripted(answer) as server:
         trtspec("profile", recipe, "--server", server.url, *ASKED)
         of_load = len(server.of_load())
-    asked = 4  # prompts to learn what is accepted of each length but 0, and requests of a round
+    asked = 4  # prompts for the acceptance of each length except 0, and requests per round
     assert of_load == asked * OWN_LEN + asked * (OWN_LEN + 1) * rounds
 
 
 def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: Path) -> None:
-    """Steps lie on a line here, and what drafts sees the text alone, so that nothing is lost."""
+    """Step times are linear here and drafts depend only on the text, so derived results are exact."""
     with scripted(unasked, ours=False) as server, scripted(lambda body: drafting(0), ours=False) as alone:
         document = trtspec("profile", recipe, "--server", server.url, "--baseline", alone.url, *ASKED).document
     found = method(document)
@@ -140,7 +140,7 @@ def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: P
 def test_servers_of_other_lengths_tell_of_those_between(
     trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps lie on a line from one drafted token on here, and not on the one from none."""
+    """Step times are linear from one drafted token, but not from zero."""
     monkeypatch.setattr(
         sys.modules[__name__], "step_seconds", lambda draft_len: 0.01 + 0.001 * draft_len + 0.003 * (draft_len > 0)
     )
@@ -158,14 +158,14 @@ def test_servers_of_other_lengths_tell_of_those_between(
     assert {row["draft_len"] for row in found["speedups"]} == {1, 2, 3, 4}
     for row in found["speedups"]:
         assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
-    assert f"{shorter.url}: it drafts 1 tokens, as another server does" in twice.err
+    assert f"{shorter.url}: it drafts 1 tokens, the same as another server" in twice.err
 
 
 def test_another_server_says_how_much_it_drafts(trtspec: Run, recipe: Path) -> None:
     with scripted(answer) as server, scripted(lambda body: replace(of_length(1), histogram=[12])) as other:
         outcome = trtspec("profile", recipe, "--server", server.url, "--server", other.url, *ASKED)
     assert outcome.code != 0
-    assert "its answers do not tell how many tokens it drafts" in outcome.err
+    assert "its responses do not report the draft length" in outcome.err
 
 
 def test_where_places_are_not_told_no_other_length_is(trtspec: Run, recipe: Path) -> None:
@@ -175,7 +175,7 @@ def test_where_places_are_not_told_no_other_length_is(trtspec: Run, recipe: Path
     found = method(document)
     assert document["server"]["api"] == "triton"
     assert found["by_position"] == []
-    assert document["server"]["draft_len"] == OWN_LEN  # which is the recipe's
+    assert document["server"]["draft_len"] == OWN_LEN  # from the recipe
     assert {row["draft_len"] for row in found["speedups"]} == {1, OWN_LEN}
 
 
@@ -187,14 +187,14 @@ def test_prompts_that_a_server_refuses_are_counted(trtspec: Run, recipe: Path) -
 
 
 def refused(body: dict[str, Any], seen: list[str]) -> Script:
-    """Refuse the first prompt that is no probe."""
+    """Reject the first prompt that is not a probe."""
     if body["prompt"] != "Hello" and not seen:
         seen.append(body["prompt"])
     return Script(status=400, refusal="too long") if body["prompt"] in seen else answer(body)
 
 
 def test_requests_that_fail_are_no_prompts_that_are_too_long(trtspec: Run, recipe: Path) -> None:
-    """One fails in the answers, and later one of a round, which does not count: the others' times do."""
+    """One request fails in the first pass, another in a round; only the other requests' times count."""
     seen: list[str] = []
 
     def script(body: dict[str, Any]) -> Script:
@@ -211,23 +211,23 @@ def test_requests_that_fail_are_no_prompts_that_are_too_long(trtspec: Run, recip
     assert document["server"]["requests_failed"] == 2
     for row in method(document)["speedups"]:
         assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
-    assert "2 requests failed and were excluded: the server answered 500: out of memory" in said.out + said.err
+    assert "2 requests failed and were excluded: the server returned 500: out of memory" in said.out + said.err
     assert "too long" not in said.out + said.err
 
 
 def test_a_server_that_fails_in_every_round_ends_the_profile(trtspec: Run, recipe: Path) -> None:
-    """One request in four fails once streams are timed, so fewer run at once than are timed."""
+    """A quarter of the timed requests fail, so the concurrency is lower than intended."""
     seen: list[str] = []
 
     def script(body: dict[str, Any]) -> Script:
         seen.append(body["prompt"])
-        timing = len(seen) > 4 * OWN_LEN + 4  # behind four answers of each length, and the probes
+        timing = len(seen) > 4 * OWN_LEN + 4  # after four responses of each length, and the probes
         return Script(status=503, refusal="busy") if timing and len(seen) % 4 == 0 else answer(body)
 
     with scripted(script) as server:
         outcome = trtspec("profile", recipe, "--server", server.url, *ASKED)
     assert outcome.code != 0
-    assert "in each round with 1 at once requests failed: the server answered 503: busy" in outcome.err
+    assert "requests failed in each round of 1 concurrent requests: the server returned 503: busy" in outcome.err
 
 
 def silent(body: dict[str, Any]) -> Script:
@@ -241,11 +241,11 @@ def at_once(body: dict[str, Any]) -> Script:
 @pytest.mark.parametrize(
     ("script", "ours", "said"),
     [
-        (silent, True, "its answers tell of no drafts"),
-        (at_once, True, "its answers come in one piece"),
-        (unasked, False, "there is nothing to compare with"),
+        (silent, True, "its responses do not report drafts"),
+        (at_once, True, "its responses are not streamed"),
+        (unasked, False, "no baseline to compare with"),
         (lambda body: Script(status=500, refusal="broken"), True, "broken"),
-        (lambda body: answer(body) if body["prompt"] == "Hello" else Script(), True, "none has two tokens"),
+        (lambda body: answer(body) if body["prompt"] == "Hello" else Script(), True, "all have fewer than two tokens"),
     ],
 )
 def test_a_server_that_does_not_do_is_told(trtspec: Run, recipe: Path, script: Any, ours: bool, said: str) -> None:
@@ -266,7 +266,7 @@ def test_a_server_that_does_not_do_is_told(trtspec: Run, recipe: Path, script: A
         ),
         (("--baseline", "http://127.0.0.1:1"), "require --server"),
         (("--server", "./here"), "requires a server, not an artifact"),
-        (("--server", "http://127.0.0.1:1", "--set", "speculation={method: none}"), "drafts nothing"),
+        (("--server", "http://127.0.0.1:1", "--set", "speculation={method: none}"), "does not speculate"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

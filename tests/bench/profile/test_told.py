@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server tells of its drafts, against the steps that it tells of."""
+"""Draft statistics reported by a server, compared with the steps they describe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtspec.bench.load.rounds import Round
 from trtspec.bench.load.sample import Sample
 from trtspec.bench.profile.acceptance import Acceptance, Counts, count_steps
 from trtspec.bench.profile.options import Limits
-from trtspec.bench.profile.server_client import Asking, _asked_in, _is_sure
+from trtspec.bench.profile.server_client import Asking, _is_precise, _round_prompts
 from trtspec.bench.profile.server_counts import counts_of
 from trtspec.bench.profile.stream_times import stream_times
 from trtspec.engine.prompts.prompt import Prompt
@@ -24,7 +24,7 @@ from trtspec.engine.replay import Proposed
 
 
 def told(places: list[Proposed], draft_len: int) -> Sample:
-    """Return the sample of a server that takes the steps of a text, and tells of those that drafted."""
+    """Return the sample of a server that takes the steps of a text and reports those that drafted."""
     by_length, drafted, at = Counter[int](), 0, 0
     while at < len(places):
         depth = min(draft_len, len(places) - at - 1)
@@ -46,7 +46,7 @@ def texts(many: int, draft_len: int) -> list[list[Proposed]]:
 
 @pytest.mark.parametrize("draft_len", [1, 2, 5])
 def test_counts_are_those_of_the_steps(draft_len: int) -> None:
-    """But for where the last drafts of a text were shorter: that is known of all places together."""
+    """Counts are exact except at the end of a text, where only the total of shorter drafts is known."""
     made = texts(40, draft_len)
     true = [count_steps(each, draft_len) for each in made]
     found = [counts_of(told(each, draft_len), draft_len) for each in made]
@@ -63,7 +63,7 @@ def test_counts_are_those_of_the_steps(draft_len: int) -> None:
 
 @pytest.mark.slow
 def test_shorter_drafts_are_the_beginnings_of_longer_ones() -> None:
-    """Where all places are accepted alike, that is what shorter drafts come to."""
+    """Truncation is exact if acceptance does not depend on the position."""
     draws = Random(0)
     made = [[Proposed(5, 5, draws.choice((0, 1, 2, 5))) for _ in range(600)] for _ in range(20)]
     whole = Acceptance(tuple(count_steps(each, 5) for each in made), ("",) * 20)
@@ -76,7 +76,7 @@ def test_shorter_drafts_are_the_beginnings_of_longer_ones() -> None:
 
 @pytest.mark.slow
 def test_shorter_drafts_of_what_sees_the_text_alone_are_drafted_again() -> None:
-    """Looked-up tokens are right for long or not at all: beginnings of long drafts say too little of short ones."""
+    """Looked-up tokens are correct in long runs or not at all, so truncated long drafts underestimate short ones."""
     draws = Random(0)
 
     def text() -> list[bool]:
@@ -95,12 +95,12 @@ def test_shorter_drafts_of_what_sees_the_text_alone_are_drafted_again() -> None:
 
 
 def in_a_row(right: list[bool]) -> int:
-    """Return how many of the first are true."""
+    """Return the number of leading true values."""
     return next((number for number, each in enumerate(right) if not each), len(right))
 
 
 def test_all_rounds_count_but_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last two requests of each end beside empty places; 9 tokens take 2 and 4 s alone, 1 and 3 s with drafts."""
+    """The last two requests end at a lower concurrency; 9 tokens take 2 and 4 s alone, 1 and 3 s with drafts."""
     seconds = {"alone": iter((2.0, 4.0)), "drafts": iter((3.0, 1.0))}
 
     async def ask(client: None, endpoint: str, load: Closed, prompts: list[Prompt], wanted: Wanted) -> Round:
@@ -117,28 +117,28 @@ def test_all_rounds_count_but_their_ends(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_counts_of_rounds_goes_through_all_prompts() -> None:
-    """The last of a round, as many as run at once, do not count, and come again."""
+    """The last `batch` prompts of a round do not count, and are repeated in the next round."""
     prompts = [Prompt(str(number), "", "") for number in range(10)]
-    rounds = [_asked_in(number, prompts, 4) for number in range(5)]
+    rounds = [_round_prompts(number, prompts, 4) for number in range(5)]
     counted = [prompt for each in rounds for prompt in each[: len(each) - 4]]
     assert [len(each) for each in rounds] == [16] * 5
     assert counted == [*prompts * 6]
-    assert len(_asked_in(3, prompts[:1], 16)) == 48
+    assert len(_round_prompts(3, prompts[:1], 16)) == 48
 
 
 def test_rounds_end_once_it_is_sure_how_a_length_compares() -> None:
-    """Rounds in which requests failed tell nothing; a length without any other has no say."""
+    """Rounds with failed requests are ignored; a length without valid rounds does not delay the end."""
 
     def timed(*seconds: float) -> list[list[Sample]]:
         return [[Sample("", "", 0.0, 0.0, (0.1, last_s), None, 9)] if last_s else [] for last_s in seconds]
 
     alone = timed(4.0, 8.0, 4.0, 4.0)
-    assert _is_sure(alone, timed(2.0, 4.0, 2.0, 2.02))
-    assert _is_sure(alone, timed(2.0, 0.0, 2.0, 2.0))
-    assert _is_sure(alone, timed(0.0, 0.0, 0.0, 0.0))
-    assert _is_sure(alone, alone)
-    assert not _is_sure(alone, timed(2.0, 2.0, 2.0, 2.0))
-    assert not _is_sure(alone, timed(2.0, 0.0, 0.0, 0.0))
+    assert _is_precise(alone, timed(2.0, 4.0, 2.0, 2.02))
+    assert _is_precise(alone, timed(2.0, 0.0, 2.0, 2.0))
+    assert _is_precise(alone, timed(0.0, 0.0, 0.0, 0.0))
+    assert _is_precise(alone, alone)
+    assert not _is_precise(alone, timed(2.0, 2.0, 2.0, 2.0))
+    assert not _is_precise(alone, timed(2.0, 0.0, 0.0, 0.0))
 
 
 def test_totals_alone_say_nothing_of_places() -> None:
@@ -157,7 +157,7 @@ def test_what_a_server_makes_up_does_no_harm() -> None:
 
 
 def test_a_step_takes_what_its_tokens_do() -> None:
-    """Nine tokens in 0.9 s behind the first, three of them a step, two at once."""
+    """Nine tokens follow the first in 0.9 s, three per step, at concurrency two."""
     sample = Sample("", "", 0.0, 0.0, (0.1, 0.5, 1.0), None, 10, True, 6, 6, 3, (0, 0, 3))
     found = stream_times([sample, sample], 2, 2)
     assert (found.step_s, found.first_s, found.tokens_per_s) == pytest.approx((0.3, 0.1, 20.0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trtspec tune`: successive halving, resumed where it was ended."""
+"""`trtspec tune`: successive halving that resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_smaller_trees_are_trees() -> None:
 def test_an_ended_run_goes_on_where_it_was(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The third measurement breaks; the next run makes that and what follows, and says what a whole run says."""
+    """The third measurement is interrupted; the next run completes it and the rest, with the same result."""
     real, calls = tune.measure, []
 
     def measure(arm: Candidate, texts: Texts, *rest: Any) -> Measured:
@@ -147,7 +147,7 @@ def test_tune_that_recommends_none_gives_the_reason_and_names_what_write_switche
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(found: Sequence[Measured], batch: int) -> Recommendation:
-        """Return what is recommended of steps that take ten times as long where they draft."""
+        """Return the recommendation for steps that take ten times as long with drafts."""
         slower = [
             replace(each, seconds={case: one * (10 if case[1] else 1) for case, one in each.seconds.items()})
             for each in found
@@ -156,13 +156,13 @@ def test_tune_that_recommends_none_gives_the_reason_and_names_what_write_switche
 
     monkeypatch.setattr(tune, "recommend", slow)
     shown = trtspec("tune", recipe, *SMALL)
-    assert shown.out.startswith("Do not draft: the best of what was tried, draft_target (./draft), is expected to be ")
-    assert "that is less than 1.02 times, which noise alone can make; the target alone is recommended." in shown.out
+    assert shown.out.startswith("Do not speculate: the best option tried, draft_target (./draft), is expected to be ")
+    assert "that is less than 1.02 times, which is within noise; use the target alone." in shown.out
     assert "--write would disable draft_target (./draft)\n" in shown.out
     assert "draft_target" in recipe.read_text()
     document = trtspec("tune", recipe, *SMALL, "--write", "--json")
     assert document.document["decision"] == "do_not_ship"
-    assert document.document["verdict"].startswith("Do not draft: ")
+    assert document.document["verdict"].startswith("Do not speculate: ")
     assert document.document["recommendation"]["method"] == "none"
-    assert f"{recipe}: speculation disabled (was draft_target (./draft)): the best of " in document.err
+    assert f"{recipe}: speculation disabled (was draft_target (./draft)): the best " in document.err
     assert yaml.safe_load(recipe.read_text())["speculation"] == {"method": "none"}

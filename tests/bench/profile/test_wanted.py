@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be tried, and how much of it is drafted."""
+"""The candidates to try and their draft lengths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TREE = {"top_k": 4, "nodes": 12}
 
 
 @pytest.mark.parametrize(
-    ("wanted", "most", "draft_len"),
+    ("spec", "most", "draft_len"),
     [
         (Wanted("eagle3", None, {}, 4), 10, 10),
         (Wanted("eagle3", None, TREE, 4), 10, 4),
@@ -30,8 +30,8 @@ TREE = {"top_k": 4, "nodes": 12}
         (Wanted("eagle3", None, {}, 4), 64, 16),
     ],
 )
-def test_a_chain_is_as_long_as_is_tried_and_a_tree_as_deep_as_it_is(wanted: Wanted, most: int, draft_len: int) -> None:
-    assert wanted.section(most)["draft_len"] == draft_len
+def test_a_chain_is_as_long_as_is_tried_and_a_tree_as_deep_as_it_is(spec: Wanted, most: int, draft_len: int) -> None:
+    assert spec.section(most)["draft_len"] == draft_len
 
 
 def test_a_method_without_a_length_is_given_none() -> None:
@@ -39,7 +39,7 @@ def test_a_method_without_a_length_is_given_none() -> None:
 
 
 def test_all_is_found_before_anything_is_built(workplace: Path) -> None:
-    """A head without a net to draft with is left out with the reason, as a draft that is not there; a typo ends it."""
+    """A head without a draft and a missing draft are skipped with a reason; an unknown method is an error."""
     loaded = load_recipe(Path("quickstart-ngram"), [])
 
     def found(methods: list[str] | None, drafts: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -50,7 +50,7 @@ def test_all_is_found_before_anything_is_built(workplace: Path) -> None:
     names, left_out = found(["eagle3", "ngram"], ["./nowhere", str(recipes_dir() / "models" / "quickstart-draft")])
     assert names[0] == "ngram"
     assert names[1].startswith("draft_target")
-    assert left_out["eagle3"] == "it drafts with a head, and the recipe has none; --drafts names one"
+    assert left_out["eagle3"] == "it requires a head, which the recipe lacks; give one with --drafts"
     assert left_out["./nowhere"]
     with pytest.raises(TrtspecError, match="ngrams"):
         found(["ngram", "ngrams"], [])
@@ -62,4 +62,4 @@ def test_a_recipe_with_a_tree_is_measured_as_it_is(workplace: object, trtspec: R
     document = trtspec("profile", "quickstart-redrafter", *asked).document
     (found,) = document["methods"]
     assert (found["draft_len"], {each["draft_len"] for each in found["speedups"]}) == (4, {4})
-    assert document["recommendation"]["draft_len"] in (0, 4)  # a loaded machine may find that it does not pay
+    assert document["recommendation"]["draft_len"] in (0, 4)  # on a busy machine it may not pay

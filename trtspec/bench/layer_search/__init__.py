@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search for the layers that a target can skip while it drafts for itself."""
+"""Search for the layers that a target can skip when it drafts for itself."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds which layers of an artifact's target make the best draft model of it, and how far that is accepted.
+"""Find the subset of a target's layers that makes the best draft model, and measure its acceptance.
 
-A part of the target that is a model of its own reads prompts and answers itself. As long as its greedy chain is right
-it has read the text, so one pass over a text tells how long the chain from every place holds.
+The pruned model is separate from the target and has its own KV cache. While its greedy chain matches the target's text
+it has read the same tokens, so one pass over a text gives the length of the matching chain from every position.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LENS = range(1, 17)
 
 @dataclass(frozen=True)
 class PrunedDraft:
-    """A draft of the layers that are left, by texts that the search had not seen; `cost` is as a candidate's.
+    """A pruned draft, measured on texts that the search did not use; `cost` has the meaning of `Candidate.cost`.
 
     `by_len` is its acceptance at each draft length.
     """
@@ -44,26 +44,26 @@ class PrunedDraft:
 
     @cached_property
     def draft_len(self) -> int:
-        """Return the draft length that promises most."""
+        """Return the draft length with the highest expected speed-up."""
         return max(self.by_len, key=self._speedup)
 
     @property
     def layers(self) -> list[int]:
-        """Return the target's layers that it has."""
+        """Return the target layers that the draft keeps."""
         return [layer for layer in range(self.num_layers) if layer not in self.skip.layers]
 
     @property
     def acceptance(self) -> Acceptance:
-        """Return that at `draft_len`."""
+        """Return the acceptance at `draft_len`."""
         return self.by_len[self.draft_len]
 
     @property
     def speedup(self) -> float:
-        """Return what is expected at `draft_len` where a step takes as long as its weights take to read."""
+        """Return the expected speed-up at `draft_len` if the time of a step is proportional to the weights read."""
         return self._speedup(self.draft_len)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of `prune --json`, but for the directory."""
+        """Return the document of `prune --json` without the directory."""
         value, low, high = self.acceptance.token_weighted.as_list()
         return {
             "format_version": FORMAT_VERSION,
@@ -95,10 +95,10 @@ def search_layers(
     on_progress: OnProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> PrunedDraft:
-    """Search on what the target of an artifact just built says to `samples` prompts of a file, drawn by `seed`.
+    """Search on the target's responses to `samples` prompts of a file, drawn with `seed`.
 
-    Sets are tried on half of the texts, the best is measured on the others. Raises TrtspecError where no layer can be
-    left out, or the target says too little.
+    Candidates are scored on half of the texts; the best one is measured on the other half. Raises TrtspecError if no
+    layer can be skipped or there are too few responses.
     """
     import torch
 
@@ -121,7 +121,7 @@ def search_layers(
 
 
 def _chains(hits: list[bool]) -> list[Proposed]:
-    """Return the chains behind each token that was said but the last: they are right as long as all hits are."""
+    """Return the draft chain after each generated token except the last; it is correct until the first miss."""
     from trtspec.engine.replay import Proposed
 
     longest = max(LENS)

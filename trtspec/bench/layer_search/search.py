@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for sublayers that a target can do without, given a way to tell how well it does without some.
+"""Search for sublayers that a target can skip, given a function that scores a set of them.
 
-Loads nothing and measures nothing: what is asked for is a set's matchness, the share of places where the target
-without these sublayers says the same (SWIFT, Xia et al. 2024, arXiv:2410.06916). What counts is not matchness alone
-but the speed-up to be expected of it, at the draft length that suits it best.
+Loads and measures nothing itself. The score is the matchness, the share of positions where the target without these
+sublayers predicts the same token (SWIFT, Xia et al. 2024, arXiv:2410.06916). Sets are ranked by the expected speed-up
+at their best draft length, not by matchness alone.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from trtspec.methods.base import find_method
 from trtspec.methods.layer_skips import KINDS, Skip
 from trtspec.methods.speedup import expected_speedup
 
-# So many known sets proposed in a row mean that the best one's surroundings are known.
+# After this many known proposals in a row, the neighbourhood of the best set is considered explored.
 MOST_REPEATS = 500
 
 OnProgress = Callable[[str, int, int], None]
-# What is left out or kept as one: sublayers, each as (kind, layer).
+# Sublayers that are skipped or kept together, each as (kind, layer).
 Unit = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class SkipLimits:
-    """What a search may take: at most `max_skip` of the sublayers left out, so many sets tried, so many seconds.
+    """The search budget: the largest share of sublayers to skip, the number of sets to try, and the seconds.
 
-    With `whole_layers` no layer loses its attention without its MLP. With `layers_left` whole layers are left out until
-    so many remain, whatever `max_skip` says.
+    With `whole_layers`, a layer's attention and MLP are skipped together. With `layers_left`, whole layers are skipped
+    until that many remain, regardless of `max_skip`.
     """
 
     max_skip: float
@@ -43,21 +43,22 @@ class SkipLimits:
     layers_left: int = 0
 
     def most(self, units: int, num_layers: int) -> int:
-        """Return how many of the units may be left out."""
+        """Return how many units may be skipped."""
         return num_layers - self.layers_left if self.layers_left else int(self.max_skip * units)
 
     def check(self, num_layers: int) -> None:
-        """Raise TrtspecError where so many layers cannot be left, the first and the last among them."""
+        """Raise TrtspecError if `layers_left` is impossible; the first and the last layer must remain."""
         if self.layers_left and not 2 <= self.layers_left < num_layers:
-            message = f"{self.layers_left} layers cannot be left of {num_layers}"
-            raise TrtspecError(message, hint="the first and the last stay, and one layer or more is left out")
+            message = f"cannot keep {self.layers_left} of {num_layers} layers"
+            raise TrtspecError(message, hint="keep at least 2 layers (the first and the last) and skip at least 1")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A set of sublayers, its matchness, and what is expected of it.
+    """A set of skipped sublayers with its matchness and expected speed-up.
 
-    `cost` is the share of the weights that a draft step reads, `draft_len` the one that promises most.
+    `cost` is the share of the weights that a draft step reads, `draft_len` the length with the highest expected
+    speed-up.
     """
 
     skip: Skip
@@ -67,7 +68,7 @@ class Candidate:
     speedup: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the candidate's part of the document."""
+        """Return the candidate's fields of the JSON document."""
         return {
             "skip": self.skip.model_dump(),
             "matchness": round(self.matchness, 4),
@@ -78,14 +79,14 @@ class Candidate:
 
 
 def rate(skip: Skip, matchness: float, config: ModelConfig) -> Candidate:
-    """Return what a set with this matchness promises, at its best draft length."""
+    """Return the candidate for a set with this matchness, at its best draft length."""
     cost = draft_cost(skip, config)
     draft_len = max(find_method("swift").draft_lens, key=lambda length: expected_speedup(matchness, length, cost))
     return Candidate(skip, matchness, cost, draft_len, expected_speedup(matchness, draft_len, cost))
 
 
 def draft_cost(skip: Skip, config: ModelConfig) -> float:
-    """Return which share of the weights that a step of the target reads a draft step reads."""
+    """Return the weights that a draft step reads as a share of those that a target step reads."""
     hidden, size = config.hidden_size, config.head_size
     attention = 2 * (config.num_heads + config.num_kv_heads) * size * hidden
     mlp = 3 * hidden * config.intermediate_size * max(1, config.experts_per_token)
@@ -94,7 +95,7 @@ def draft_cost(skip: Skip, config: ModelConfig) -> float:
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return candidates, the one that promises most first."""
+    """Return candidates by descending expected speed-up."""
     return sorted(candidates, key=lambda candidate: -candidate.speedup)
 
 
@@ -106,18 +107,18 @@ def search(
     on_progress: OnProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Candidate]:
-    """Return the sets that were tried, until a limit was reached or nothing near the best one was new.
+    """Return the sets tried until a limit was reached or no new set was found near the best one.
 
-    The first and the last layer stay whole, as in SWIFT. Raises TrtspecError where that leaves nothing to leave out.
+    The first and the last layer are never skipped, as in SWIFT. Raises TrtspecError if that leaves nothing to skip.
     """
     limits.check(config.num_layers)
     units = _units(config.num_layers, limits.whole_layers or bool(limits.layers_left))
     most = limits.most(len(units), config.num_layers)
     if not most:
         what = "layers" if limits.whole_layers else "sublayers"
-        between = f"{len(units)} {what} between the target's first layer and its last"
-        message = f"nothing can be left out: there are {between}, and {limits.max_skip:.0%} of them may be"
-        raise TrtspecError(message, hint="raise --max-skip, or draft with another method")
+        between = f"{len(units)} {what} between the target's first and last layer"
+        message = f"nothing can be skipped: there are {between}, and --max-skip allows {limits.max_skip:.0%} of them"
+        raise TrtspecError(message, hint="raise --max-skip or use another method")
     end, repeats = clock() + limits.seconds, 0
     scored: dict[frozenset[Unit], Candidate] = {}
     for proposal in _proposals(units, most, scored, chance, fills=bool(limits.layers_left)):
@@ -125,7 +126,7 @@ def search(
             repeats += 1
         else:
             repeats = 0
-            skip = _skip_of(proposal)
+            skip = _skip_from_units(proposal)
             scored[proposal] = rate(skip, matchness(skip), config)
             on_progress("search", len(scored), limits.iterations)
         if repeats == MOST_REPEATS or len(scored) == limits.iterations or clock() > end:
@@ -143,10 +144,10 @@ def _units(num_layers: int, whole_layers: bool) -> list[Unit]:
 def _proposals(
     units: Sequence[Unit], most: int, scored: dict[frozenset[Unit], Candidate], chance: Random, *, fills: bool
 ) -> Iterator[frozenset[Unit]]:
-    """Yield each unit alone, then the least missed ones together, one more each time, then the best one changed.
+    """Yield each unit alone, then growing sets by descending matchness, then variations of the best set.
 
-    The best is the one that promises most; with `fills`, of those of the most units. The next one is only asked for
-    when the last one is in `scored`.
+    The best set has the highest expected speed-up; with `fills`, among the sets with the most units. The caller must
+    add each set to `scored` before requesting the next one.
     """
     yield from (frozenset({unit}) for unit in units)
     missed_least = sorted(units, key=lambda unit: -scored[frozenset({unit})].matchness)
@@ -157,7 +158,7 @@ def _proposals(
 
 
 def _changed(best: frozenset[Unit], units: Sequence[Unit], most: int, chance: Random) -> frozenset[Unit]:
-    """Return the set with one unit more, one less, or one instead of another."""
+    """Return the set with one random unit added, removed or replaced."""
     dropped, added = (
         {chance.choice(sorted(best))},
         {chance.choice([unit for unit in units if unit not in best] or units)},
@@ -166,6 +167,6 @@ def _changed(best: frozenset[Unit], units: Sequence[Unit], most: int, chance: Ra
     return chance.choice([change for change in changes if 0 < len(change) <= most])
 
 
-def _skip_of(units: frozenset[Unit]) -> Skip:
+def _skip_from_units(units: frozenset[Unit]) -> Skip:
     left_out = [sublayer for unit in units for sublayer in unit]
     return Skip(**{kind: sorted(layer for each, layer in left_out if each == kind) for kind in KINDS})

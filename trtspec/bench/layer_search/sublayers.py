@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what an artifact's target can leave out while it drafts for itself, on text that it generated.
+"""Find the sublayers that a target can skip when it drafts for itself, on text that it generated.
 
-One pass of what is left of the target over such a text tells at how many places it says the same. Sets are searched on
-half of the texts; what is reported of them was measured on the other half.
+One pass of the reduced target over such a text gives the share of positions with the same prediction. The search uses
+half of the texts; the reported results are measured on the other half.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ REPORTED = 5
 PREFILL_TOKENS = 8192
 
 Tokens = Sequence[int]
-Text = tuple[Tokens, Tokens]  # a prompt, and what the target says to it
+Text = tuple[Tokens, Tokens]  # prompt and response
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best sets, the best first, as measured at `places` of text that the search had not seen."""
+    """The best sets in descending order, measured at `places` positions of texts that the search did not use."""
 
     candidates: tuple[Candidate, ...]
     places: int
@@ -45,12 +45,12 @@ class Found:
 
     @property
     def best(self) -> Candidate:
-        """Return the set to use."""
+        """Return the best set."""
         return self.candidates[0]
 
     @property
     def speculation(self) -> dict[str, Any]:
-        """Return the recipe's section that uses the best set."""
+        """Return the recipe's `speculation` section for the best set."""
         options = {"skip": self.best.skip.model_dump()}
         return {"method": "swift", "draft_len": self.best.draft_len, "options": options}
 
@@ -76,9 +76,9 @@ def search_artifact(
     on_progress: OnProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """Search on what the target of an artifact just built says to `samples` of its prompts, drawn by `seed`.
+    """Search on the target's responses to `samples` of the artifact's prompts, drawn with `seed`.
 
-    Raises TrtspecError where there is nothing to leave out, or too little text to search on.
+    Raises TrtspecError if no sublayer can be skipped or there are too few responses.
     """
     import torch
 
@@ -96,9 +96,9 @@ def search_artifact(
 def answered(
     root: Path, prompts_file: Path | None, samples: int, max_tokens: int, seed: int, on_progress: OnProgress
 ) -> list[Text]:
-    """Return what an artifact's target says greedily to some prompts of a file, None for the artifact's own.
+    """Return the target's greedy responses to prompts of a file, by default the artifact's.
 
-    Raises TrtspecError where it has nothing to say to two of them.
+    Raises TrtspecError for fewer than two non-empty responses.
     """
     prompts = artifact_prompts(root, prompts_file)
     prompts = Random(seed).sample(prompts, min(samples, len(prompts)))
@@ -112,13 +112,13 @@ def answered(
             on_progress("generate", min(start + rows, len(prompts)), len(prompts))
     found = [(prompt, said) for prompt, said in texts if said]
     if len(found) < 2:
-        message = f"the target has something to say to {len(found)} prompts; the search needs two or more"
-        raise TrtspecError(message, hint="name more prompts, in --prompts or under gates.prompts, or raise --samples")
+        message = f"the target generated text for {len(found)} prompts; the search needs at least two"
+        raise TrtspecError(message, hint="add prompts with --prompts or gates.prompts, or raise --samples")
     return found
 
 
 def load_for(root: Path, texts: Sequence[Text]) -> Decoder:
-    """Load the target with room for the texts; the engine that generated them is gone, its memory with it."""
+    """Load the target with a cache for the texts, after the engine that generated them has been closed."""
     from trtspec.engine.device import choose_device, compute_dtype
     from trtspec.engine.model.decoder import Decoder
 
@@ -129,11 +129,11 @@ def load_for(root: Path, texts: Sequence[Text]) -> Decoder:
 
 
 class Matcher:
-    """Texts of a target; tells at which share of their places a part of the target says the same.
+    """Score subsets of a target's sublayers on its texts.
 
-    The prompts stand in the target's cache, from `first_row` on, as the whole target sees them. What was said is taken
-    in by the part, as a draft takes in what it drafted itself. `alone`, the part takes in the prompts as well, as a
-    model of its own does.
+    The prompts are in the KV cache from row `first_row`, computed by the full target. The reduced target reads the
+    responses, as a draft reads its own draft tokens. With `alone`, it reads the prompts too, as a separate draft model
+    does.
     """
 
     def __init__(self, model: Decoder, texts: Sequence[Text], first_row: int, *, alone: bool = False) -> None:
@@ -159,11 +159,11 @@ class Matcher:
         self.places = len(at)
 
     def matchness(self, skip: Skip) -> float:
-        """Return the share of places where the target without these sublayers says what the whole one said."""
+        """Return the share of positions where the target without these sublayers predicts the generated token."""
         return float(self._hits(skip).float().mean())
 
     def hits(self, skip: Skip) -> list[list[bool]]:
-        """Return for each text at which places it says the same."""
+        """Return for each text whether each position matches."""
         found = iter(self._hits(skip).tolist())
         return [[next(found) for _ in said] for _, said in self._texts]
 

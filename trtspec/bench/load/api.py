@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of an API that texts are asked for by, what an answer came to, and what is wanted of all of them."""
+"""Interface of the supported text generation APIs: sampling parameters, parsed responses and API descriptions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from trtspec.core.registry import find
 from trtspec.engine.prompts.prompt import Prompt
 
 PACKAGE, ATTRIBUTE = "trtspec.bench.load.endpoints", "API"
-MOST = 10**12  # of anything that a server counts
+MOST = 10**12  # largest accepted count of a server
 Event = Mapping[str, Any]
 
 
 class BadAnswer(DeployError):
-    """A server's answer is an error, or not what its API promises."""
+    """The server's response is an error or violates its API."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """How texts are asked for: greedy unless there is a temperature.
+    """Generation parameters; greedy if `temperature` is 0.
 
-    With `exact_len` each has `max_tokens` tokens, whatever ends it otherwise.
+    With `exact_len`, each response has `max_tokens` tokens regardless of stop conditions.
     """
 
     max_tokens: int
@@ -35,9 +35,9 @@ class Wanted:
 
 @dataclass
 class Reply:
-    """What has come of one answer so far; counts are None where the server does not tell them.
+    """The response received so far; counts are None if the server does not report them.
 
-    `histogram` has at j the steps that accepted exactly j draft tokens.
+    `histogram[j]` is the number of steps that accepted exactly j draft tokens.
     """
 
     text: list[str] = field(default_factory=list)
@@ -52,11 +52,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class Api:
-    """One API; a module of `endpoints/` joins by defining it as `API`, an installed one by an entry point.
+    """A text generation API; built-in ones are the `API` of a module in `endpoints/`, others are entry points.
 
-    `body` makes a request of a model's name, a prompt and what is wanted. `read` takes an event of the stream and tells
-    whether it brought a part of the text; it raises BadAnswer for an error. Where it `ends` with an event, a stream
-    without that broke off. `without_drafts` asks our own servers for the target alone.
+    `body` builds a request from the model's name, the prompt and the parameters. `read` processes a stream event and
+    returns whether it contained text; it raises BadAnswer for an error event. If `ends` is set, a stream without a
+    final event is incomplete. `without_drafts` are request fields that make a trtspec server run the target alone.
     """
 
     path: str
@@ -67,18 +67,18 @@ class Api:
 
 
 def find_api(name: str) -> Api:
-    """Return an API by its name; raises TrtspecError that lists the known ones."""
+    """Return an API by name; raise TrtspecError with the known names for an unknown one."""
     api: Api = find(PACKAGE, ATTRIBUTE, name, "API")
     return api
 
 
 def counted(value: Any) -> int | None:
-    """Return a server's count, None where it is none."""
+    """Return a count reported by a server, or None if it is invalid."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None
 
 
 def text_in(value: Any) -> str:
-    """Return a server's text, "" for null; raises TypeError for anything else."""
+    """Return a text sent by a server, "" for null; raise TypeError for other types."""
     if value is not None and not isinstance(value, str):
-        raise TypeError("no text")
+        raise TypeError("not a text")
     return value or ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of a kind of load: when the requests of a round are due, and what its arms are judged by."""
+"""Interface of the arrival processes: when requests of a round are sent, and which metric compares the arms."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, ClassVar
 
-Ask = Callable[[int, float], Awaitable[None]]  # (number in the round, when it is due by the clock)
+Ask = Callable[[int, float], Awaitable[None]]  # (number in the round, scheduled time by the clock)
 THROUGHPUT, LATENCY = "output_tokens_per_s", "mean_e2e_ms"
 LARGER_IS_BETTER = {THROUGHPUT: True, LATENCY: False}
 
 
 class Load(ABC):
-    """A load; a module of `loads/` has one kind, a frozen dataclass whose fields are its size.
+    """An arrival process; each kind is a frozen dataclass in a module of `arrivals/`, whose fields are its parameters.
 
-    A closed loop gives a server as much as it takes, so that the tokens a second tell. An open one gives it what was
-    drawn, so that the latencies do.
+    A closed loop saturates the server, so the arms are compared by tokens per second. An open loop sends requests at
+    given times, so they are compared by latency.
     """
 
     kind: ClassVar[str]
@@ -26,17 +26,17 @@ class Load(ABC):
     @property
     @abstractmethod
     def requests_a_round(self) -> int:
-        """Return how many requests a round has unless it is told."""
+        """Return the default number of requests per round."""
 
     @property
     def places(self) -> int | None:
-        """Return how many requests there are at once, each followed by the next; None where they come by themselves."""
+        """Return the concurrency of a closed loop, or None for an open loop."""
         return None
 
     @abstractmethod
     async def run(self, ask: Ask, requests: int, seed: int) -> None:
-        """Ask each request of a round when it is due, and return when all are answered."""
+        """Send each request of a round at its time, and return when all responses are complete."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of the document, by which points of two documents are matched."""
+        """Return the JSON fields, which also match the points of two documents."""
         return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]  # each kind is a dataclass

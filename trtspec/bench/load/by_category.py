@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many times as fast each kind of prompt is with drafts: what pays for code may not pay for chat."""
+"""Compute the speed-up for each category of prompts, because it differs between e.g. code and chat."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from trtspec.bench.load.rounds import Round
 
 
 def speedup_by_kind(served: Sequence[Round], alone: Sequence[Round]) -> dict[str, dict[str, Any]]:
-    """Return the ratio of each kind of prompt with its interval, where there are several; "-" is of those without one.
+    """Return each category's ratio with its interval, "-" for prompts without one; empty for a single category.
 
-    A round's ratio is the geometric mean, over its requests that both arms answered, of the baseline's time of a token
-    after the first over the served arm's.
+    A round's ratio is the geometric mean of baseline TPOT / served TPOT over the requests that both arms completed.
     """
     kinds = sorted({sample.kind for each in served for sample in each.samples})
     if len(kinds) < 2:

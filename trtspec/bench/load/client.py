@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a server for streams, and notes when each chunk came. The server is not trusted: all is bounded.
+"""Send streaming requests and record when each chunk arrives; responses are untrusted and limited in size.
 
-aiohttp reads the connections: the processor time of a chunk is what limits a client, and its parser is in C.
+Connections use aiohttp with its parser in C, because the processor time per chunk limits the client.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from trtspec.bench.load.sample import Sample
 from trtspec.bench.load.sse import MAX_EVENT_BYTES, Events, document
 from trtspec.engine.prompts.prompt import Prompt
 
-MAX_WORDS = 300  # of a refusal
-REFUSALS = (400, 413, 422)  # of what is asked; any other status is about the server
+MAX_WORDS = 300  # characters of a server's error message
+REFUSALS = (400, 413, 422)  # the request is rejected; other statuses are server errors
 CONNECT_TIMEOUT_S = 10.0
-KEPT_S = 2.0  # an idle connection; servers close theirs after 5, and a request that crosses that is lost
+KEPT_S = 2.0  # below servers' keep-alive of 5 s, to avoid sending on a closing connection
 clock = time.perf_counter
 
 
 class Refused(BadAnswer):
-    """A server does not take what it was asked: a prompt that is too long, say."""
+    """The server rejects the request, for example because the prompt is too long."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's address without a path, its API, and the model that is asked.
+    """A server's address without path, its API, and the model to use.
 
-    `extra` goes into every request; `headers` have its key and are never shown.
+    `extra` is added to every request; `headers` contain its key and are never printed.
     """
 
     url: str
@@ -48,18 +48,18 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def request(self, prompt: Prompt, wanted: Wanted) -> bytes:
-        """Return the body that asks for a prompt's text."""
+        """Return the request body for a prompt."""
         return json.dumps({**self.api.body(self.model, prompt, wanted), **self.extra}).encode()
 
 
 class LoadClient:
-    """Connections to the servers of one run; `timeout_s` bounds each whole answer."""
+    """Connections to the servers of one run; the session's timeout limits each complete response."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def ask(self, endpoint: Endpoint, prompt: Prompt, body: bytes, began: float, due: float) -> Sample:
-        """Ask once and read the whole stream; what goes wrong is the sample's error."""
+        """Send a request and read the complete stream; failures are recorded in the sample's error."""
         reply, chunks, error, is_refused = Reply(), list[float](), "", False
         sent = clock()
         try:
@@ -69,7 +69,7 @@ class LoadClient:
         except aiohttp.ClientError as failed:
             error = f"the connection failed: {str(failed)[:MAX_WORDS] or type(failed).__name__}"
         except asyncio.TimeoutError:
-            error = f"no whole answer within {self._session.timeout.total:g} s"
+            error = f"no complete response within {self._session.timeout.total:g} s"
         except (OSError, ValueError) as failed:
             error = f"the connection failed: {str(failed)[:MAX_WORDS] or type(failed).__name__}"
         sample = Sample(prompt.name, prompt.kind, due - began, sent - began, error=error, is_refused=is_refused)
@@ -82,24 +82,24 @@ class LoadClient:
         async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
             if answer.status != 200:
                 kind = Refused if answer.status in REFUSALS else BadAnswer
-                raise kind(f"the server answered {answer.status}: {await _words(answer)}")
+                raise kind(f"the server returned {answer.status}: {await _error_text(answer)}")
             async for data in answer.content.iter_any():
                 now = clock()
                 for event in events.feed(data):
                     if _brings_text(event, reply, read):
                         chunks.append(now)
         if endpoint.api.ends and not events.done:
-            raise BadAnswer("the stream broke off")
+            raise BadAnswer("the stream ended early")
         if not chunks:
-            raise BadAnswer("the answer has no text")
+            raise BadAnswer("the response does not contain text")
 
     async def get(self, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """Return the status and the content of an address, cut off at the size of an event."""
+        """Return the status and the content of a URL, truncated to the maximum event size."""
         async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
             return answer.status, await _content(answer, MAX_EVENT_BYTES)
 
     async def post(self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> int:
-        """Return the status of a request that asks for no stream."""
+        """Send a request without a stream and return its status."""
         async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as answer:
             await _content(answer, MAX_EVENT_BYTES)
             return answer.status
@@ -107,10 +107,10 @@ class LoadClient:
 
 @asynccontextmanager
 async def load_client(timeout_s: float) -> AsyncIterator[LoadClient]:
-    """Keep connections while the block runs, as many as there are requests at once."""
+    """Open a client without a limit on concurrent connections."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-    plainly = {"Accept-Encoding": "identity"}  # nothing is unpacked that a stranger packed
+    plainly = {"Accept-Encoding": "identity"}  # no decompression of untrusted data
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, headers=plainly, auto_decompress=False
     ) as session:
@@ -138,12 +138,14 @@ def _brings_text(event: dict[str, Any], reply: Reply, read: Any) -> bool:
     try:
         return bool(read(event, reply))
     except (TypeError, AttributeError, KeyError, IndexError) as error:
-        raise BadAnswer(f"an event that its API does not have: {str(event)[:MAX_WORDS]}") from error
+        raise BadAnswer(f"unexpected event for this API: {str(event)[:MAX_WORDS]}") from error
 
 
-async def _words(answer: aiohttp.ClientResponse) -> str:
-    """Return what a refusal says, as its document has it or else its beginning."""
-    content = (await _content(answer, MAX_EVENT_BYTES)).strip().removeprefix(b"data:")  # which Triton writes here too
+async def _error_text(answer: aiohttp.ClientResponse) -> str:
+    """Return the error message of a response, or the beginning of its content."""
+    content = (
+        (await _content(answer, MAX_EVENT_BYTES)).strip().removeprefix(b"data:")
+    )  # Triton adds it to errors as well
     try:
         error = document(content).get("error")
     except BadAnswer:

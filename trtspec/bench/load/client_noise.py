@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How noisy the machine of the client is: the same piece of work, timed again and again between the rounds.
+"""Measure the noise of the client's machine by timing fixed work between the rounds.
 
-Where servers run on the same machine, what changes these times changes theirs. Where not, it tells whether the client
-had the processor that it needs.
+If servers run on the same machine, the noise affects them too. Otherwise it shows whether the client had enough
+processor time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 WORK = bytes(1 << 20)
 REPEATS = 16
-NOISY = 0.1  # a spread from which on a warning is due
+NOISY = 0.1  # spread above which a warning is printed
 
 
 def work_ms() -> float:
-    """Return what the piece of work takes now: some ten milliseconds of hashing."""
+    """Return the milliseconds that the fixed work takes: about ten milliseconds of hashing."""
     started = time.perf_counter()
     digest = hashlib.sha256()
     for _ in range(REPEATS):
@@ -29,7 +29,7 @@ def work_ms() -> float:
 
 
 def noise_of(samples_ms: Sequence[float]) -> dict[str, Any]:
-    """Return the median of such times, and as `spread` the distance of their quartiles as a part of it."""
+    """Return the median of such times, and as `spread` their interquartile range divided by the median."""
     median = statistics.median(samples_ms)
     low, _, high = statistics.quantiles(samples_ms, n=4) if len(samples_ms) > 1 else (median,) * 3
     return {

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two saved benchmarks: how many times as fast the second is, how sure that is, and whether it is good enough.
+"""Compare two saved load benchmarks, and gate on the ratio.
 
-Where both have a baseline, their speed-ups over it are compared: the target alone is the same in both, and what the
-machine was doing then cancels out. Else the served arms themselves are, and their interval leaves room for the
-difference of the two machines' fixed work. Rounds of one number asked the same prompts, so those that both have are
-compared: one run may have ended sooner.
+If both have a baseline, their speed-ups over it are compared: the target alone is the same in both, so differences
+between the machines cancel out. Otherwise the served arms are compared, and their intervals are widened by the
+difference between the machines' fixed work. Rounds with the same number sent the same prompts, so the rounds that both
+have are compared, even if one run ended earlier.
 
-A difference is one that an interval of 99 % shows, for all loads together (Bonferroni): of a hundred comparisons of the
-same thing with itself one may be wrong.
+A difference must be shown by a 99 % interval over all loads together (Bonferroni), so one in a hundred comparisons of
+identical runs may be wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERDICTS = {1: "faster", -1: "slower", 0: "no difference shown"}
 
 @dataclass(frozen=True)
 class Compared:
-    """One load in both: `ratio` is how many times as fast B is, by what `by` names."""
+    """One load in both documents: `ratio` is the speed of B relative to A, measured by `by`."""
 
     load: dict[str, Any]
     judged_by: str
@@ -40,7 +40,7 @@ class Compared:
     baseline: Ratio | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of the document."""
+        """Return the JSON fields."""
         return {
             "load": self.load,
             "judged_by": self.judged_by,
@@ -54,9 +54,9 @@ class Compared:
 
 @dataclass(frozen=True)
 class Gate:
-    """The least ratio that is good enough. It fails where an interval shows less, and is open where it cannot tell.
+    """A lower limit for ratios. It fails if an interval is below the limit, and is undecided if one includes it.
 
-    It fails too where loads are `unfit` to be compared, for these reasons.
+    It also fails if results are `unfit` for comparison, for the reasons given.
     """
 
     least: float
@@ -65,7 +65,7 @@ class Gate:
 
     @property
     def ok(self) -> bool:
-        """Return whether no ratio is shown to be too small."""
+        """Return whether no ratio is shown to be below the limit."""
         return not self.unfit and all(ratio.high >= self.least for ratio in self.ratios)
 
     @property
@@ -74,14 +74,14 @@ class Gate:
         return all(ratio.low >= self.least or ratio.high < self.least for ratio in self.ratios)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of a document."""
+        """Return the JSON fields."""
         return {"min_ratio": self.least, "ok": self.ok, "is_decided": self.is_decided, "unfit": [*self.unfit]}
 
 
 def compare(a: SavedLoad, b: SavedLoad, *, absolutely: bool = False) -> list[Compared]:
-    """Compare the loads that both have; raises TrtspecError where they asked other things or another way.
+    """Compare the loads that both documents have; raise TrtspecError if their workloads or methods differ.
 
-    `absolutely` compares the served arms also where there are baselines.
+    `absolutely` compares the served arms even if there are baselines.
     """
     pairs = [(ours, theirs) for ours in a.points for theirs in b.points if ours.load == theirs.load]
     if reasons := list(_differences(a, b, pairs)):
@@ -93,22 +93,22 @@ def compare(a: SavedLoad, b: SavedLoad, *, absolutely: bool = False) -> list[Com
 
 
 def confidence_for(loads: int) -> float:
-    """Return the confidence of each load's interval where so many are judged together."""
+    """Return the confidence level of each interval when `loads` of them are evaluated together."""
     return 1 - (1 - CONFIDENCE) / loads
 
 
 def _differences(a: SavedLoad, b: SavedLoad, pairs: list[tuple[SavedPoint, SavedPoint]]) -> Iterator[str]:
-    """Yield why two documents say nothing about each other."""
+    """Yield the reasons why two documents cannot be compared."""
     if a.driver != b.driver:
-        yield f"{a.driver} measured one and {b.driver} the other"
+        yield f"A was measured by {a.driver}, B by {b.driver}"
     if a.workload.sha256 != b.workload.sha256:
         sources = {a.workload.source, b.workload.source}
-        yield f"other prompts, lengths or seeds were asked ({' and '.join(sorted(sources))})"
+        yield f"prompts, lengths or seeds differ ({' and '.join(sorted(sources))})"
     if not pairs:
-        yield "they have no load in common"
+        yield "they do not share a load"
     for ours, theirs in pairs:
         if ours.requests_per_round != theirs.requests_per_round:
-            yield f"rounds of {ours.requests_per_round} and of {theirs.requests_per_round} requests"
+            yield f"rounds have {ours.requests_per_round} and {theirs.requests_per_round} requests"
     for name, document in (("A", a), ("B", b)):
         failed = max(arm.failed_share for point in document.points for arm in point.arms.values())
         if failed > MAX_FAILED:
@@ -118,7 +118,7 @@ def _differences(a: SavedLoad, b: SavedLoad, pairs: list[tuple[SavedPoint, Saved
 def _compared(a: SavedPoint, b: SavedPoint, confidence: float, machines: float, absolutely: bool) -> Compared:
     served = _between(a, b, SERVED, confidence)
     if served is None:
-        raise TrtspecError("the two cannot be compared: no round of both has answers of the server")
+        raise TrtspecError("the two cannot be compared: they share no round with complete responses")
     ours, theirs = _shared(a.speedups(), b.speedups())
     if ours and not absolutely:
         ratio = ratio_between(ours, theirs, confidence)
@@ -127,7 +127,7 @@ def _compared(a: SavedPoint, b: SavedPoint, confidence: float, machines: float, 
 
 
 def _between(a: SavedPoint, b: SavedPoint, arm: str, confidence: float) -> Ratio | None:
-    """Return how many times as fast an arm is in B."""
+    """Return the speed of an arm in B relative to A."""
     if arm not in a.arms or arm not in b.arms:
         return None
     before, after = _shared(*(point.arms[arm].values(point.judged_by) for point in (a, b)))
@@ -138,6 +138,6 @@ def _between(a: SavedPoint, b: SavedPoint, arm: str, confidence: float) -> Ratio
 
 
 def _shared(before: Sequence[float | None], after: Sequence[float | None]) -> tuple[list[float], list[float]]:
-    """Return the values of the rounds that both have, by their numbers."""
+    """Return the values of the rounds that both have, by number."""
     pairs = [(ours, theirs) for ours, theirs in zip(before, after, strict=False) if ours and theirs]
     return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]

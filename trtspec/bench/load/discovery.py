@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What answers at an address: its API, the model that it serves, and whether it can be asked for the target alone."""
+"""Detect the API, the model and the draft control of the server at an address."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ KEY_VARIABLE = "TRTSPEC_OPENAI_KEY"
 
 
 async def find_endpoint(client: LoadClient, url: str, api: str, model: str, key_variable: str) -> Endpoint:
-    """Return the endpoint at an address; raises DeployError where nothing answers that is known.
+    """Return the endpoint at an address; raise DeployError if no supported API responds.
 
-    `api` "auto" takes what says its models as OpenAI's servers do for completions, anything else for Triton. The key is
-    read from an environment variable, and sent to no other address.
+    With `api` "auto", a server that lists OpenAI models is used through completions, any other through Triton. The key
+    is read from an environment variable and sent only to this address.
     """
     asked = None if api == AUTO else find_api(api)
     url, headers = _address(url), _key(key_variable)
@@ -34,41 +34,41 @@ async def find_endpoint(client: LoadClient, url: str, api: str, model: str, key_
     name = api if asked else COMPLETIONS if models else TRITON
     found = asked or find_api(name)
     if name != TRITON and not (models or model):
-        raise DeployError("the server does not say which models it has", where=url, hint="name one with --model")
+        raise DeployError("the server does not list its models", where=url, hint="give one with --model")
     return Endpoint(url, name, found, model or (models[0] if models else ""), headers=headers)
 
 
 async def ensure_answers(client: LoadClient, endpoint: Endpoint) -> None:
-    """Raise DeployError where a first request is not answered."""
-    if error := await _error_of(client, endpoint):
-        raise DeployError(error, where=endpoint.url, hint="look at its state with: trtspec status NAME")
+    """Raise DeployError if a probe request fails."""
+    if error := await _probe_error(client, endpoint):
+        raise DeployError(error, where=endpoint.url, hint="check its state with: trtspec status NAME")
 
 
 async def target_alone(client: LoadClient, endpoint: Endpoint) -> Endpoint | None:
-    """Return the same server asked to draft nothing; None where it cannot be asked for that.
+    """Return the same server with drafting switched off, or None if it does not support that.
 
-    A server that takes nonsense in the place of the number does not read it, and would draft all the same.
+    A server that accepts an invalid value for the field ignores it, and would still draft.
     """
     alone = replace(endpoint, extra=endpoint.api.without_drafts)
     nonsense = replace(endpoint, extra=dict.fromkeys(endpoint.api.without_drafts, "none"))
-    if await _error_of(client, alone) or not await _error_of(client, nonsense):
+    if await _probe_error(client, alone) or not await _probe_error(client, nonsense):
         return None
     return alone
 
 
-async def _error_of(client: LoadClient, endpoint: Endpoint) -> str:
+async def _probe_error(client: LoadClient, endpoint: Endpoint) -> str:
     now = clock()
     body = endpoint.request(PROBE, Wanted(2))
     return (await client.ask(endpoint, PROBE, body, now, now)).error
 
 
 async def _models(client: LoadClient, url: str, headers: Mapping[str, str]) -> list[str]:
-    """Return the models that a server of OpenAI's API says it has."""
+    """Return the models listed by an OpenAI-compatible server."""
     try:
         status, content = await client.get(f"{url}/v1/models", headers)
         if status in (401, 403):
-            hint = "name the variable of the environment that has the key with --key-env"
-            raise DeployError(f"the server answered {status}: it asks for a key", where=url, hint=hint)
+            hint = "give the environment variable that holds the key with --key-env"
+            raise DeployError(f"the server returned {status}: it requires a key", where=url, hint=hint)
         data = document(content).get("data") if status == 200 else None
     except BadAnswer:
         return []
@@ -80,7 +80,7 @@ async def _models(client: LoadClient, url: str, headers: Mapping[str, str]) -> l
 
 
 def _address(url: str) -> str:
-    """Return an address without a path; raises DeployError for what is none."""
+    """Return an address without path; raise DeployError if it is invalid."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/").removesuffix("/v1")
     try:
@@ -88,15 +88,15 @@ def _address(url: str) -> str:
     except ValueError:
         known = False
     if not known or parts.username or parts.query or parts.fragment:
-        raise DeployError(f"{url!r} is not a server's address", hint="as http://127.0.0.1:8000")
+        raise DeployError(f"{url!r} is not a server's address", hint="use a form like http://127.0.0.1:8000")
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
 def _key(variable: str) -> dict[str, str]:
-    """Return the header with the key; one that was asked for by another name has to be there."""
+    """Return the authorization header; raise TrtspecError if a non-default variable is unset."""
     key = os.environ.get(variable, "")
     if not key and variable != KEY_VARIABLE:
-        raise TrtspecError(f"the environment has no {variable}", hint="it holds the server's key")
+        raise TrtspecError(f"the environment variable {variable} is not set", hint="set it to the server's key")
     if not key.isascii() or not key.isprintable():
-        raise TrtspecError(f"{variable} is no key: it has characters that no header takes")
+        raise TrtspecError(f"{variable} contains characters that are invalid in an HTTP header")
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of a load benchmark: docs/interface.md has its fields."""
+"""Build the JSON document of a load benchmark; docs/interface.md describes its fields."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from trtspec.bench.load.warnings import remarks_on
 from trtspec.bench.load.workload import Workload
 
 FORMAT_VERSION, KIND = 1, "load"
-OUTLIER = 3.5  # of the median's deviation, scaled as a normal distribution's (Iglewicz and Hoaglin, 1993)
+OUTLIER = 3.5  # modified z-score limit (Iglewicz and Hoaglin, 1993)
 COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_ms": "mean_tpot_ms",
             "e2e_ms": "mean_e2e_ms"}  # fmt: skip
 
 
 def document_of(swept: Swept, workload: Workload, slo: Slo | None, driver: str = "trtspec") -> dict[str, Any]:
-    """Return the whole document."""
+    """Return the complete document."""
     points = swept.points
     found = [_point(point, slo) for point in points]
     noise = noise_of([each for point in points for each in point.work_ms])
-    ended = [f"the sweep ended there: {swept.ended_by}"] if swept.ended_by else []
+    ended = [f"the sweep ended early: {swept.ended_by}"] if swept.ended_by else []
     return {
         "format_version": FORMAT_VERSION,
         "kind": KIND,
@@ -76,7 +76,7 @@ def _point(point: Point, slo: Slo | None) -> dict[str, Any]:
 
 
 def _ratios(point: Point) -> dict[str, Any]:
-    """Return the served arm's figures over the baseline's, with intervals."""
+    """Return the served arm's metrics divided by the baseline's, with intervals."""
     from trtspec.bench.load.intervals import ratio_of_rounds
 
     found = {
@@ -87,7 +87,7 @@ def _ratios(point: Point) -> dict[str, Any]:
 
 
 def outliers_of(ratios: Sequence[float]) -> list[int]:
-    """Return the rounds whose ratio is far from the others'; they are told, and count as all do."""
+    """Return the rounds whose ratio is far from the others'; they are reported but not excluded."""
     logs = [math.log(each) for each in ratios]
     if len(logs) < 5:
         return []
@@ -98,7 +98,7 @@ def outliers_of(ratios: Sequence[float]) -> list[int]:
 
 
 def _identical(point: Point) -> dict[str, int] | None:
-    """Return of how many requests both arms said the same; None where nothing tells."""
+    """Return how many requests have identical texts in both arms, or None if unknown."""
     if BASELINE not in point.rounds:
         return None
     both = [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many times as much, and how sure that is. A round is the unit: requests of one round share its weather.
+"""Compute ratios with confidence intervals; the unit is the round, because requests of a round share noise.
 
-A ratio is the geometric mean over rounds. Its interval is Student's, of the logarithms: within a document of the
-rounds' ratios, whose two arms ran one after the other; between documents Welch's, of the two sets of rounds
-(B. L. Welch, Biometrika 34, 1947). Few rounds give a wide interval, not a wrong one.
+A ratio is the geometric mean over rounds. Its interval is Student's on the logarithms: within a document on the rounds'
+ratios, whose two arms ran back to back; between documents Welch's on the two sets of rounds (B. L. Welch, Biometrika
+34, 1947). Few rounds give a wide interval, not a wrong one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from functools import lru_cache
 from typing import Any
 
 CONFIDENCE = 0.95
-POINTS = 20_001  # at which the distribution is summed: its quantiles are right to five digits
+POINTS = 20_001  # of the numerical integration; quantiles are accurate to five digits
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio with its interval, which is from 0 to infinity where there are too few rounds for one."""
+    """A ratio with its interval, which is 0 to infinity if there are too few rounds."""
 
     value: float
     low: float
@@ -31,41 +31,41 @@ class Ratio:
 
     @property
     def half_width(self) -> float:
-        """Return half the width of the interval, as a part of the ratio."""
+        """Return half the width of the interval divided by the ratio."""
         return (self.high - self.low) / 2 / self.value
 
     @property
     def shows(self) -> int:
-        """Return 1 for a ratio that is shown to be above 1, -1 for below, 0 where no difference is shown."""
+        """Return 1 if the interval is above 1, -1 if it is below 1, else 0."""
         return (self.low > 1) - (self.high < 1)
 
     def inverse(self) -> Ratio:
-        """Return the ratio the other way round."""
+        """Return the reciprocal ratio."""
         high = 1 / self.low if self.low else math.inf
         return Ratio(1 / self.value, 1 / self.high, high, self.rounds, self.confidence)
 
     def widened(self, factor: float) -> Ratio:
-        """Return it with an interval that leaves room for a further factor either way."""
+        """Return a copy whose interval allows for a further factor in either direction."""
         factor = max(factor, 1 / factor)
         return Ratio(self.value, self.low / factor, self.high * factor, self.rounds, self.confidence)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of a document; an end that is not known is null."""
+        """Return the JSON fields; unknown interval bounds are null."""
         low, high = (round(end, 4) if 0 < end < math.inf else None for end in (self.low, self.high))
         return {"ratio": round(self.value, 4), "low": low, "high": high, "rounds": self.rounds}
 
 
 def ratio_of_rounds(ratios: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
-    """Return what ratios of rounds come to, a ratio each; raises ValueError for none, or one that is not positive."""
+    """Return the mean ratio of rounds; raise ValueError for an empty sequence or a ratio that is not positive."""
     logs = [math.log(each) for each in ratios]
     if not logs:
-        raise ValueError("there are no rounds")
+        raise ValueError("at least one round is required")
     error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
     return _ratio(statistics.mean(logs), error, len(logs) - 1, len(logs), confidence)
 
 
 def ratio_between(before: Sequence[float], after: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
-    """Return how many times the values of `before` those of `after` are, both positive and one of each round."""
+    """Return the ratio of the values `after` to `before`; both are positive with one value per round."""
     logs = [[math.log(each) for each in side] for side in (before, after)]
     shift = statistics.mean(logs[1]) - statistics.mean(logs[0])
     rounds = min(map(len, logs))
@@ -87,9 +87,10 @@ def _ratio(log: float, error: float, freedom: float, rounds: int, confidence: fl
 
 @lru_cache(64)
 def t_quantile(share: float, freedom: float) -> float:
-    """Return the value that a variable of Student's distribution is below with a probability.
+    """Return the quantile of Student's t distribution at probability `share`.
 
-    With t = sqrt(freedom) tan(x) the density of x is proportional to cos(x)^(freedom - 1), which is summed here.
+    With t = sqrt(freedom) tan(x), the density of x is proportional to cos(x)^(freedom - 1), which is integrated
+    numerically.
     """
     import numpy as np
 

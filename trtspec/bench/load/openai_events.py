@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What completions and chats of OpenAI's API have in common, with vLLM's additions to it."""
+"""Request parameters and events shared by OpenAI completions and chats, with vLLM's extensions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_HISTOGRAM = 1024
 def options(wanted: Wanted) -> dict[str, Any]:
     """Return the parameters of a stream that ends with its usage.
 
-    `ignore_eos` is vLLM's, and ours; servers that do not know it refuse it, so it is there only where it is wanted.
+    `ignore_eos` is an extension of vLLM and trtspec. Other servers reject it, so it is sent only for `exact_len`.
     """
     sampled = {"seed": wanted.seed} if wanted.temperature else {}
     return {
@@ -28,9 +28,9 @@ def options(wanted: Wanted) -> dict[str, Any]:
 
 
 def read(event: Event, reply: Reply, text_of: Callable[[Any], str]) -> bool:
-    """Take one event, and tell whether it brought text; raises BadAnswer for the event of an error."""
+    """Process one event and return whether it contained text; raise BadAnswer for an error event."""
     if error := event.get("error"):
-        raise BadAnswer(f"the server answered: {error.get('message') if isinstance(error, dict) else error}")
+        raise BadAnswer(f"the server reported: {error.get('message') if isinstance(error, dict) else error}")
     if usage := event.get("usage"):
         reply.prompt_tokens = counted(usage.get("prompt_tokens"))
         reply.output_tokens = counted(usage.get("completion_tokens"))
@@ -46,7 +46,7 @@ def read(event: Event, reply: Reply, text_of: Callable[[Any], str]) -> bool:
 
 
 def _read_drafts(drafts: Event, reply: Reply) -> None:
-    """Take what vLLM's `--per-request-spec-decode-metrics summary` says of a text, and our own entry with its names."""
+    """Read the counts of vLLM's `--per-request-spec-decode-metrics summary`; the trtspec gateway has the same names."""
     reply.drafted = counted(drafts.get("num_draft_tokens"))
     reply.accepted = counted(drafts.get("num_accepted_draft_tokens"))
     reply.steps = counted(drafts.get("num_spec_steps"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of a given length, drawn from a tokenizer's vocabulary.
+"""Generate prompts of a given length from a tokenizer's vocabulary.
 
-They load a server as text of that length does. What a draft is worth they cannot say: nobody writes such text, and
-models that are asked it repeat themselves.
+They load a server like real text of that length, but they cannot measure acceptance: the text is unnatural, and models
+tend to repeat themselves on it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ TRIES = 16
 
 
 def random_prompts(tokenizer: Path, tokens: int, count: int, seed: int) -> list[Prompt]:
-    """Return prompts of so many tokens, special ones included; equal seeds give equal prompts.
+    """Return prompts of `tokens` tokens, special ones included; equal seeds give equal prompts.
 
-    Where a tokenizer joins what was drawn, a text is drawn on or cut; the nearest of some tries is taken.
+    If the tokenizer merges drawn tokens, the text is extended or cut; the closest of several attempts is used.
     """
     opened, draws = Tokenizer(tokenizer), random.Random(seed)
     words = sorted(set(range(opened.vocab_size)) - opened.fragments - opened.silent)

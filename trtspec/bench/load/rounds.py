@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One round of one arm: its requests, asked as a load has them, and what they come to together."""
+"""Run one round of one arm and compute its metrics."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trtspec.bench.load.slo import Slo
 from trtspec.bench.load.workload import Workload
 from trtspec.engine.prompts.prompt import Prompt
 
-MAX_FAILED = 0.01  # of the requests: beyond that those that were answered are not what was asked
+MAX_FAILED = 0.01  # share of requests; above it, the completed ones no longer represent the workload
 
 
 @dataclass(frozen=True)
 class Round:
-    """The requests of a round in the order they were asked; `client_cpu_s` is the processor time that asking took.
+    """The requests of a round in order; `client_cpu_s` is the client's processor time.
 
-    It is None where another program asked. `places` is how many a closed loop asks at once, None of an open one.
+    It is None if another program sent them. `places` is the concurrency of a closed loop, None for an open loop.
     """
 
     samples: Sequence[Sample]
@@ -34,24 +34,24 @@ class Round:
 
     @cached_property
     def answered(self) -> list[Sample]:
-        """Return the requests that have a whole answer."""
+        """Return the requests with a complete response."""
         return [sample for sample in self.samples if sample.ok]
 
     @cached_property
     def seconds(self) -> float:
-        """Return from when the first was due to the last chunk of the last answer."""
+        """Return the seconds from the first request's scheduled time to the last chunk."""
         return max((sample.due_s + sample.chunks_s[-1] for sample in self.answered), default=0.0)
 
     @property
     def output_tokens(self) -> int:
-        """Return the tokens of all answers."""
+        """Return the number of output tokens."""
         return sum(sample.output_tokens for sample in self.answered)
 
     @cached_property
     def full_s(self) -> float:
-        """Return how long each place of a closed loop had a request: until the last was sent; else all seconds.
+        """Return the seconds at full concurrency: until the last request was sent in a closed loop, else all seconds.
 
-        All seconds too where no token came in that time, as when a place's first request fails at once.
+        Also all seconds if no token arrived by then, for example because the first requests failed immediately.
         """
         if self.places is None or len(self.samples) <= self.places:
             return self.seconds
@@ -60,9 +60,9 @@ class Round:
 
     @cached_property
     def full_tokens(self) -> float:
-        """Return the tokens that were made in that time.
+        """Return the output tokens within `full_s`.
 
-        Behind it places are empty, the longer the more the answers differ in what they take.
+        After that, concurrency decreases, for longer the more the requests' durations differ.
         """
         return self.output_tokens if self.full_s == self.seconds else self._tokens_until(self.full_s)
 
@@ -71,7 +71,7 @@ class Round:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Return the tokens a second of all requests together, of a closed loop while each place had one."""
+        """Return the output tokens per second, in a closed loop at full concurrency."""
         return self.full_tokens / self.full_s
 
     @property
@@ -86,13 +86,13 @@ class Round:
 
     @property
     def mean_tpot_ms(self) -> float | None:
-        """Return the mean time of a token after the first; None where no text has one."""
+        """Return the mean TPOT, or None if no response has more than one token."""
         found = [sample.tpot_ms for sample in self.answered if sample.tpot_ms is not None]
         return statistics.mean(found) if found else None
 
     @property
     def e2e_growth(self) -> float:
-        """Return the mean time to the last token of the later half over that of the earlier: above 1 a queue grows."""
+        """Return the mean end-to-end time of the later half divided by the earlier half's; above 1, a queue grows."""
         half = len(self.answered) // 2
         if not half:
             return 1.0
@@ -101,7 +101,7 @@ class Round:
         return late / early
 
     def as_dict(self, slo: Slo | None) -> dict[str, Any]:
-        """Return its part of the document."""
+        """Return the JSON fields."""
         if not self.answered:
             return {"requests": 0, "failed": len(self.samples)}
         kept = sum(map(slo.holds, self.samples)) if slo else None
@@ -118,14 +118,14 @@ class Round:
         }
 
 
-# A driver's part: (client, endpoint, load, workload, the round's number, its requests) to what they came to.
+# A driver: (client, endpoint, load, workload, round number, number of requests) to the measured round.
 AskRound = Callable[[LoadClient, Endpoint, Load, Workload, int, int], Awaitable[Round]]
 
 
 async def run_round(
     client: LoadClient, endpoint: Endpoint, load: Load, workload: Workload, number: int, requests: int
 ) -> Round:
-    """Ask the requests of a round."""
+    """Send the requests of a round."""
     prompts = workload.of_round(number, requests)
     return await ask_all(client, endpoint, load, prompts, workload.wanted, workload.arrivals_seed(number))
 
@@ -133,7 +133,7 @@ async def run_round(
 async def ask_all(
     client: LoadClient, endpoint: Endpoint, load: Load, prompts: Sequence[Prompt], wanted: Wanted, seed: int = 0
 ) -> Round:
-    """Ask prompts in their order, as a load has it; all bodies are made before the first is sent."""
+    """Send prompts in order at the times of a load; all bodies are built before the first request."""
     bodies = [endpoint.request(prompt, wanted) for prompt in prompts]
     samples: dict[int, Sample] = {}
     cpu, began = time.process_time(), clock()
@@ -146,5 +146,5 @@ async def ask_all(
 
 
 def sent_late_ms(rounds: Sequence[Round]) -> list[float]:
-    """Return how long after they were due requests were sent."""
+    """Return the delay between scheduled and actual send time of each request."""
     return [MS * (sample.sent_s - sample.due_s) for each in rounds for sample in each.samples]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A load benchmark from its addresses to its points."""
+"""Run a load benchmark from server addresses to results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRIVER = "trtspec"
 
 @dataclass(frozen=True)
 class Server:
-    """Where a server is, and what has to be told of it; `model` is the first that it names where it is empty."""
+    """A server's address and API; if `model` is empty, the first model that it lists is used."""
 
     url: str
     api: str = AUTO
@@ -33,7 +33,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured; without a `baseline` the server itself is asked for the target alone, where it can be."""
+    """The benchmark plan; without a `baseline`, the server runs the target alone if it supports that."""
 
     served: Server
     baseline: Server | None
@@ -42,14 +42,14 @@ class Plan:
     effort: Effort = field(default_factory=Effort)
     timeout_s: float = TIMEOUT_S
     driver: str = DRIVER
-    tokenizer: Path | None = None  # which a driver may want
-    is_judged: bool = False  # by a speed-up, which needs a baseline
+    tokenizer: Path | None = None  # used by some drivers
+    is_judged: bool = False  # a gate needs the speed-up, and therefore a baseline
 
 
 def measure(
     plan: Plan, samples: TextIO | None = None, on_progress: OnProgress = lambda what, done, total: None
 ) -> Swept:
-    """Return what each load came to; raises DeployError for no answers."""
+    """Run the plan and return the results of each load; raise DeployError if a server does not respond."""
     return runner()(_measure(plan, samples, on_progress))
 
 
@@ -58,27 +58,27 @@ async def _measure(plan: Plan, samples: TextIO | None, on_progress: OnProgress) 
     async with load_client(plan.timeout_s) as client:
         arms = await find_arms(client, plan.served, plan.baseline)
         if plan.is_judged and BASELINE not in arms:
-            raise GateNotMet("--min-ratio has nothing to judge: there is no baseline", hint="name one with --baseline")
+            raise GateNotMet("--min-ratio requires a baseline", hint="give one with --baseline")
         sweep = Sweep(arms, plan.workload, plan.loads, plan.effort, samples, on_progress, ask_round)
         return await sweep.run(client)
 
 
 async def find_arms(client: LoadClient, served: Server, baseline: Server | None) -> dict[str, Endpoint]:
-    """Return the endpoint of a server, and that of the target alone: the baseline's, or its own where it can be."""
+    """Return the endpoints of the server and of the target alone, from `baseline` or the server itself."""
     arms = {SERVED: await find_arm(client, served)}
     alone = await find_arm(client, baseline) if baseline else await target_alone(client, arms[SERVED])
     return arms | ({BASELINE: alone} if alone else {})
 
 
 async def find_arm(client: LoadClient, server: Server) -> Endpoint:
-    """Return the endpoint of a server that answers; raises DeployError for any other."""
+    """Return the endpoint of a server; raise DeployError if a probe request fails."""
     endpoint = await find_endpoint(client, server.url, server.api, server.model, server.key_variable)
     await ensure_answers(client, endpoint)
     return endpoint
 
 
 def runner() -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Return what runs a loop: uvloop's, where it is, leaves the processor to the server."""
+    """Return the function that runs the event loop; uvloop's, if installed, uses less processor time."""
     try:
         from uvloop import run
     except ModuleNotFoundError:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request that was measured. Its figures are those of the field:
+"""One measured request, with the standard metrics:
 
-    TTFT   from when the request was due to the first chunk of text
-    e2e    from when it was due to the last chunk of text
-    TPOT   (e2e - TTFT) / (output tokens - 1): what a token takes once there is one
-    ITL    between one chunk of text and the next; a chunk of a server that speculates has several tokens
+    TTFT   from the scheduled time to the first chunk of text
+    e2e    from the scheduled time to the last chunk of text
+    TPOT   (e2e - TTFT) / (output tokens - 1): time per token after the first
+    ITL    between consecutive chunks; with speculation, a chunk contains several tokens
 
 These are the definitions of vLLM (vllm-project/vllm:vllm/benchmarks/serve.py@def9ce85); AIPerf calls TPOT
-`inter_token_latency` and ITL `inter_chunk_latency`. A request of an open loop is due when its arrival was drawn,
-however late the client could send it: what it waits for counts, and slow answers hide no requests.
+`inter_token_latency` and ITL `inter_chunk_latency`. In an open loop, times start at the drawn arrival even if the
+client sends late, so queueing counts (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MS = 1000.0
 
 @dataclass(frozen=True)
 class Sample:
-    """A request: `due_s` and `sent_s` since the round began, `chunks_s` since it was due.
+    """One request: `due_s` and `sent_s` are relative to the round's start, `chunks_s` to `due_s`.
 
-    `output_tokens` is what the server counted, or the number of chunks where it does not (`is_counted`). `error` is why
-    there is no whole answer, and then nothing else counts; `is_refused` where the server does not take what was asked.
+    `output_tokens` is the server's count if `is_counted`, else the number of chunks. `error` is why the response is
+    incomplete; the other fields are then meaningless. `is_refused` is set if the server rejected the request.
     """
 
     prompt: str
@@ -47,7 +47,7 @@ class Sample:
 
     @property
     def ok(self) -> bool:
-        """Return whether there is a whole answer."""
+        """Return whether the response is complete."""
         return not self.error
 
     @property
@@ -62,28 +62,28 @@ class Sample:
 
     @property
     def tpot_ms(self) -> float | None:
-        """Return the time of a token after the first; None of a text of one token."""
+        """Return the time per token after the first, or None for one token."""
         return (self.e2e_ms - self.ttft_ms) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     @property
     def itl_ms(self) -> list[float]:
-        """Return the times between its chunks."""
+        """Return the times between chunks."""
         return [MS * (later - earlier) for earlier, later in pairwise(self.chunks_s)]
 
     @property
     def tokens_per_s(self) -> float:
-        """Return the tokens a second of this request alone."""
+        """Return this request's tokens per second."""
         return self.output_tokens / self.chunks_s[-1]
 
     def tokens_within(self, seconds: float) -> float:
-        """Return the tokens that there were so long after it was due, the later ones spread evenly behind the first."""
+        """Return the tokens within `seconds` of the scheduled time, assuming a constant rate after the first chunk."""
         first, last = (self.chunks_s[0] if len(self.chunks_s) > 1 else 0.0), self.chunks_s[-1]
         if seconds >= last:
             return self.output_tokens
         return self.output_tokens * (seconds - first) / (last - first) if seconds > first else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its line of `--samples`."""
+        """Return the request's line of `--samples`."""
         return {
             "prompt": self.prompt,
             "prompt_kind": self.kind,

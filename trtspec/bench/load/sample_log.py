@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The raw samples of a run: a file of JSON, a line for each request, written as rounds end."""
+"""Write the raw samples of a run as JSON Lines, one line per request, after each round."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from trtspec.core.files import unreadable
 
 @contextmanager
 def samples_file(path: Path | None) -> Iterator[TextIO | None]:
-    """Open the file while the block runs; raises TrtspecError where that cannot be."""
+    """Open the file for the duration of the block; raise TrtspecError if that fails."""
     if path is None:
         yield None
         return
     try:
         file = path.open("w", encoding="utf-8")
     except OSError as error:
-        raise TrtspecError(unreadable(error), where=str(path), hint="give --samples another file") from None
+        raise TrtspecError(unreadable(error), where=str(path), hint="choose another file for --samples") from None
     with file:
         yield file
 
 
 def write_samples(file: TextIO, load: Load, number: int, arm: str, done: Round) -> None:
-    """Write a round."""
+    """Append a round."""
     for place, sample in enumerate(done.samples):
         where = {"load": load.as_dict(), "round": number, "arm": arm, "request": place}
-        file.write(json.dumps({**where, **sample.as_dict()}) + "\n")  # ASCII: servers say what UTF-8 cannot
+        file.write(json.dumps({**where, **sample.as_dict()}) + "\n")  # ASCII, because servers may send lone surrogates
     file.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved documents of load benchmarks, as far as a comparison reads them: a stranger's files, bounded before parsing."""
+"""Schema of saved load benchmarks, as needed for comparison; files are untrusted and limited in size before parsing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Text = Annotated[str, Field(max_length=4000)]
 
 
 class SavedRound(BaseModel):
-    """One round of one arm; without an answer it has no figures."""
+    """One round of one arm; its metrics are None without responses."""
 
     requests: Count
     failed: Count
@@ -38,12 +38,12 @@ class SavedArm(BaseModel):
 
     @property
     def failed_share(self) -> float:
-        """Return the part of the requests that failed."""
+        """Return the share of failed requests."""
         failed = sum(each.failed for each in self.rounds)
         return failed / max(1, failed + sum(each.requests for each in self.rounds))
 
     def values(self, judged_by: str) -> list[float | None]:
-        """Return what each round is judged by, None of one without answers."""
+        """Return the metric `judged_by` of each round, None for a round without responses."""
         return [getattr(each, judged_by) for each in self.rounds]
 
 
@@ -56,7 +56,7 @@ class SavedPoint(BaseModel):
     arms: dict[Text, SavedArm]
 
     def speedups(self) -> list[float | None]:
-        """Return how many times as fast each round was with speculation, None of one that does not tell."""
+        """Return each round's speed-up, None if unknown."""
         served, alone = self.arms.get("served"), self.arms.get("baseline")
         if served is None or alone is None:
             return []
@@ -67,7 +67,7 @@ class SavedPoint(BaseModel):
 
 
 class SavedWorkload(BaseModel):
-    """What was asked."""
+    """The workload's identity."""
 
     sha256: Text
     source: Text
@@ -75,7 +75,7 @@ class SavedWorkload(BaseModel):
 
 
 class SavedNoise(BaseModel):
-    """What the fixed work took."""
+    """The time of the fixed work."""
 
     median_work_ms: Positive
 
@@ -92,7 +92,7 @@ class SavedLoad(BaseModel):
 
 
 def read_saved(path: Path) -> SavedLoad:
-    """Return a saved document; raises TrtspecError for a file that is none."""
+    """Return a saved document; raise TrtspecError if the file is invalid."""
     values: Any
     try:
         values = parse_object(read_bounded(path, MAX_BYTES), MAX_VALUES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service level objective of a request, and so which requests are goodput (DistServe, arXiv:2401.09670)."""
+"""Service level objectives per request, which define goodput (DistServe, arXiv:2401.09670)."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Any
 from trtspec.bench.load.sample import MS, Sample
 from trtspec.core.errors import TrtspecError
 
-HINT = "as ttft=200ms,tpot=30ms or e2e=5s"
+HINT = "examples: ttft=200ms,tpot=30ms or e2e=5s"
 
 
 @dataclass(frozen=True)
 class Slo:
-    """The most that a request may take; None for no limit."""
+    """Upper limits for a request's latencies; a limit may be None."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
     def holds(self, sample: Sample) -> bool:
-        """Return whether a request keeps all of its limits; one without an answer keeps none."""
+        """Return whether a request meets all limits; an incomplete one does not."""
         if not sample.ok:
             return False
         limits = ((sample.ttft_ms, self.ttft_ms), (sample.tpot_ms, self.tpot_ms), (sample.e2e_ms, self.e2e_ms))
         return all(limit is None or (took or 0.0) <= limit for took, limit in limits)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of the document."""
+        """Return the JSON fields."""
         return {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
 
 
 def parse_slo(text: str) -> Slo:
-    """Return the objective that an option names; raises TrtspecError for anything else."""
+    """Parse the value of --slo; raise TrtspecError if it is invalid."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"(ttft|tpot|e2e)=([0-9]+(?:\.[0-9]+)?)(ms|s)", part.strip())
         if not match or f"{match[1]}_ms" in limits:
-            raise TrtspecError(f"--slo: {part.strip()!r} is no limit", hint=HINT)
+            raise TrtspecError(f"--slo: {part.strip()!r} is not a valid limit", hint=HINT)
         limits[f"{match[1]}_ms"] = float(match[2]) * (MS if match[3] == "s" else 1)
     return Slo(**limits)

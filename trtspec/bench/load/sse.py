@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server-sent events of a stranger, out of bytes as they come: lines `data: ...`, under limits."""
+"""Parse server-sent events from untrusted bytes: lines `data: ...`, with size limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DONE = b"[DONE]"
 
 
 class Events:
-    """Cuts a stream into its events; `done` once it said that it ends."""
+    """Split a stream into events; `done` is set after the final `[DONE]`."""
 
     def __init__(self) -> None:
         self.done = False
@@ -23,13 +23,13 @@ class Events:
         self._received = 0
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the events that are whole now; raises BadAnswer for what is none, and for too much."""
+        """Yield the events that are complete; raise BadAnswer for malformed or oversized data."""
         self._received += len(data)
         if self._received > MAX_ANSWER_BYTES:
-            raise BadAnswer(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes")
+            raise BadAnswer(f"the response exceeds {MAX_ANSWER_BYTES:,} bytes")
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:
-            raise BadAnswer(f"an event of more than {MAX_EVENT_BYTES:,} bytes")
+            raise BadAnswer(f"an event exceeds {MAX_EVENT_BYTES:,} bytes")
         for line in lines:
             if line.startswith(b"data:"):
                 content = line[5:].strip()
@@ -40,11 +40,11 @@ class Events:
 
 
 def document(content: bytes) -> dict[str, Any]:
-    """Return a JSON object; raises BadAnswer for anything else."""
+    """Return a JSON object; raise BadAnswer for anything else."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise BadAnswer(f"the server's answer is no JSON object: {content[:80]!r}")
+        raise BadAnswer(f"the server's response is not a JSON object: {content[:80]!r}")
     return found

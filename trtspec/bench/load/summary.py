@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rounds of one arm come to: rates, percentiles, goodput, and what was accepted of its drafts."""
+"""Summarize the rounds of one arm: rates, percentiles, goodput and acceptance."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trtspec.bench.load.sample import Sample
 from trtspec.bench.load.slo import Slo
 
 PERCENTILES = (50, 90, 95, 99)
-MOST_ERRORS = 5  # kinds of them that are named
+MOST_ERRORS = 5  # distinct errors to list
 
 
 def summary_of(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> dict[str, Any]:
-    """Return an arm's part of the document; percentiles are over all its requests that have a whole answer."""
+    """Return an arm's JSON fields; percentiles cover all requests with a complete response."""
     samples = [sample for each in rounds for sample in each.answered]
     seconds = sum(each.seconds for each in rounds)
     failed = [sample.error for each in rounds for sample in each.samples if not sample.ok]
@@ -52,7 +52,7 @@ def summary_of(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> 
 
 
 def spread_of(values: Sequence[float]) -> dict[str, float] | None:
-    """Return mean, percentiles and extremes; None of nothing. Percentiles are linear between ranks, as numpy's."""
+    """Return mean, percentiles (linear interpolation, as in numpy), minimum and maximum, or None if empty."""
     import numpy as np
 
     if not values:
@@ -64,7 +64,7 @@ def spread_of(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _drafts(samples: Sequence[Sample], counters: Counters) -> dict[str, Any]:
-    """Return rates by what each answer told, else by the server's counters; `drafts_told_by` says which."""
+    """Return rates from per-response counts, else from counters; `drafts_told_by` is the source."""
     told = [sample for sample in samples if sample.drafted is not None and sample.accepted is not None]
     if not told:
         by_counters = counters.as_dict()
@@ -76,7 +76,7 @@ def _drafts(samples: Sequence[Sample], counters: Counters) -> dict[str, Any]:
 
 
 def _rates(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return what all drafts of some answers came to: by tokens, so that long answers count for more."""
+    """Return rates over all drafted tokens, so long responses have more weight."""
     drafted, accepted = (sum(each or 0 for each in counts) for counts in
                          ([sample.drafted for sample in samples], [sample.accepted for sample in samples]))  # fmt: skip
     steps = sum(sample.steps or 0 for sample in samples)
@@ -87,7 +87,7 @@ def _rates(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _by_kind(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
-    """Return what each kind of prompt came to, where there are several."""
+    """Return metrics per category of prompts; empty for a single category."""
     kinds = defaultdict(list)
     for sample in samples:
         kinds[sample.kind].append(sample)
@@ -109,7 +109,7 @@ def _cpu_share(rounds: Sequence[Round], seconds: float) -> float | None:
 
 
 def _total(counts: Iterable[int | None]) -> int | None:
-    """Return a sum, None where a part of it is not known."""
+    """Return the sum, or None if a value is unknown."""
     found = list(counts)
     known = [count for count in found if count is not None]
     return sum(known) if len(known) == len(found) else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads one after another, each with its arms in turn until it is sure how they compare.
+"""Measure a list of loads, alternating the arms until the comparison is precise enough.
 
-A round asks the same of each arm, one right after the other; who is first changes with every round, so that neither has
-the better of a machine that warms up, or of a cache that the other has filled.
+A round sends the same requests to each arm back to back. The order alternates, so that warm-up of the machine or of
+caches does not favour one arm.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from trtspec.bench.load.sample_log import write_samples
 from trtspec.bench.load.workload import Workload
 from trtspec.core.errors import DeployError
 
-SERVED, BASELINE = "served", "baseline"  # the server as it is asked, and the target alone
+SERVED, BASELINE = "served", "baseline"  # the server with speculation, and the target alone
 OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long is measured: at least and at most so many rounds, or until the interval is narrow enough.
+    """When to stop: after a minimum and maximum of rounds, or once the interval is narrow enough.
 
-    `interval` is half the width of the 95 % interval of the speed-up as a part of it, None for `most_rounds` always.
-    `duration_s` bounds each load, whose first round ends whatever it takes. `requests` is of a round, None for what
-    suits the load. `until_crossover` ends the sweep where speculation is shown to be slower.
+    `interval` is the target half-width of the speed-up's 95 % interval relative to the speed-up, or None to always run
+    `most_rounds`. `duration_s` limits each load, except that the first round is always completed. `requests` is the
+    size of a round, None for the load's default. `until_crossover` ends the sweep once speculation is shown to be
+    slower.
     """
 
     least_rounds: int = 3
@@ -44,7 +45,7 @@ class Effort:
 
 @dataclass
 class Point:
-    """One load: the rounds of each arm, the counters each moved, and the times of the fixed work between rounds."""
+    """One load: the rounds of each arm, the increase of its counters, and the noise measurements between rounds."""
 
     load: Load
     requests: int
@@ -53,16 +54,17 @@ class Point:
     work_ms: list[float] = field(default_factory=list)
 
     def ratios(self, value: Callable[[Round], float | None]) -> list[float]:
-        """Return the served arm's value over the baseline's, of each round in which both have one."""
+        """Return served / baseline values of the rounds in which both are known."""
         pairs = zip(self.rounds[SERVED], self.rounds.get(BASELINE, ()), strict=False)
         found = [(value(served), value(alone)) for served, alone in pairs if served.answered and alone.answered]
         return [ours / theirs for ours, theirs in found if ours and theirs]
 
     @property
     def unfit(self) -> str:
-        """Return why the arms say nothing about each other, "" where they do.
+        """Return why the arms cannot be compared, or "".
 
-        What fails takes no time, and chunks are no tokens: who drafts sends several in one.
+        Failed requests take little time, and chunks are not comparable because a speculating server sends several
+        tokens in one.
         """
         for name, rounds in self.rounds.items() if BASELINE in self.rounds else ():
             samples = [sample for each in rounds for sample in each.samples]
@@ -70,11 +72,11 @@ class Point:
             if failed > MAX_FAILED * len(samples):
                 return f"{failed} of {len(samples)} requests failed ({name})"
             if self.load.judged_by == THROUGHPUT and not all(each.is_counted for each in samples if each.ok):
-                return f"the server does not count its tokens ({name})"
+                return f"the server does not report token counts ({name})"
         return ""
 
     def speedups(self) -> list[float]:
-        """Return how many times as fast each round was with speculation, by what its load is judged by."""
+        """Return each round's speed-up by the metric of its load."""
         if self.unfit:
             return []
         ratios = self.ratios(lambda each: getattr(each, self.load.judged_by))
@@ -82,14 +84,14 @@ class Point:
 
     @property
     def speedup(self) -> Ratio | None:
-        """Return how many times as fast it is with speculation; None without a baseline."""
+        """Return the speed-up from speculation, or None without a baseline."""
         ratios = self.speedups()
         return ratio_of_rounds(ratios) if ratios else None
 
 
 @dataclass(frozen=True)
 class Swept:
-    """The endpoints that were asked, by arm, and what each load came to; `ended_by` is why there is no more."""
+    """The endpoints by arm and the results of each load; `ended_by` is the error that ended the sweep early."""
 
     arms: Mapping[str, Endpoint]
     points: Sequence[Point]
@@ -98,7 +100,7 @@ class Swept:
 
 @dataclass
 class Sweep:
-    """What is measured: the arms' endpoints, what is asked, at which loads, and how long."""
+    """Configuration of a sweep: endpoints by arm, workload, loads and stop rule."""
 
     arms: Mapping[str, Endpoint]
     workload: Workload
@@ -109,9 +111,9 @@ class Sweep:
     ask_round: AskRound = run_round
 
     async def run(self, client: LoadClient) -> Swept:
-        """Measure the loads in their order; raises DeployError where a server answers nothing from the first on.
+        """Measure the loads in order; raise DeployError if the first load fails completely.
 
-        One that dies later ends the sweep: whole loads that were measured count.
+        If a later load fails, the sweep ends with the completed loads.
         """
         points: list[Point] = []
         for load in self.loads:
@@ -129,7 +131,7 @@ class Sweep:
     async def _measure(self, client: LoadClient, load: Load) -> Point:
         point = Point(load, self.effort.requests or load.requests_a_round, {name: [] for name in self.arms})
         began = clock()
-        for endpoint in self.arms.values():  # what a server does only once is not measured
+        for endpoint in self.arms.values():  # warm-up, not measured
             warm = await self.ask_round(client, endpoint, load, self.workload, -1, point.requests)
             _raise_for_silence(warm, endpoint)
         before = {name: await read_counters(client, endpoint) for name, endpoint in self.arms.items()}
@@ -152,7 +154,7 @@ class Sweep:
         self.on_progress(str(point.load), number + 1, self.effort.most_rounds)
 
     def _is_enough(self, point: Point, spent_s: float) -> bool:
-        """Decide after each round whether there is another."""
+        """Return whether the load is finished."""
         effort, done = self.effort, len(point.rounds[SERVED])
         if done >= effort.most_rounds or (done and effort.duration_s is not None and spent_s >= effort.duration_s):
             return True
@@ -164,5 +166,5 @@ class Sweep:
 
 def _raise_for_silence(done: Round, endpoint: Endpoint) -> None:
     if not done.answered:
-        raise DeployError(f"none of {len(done.samples)} requests was answered: {done.samples[0].error}",
+        raise DeployError(f"all {len(done.samples)} requests failed: {done.samples[0].error}",
                           where=endpoint.url)  # fmt: skip

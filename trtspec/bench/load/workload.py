@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked: prompts in a seeded order, the same ones of each arm in each round, and a digest of all of it."""
+"""The prompts of a load benchmark in seeded order, the same for both arms, with a digest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtspec.engine.prompts.prompt import Prompt
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts, what is wanted of them, where they come from, and the seed of their order and of arrivals."""
+    """Prompts, generation parameters, the prompts' source, and the seed of their order and arrivals."""
 
     prompts: Sequence[Prompt]
     wanted: Wanted
@@ -26,29 +26,29 @@ class Workload:
 
     @cached_property
     def order(self) -> list[Prompt]:
-        """Return the prompts as they are asked: files have theirs by kind, and a round takes of all kinds."""
+        """Return the prompts shuffled, because files group them by category and a round should mix categories."""
         shuffled = list(self.prompts)
         random.Random(self.seed).shuffle(shuffled)
         return shuffled
 
     def of_round(self, number: int, requests: int) -> list[Prompt]:
-        """Return the prompts of a round, which go round in circles; a round below 0 is for warm-up."""
+        """Return the prompts of a round, cycling through all prompts; a negative number is for warm-up."""
         first = number * requests
         return [self.order[(first + place) % len(self.order)] for place in range(requests)]
 
     def arrivals_seed(self, number: int) -> int:
-        """Return the seed of a round's arrivals: the same for both arms, another one in each round."""
+        """Return the seed of a round's arrivals: the same for both arms, different in each round."""
         return (self.seed << 20) + number
 
     @property
     def sha256(self) -> str:
-        """Return a digest of the prompts and of what is wanted: two runs with the same one asked the same."""
+        """Return a digest of the prompts and parameters; runs with equal digests had the same workload."""
         texts = [(prompt.text, [dict(message) for message in prompt.messages]) for prompt in self.prompts]
         said = json.dumps([texts, asdict(self.wanted), self.seed], ensure_ascii=False, sort_keys=True)
         return hashlib.sha256(said.encode(errors="replace")).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of the document."""
+        """Return the JSON fields."""
         return {
             "prompts": len(self.prompts),
             "source": self.source,

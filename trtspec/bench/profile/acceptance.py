@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance by draft length, from how much of a draft every place of a text goes on with.
+"""Acceptance at every draft length, from how many drafted tokens match the text at each position.
 
-A text of n tokens takes its first from the prefill. At place i (i + 1 tokens are there) a step drafts at most draft_len
-tokens and at most n - i - 2, since the last token of a text is never drafted, accepts those that the text goes on with,
-and gives one more. Walking a text so gives the counts of any draft length without drafting again.
+A text of n tokens takes its first from the prefill. At position i (after i + 1 tokens) a step drafts at most draft_len
+tokens and at most n - i - 2, since the last token of a text is never drafted. It accepts the matching ones and adds one
+token. Walking a text this way gives the counts for any draft length without drafting again.
 
-Means are told twice: token-weighted (all steps alike, which is what a server's throughput follows) and request-weighted
-(all texts alike, which is what users see). Intervals are a bootstrap's over texts, so they speak of these prompts only.
+Means are computed in two ways: token-weighted (over all steps, which determines server throughput) and request-weighted
+(over texts, which users observe). Intervals are bootstraps over texts, so they hold for these prompts only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)
-SUREST, LONGEST = 0.98, 256  # a token of those in a row that are right; how many are looked at behind a whole draft
+SUREST, LONGEST = 0.98, 256  # largest continuation probability; tokens considered after a fully accepted draft
 
 
 class Place(Protocol):
-    """What was drafted at a place: tokens in a row, tokens in all, and with how many in a row the text goes on."""
+    """The draft at one position: its depth, its total tokens, and the length of its matching prefix."""
 
     @property
     def depth(self) -> int: ...
@@ -42,8 +42,10 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Counts:
-    """The steps of one text: how many, tokens drafted and accepted; `reached[j]` and `drafted_at[j]` count the steps
-    that accepted, and that drafted, a token at place j of the draft. Both are empty where nobody tells.
+    """The counts of one text's steps, drafted tokens and accepted tokens.
+
+    `reached[j]` and `drafted_at[j]` count the steps that accepted, and that drafted, a token at position j of the
+    draft. Both are empty if unknown.
     """
 
     steps: int
@@ -54,25 +56,25 @@ class Counts:
 
     @property
     def mean_accepted_len(self) -> float:
-        """Return tokens a step."""
+        """Return the tokens per step."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
 
     @property
     def in_a_row(self) -> int:
-        """Return the most tokens that could have been accepted: of a tree one branch, where its places are told."""
+        """Return the most tokens that could have been accepted: for a tree, one branch, if positions are known."""
         return sum(self.drafted_at) or self.drafted
 
     def cut(self, draft_len: int) -> Counts:
-        """Return what the same steps would have come to, had the drafts of a chain ended there."""
+        """Return the counts of the same steps with chain drafts truncated to `draft_len`."""
         reached, drafted_at = self.reached[:draft_len], self.drafted_at[:draft_len]
         return Counts(self.steps, sum(drafted_at), sum(reached), reached, drafted_at)
 
     def redrafted(self, draft_len: int, goes_on: float) -> Counts:
-        """Return what the text would have come to with shorter drafts of a chain that follows from the text alone.
+        """Estimate the counts with shorter drafts of a chain that depends only on the text.
 
-        What a step accepted behind its first `draft_len` tokens and the target's own is drafted again there, and
-        accepted again: tokens in a row that are right, with the one behind them, take a step for `draft_len` + 1 each.
-        Each token behind a draft that was right to its end is right with probability `goes_on`.
+        Tokens that a step accepted beyond the first `draft_len` and the target's own token are drafted and accepted
+        again by later steps: a correct run of tokens plus the one after it takes one step per `draft_len` + 1 tokens.
+        Each token after a fully accepted draft is correct with probability `goes_on`.
         """
         drafting, reached, tokens = 0.0, [0.0] * draft_len, 0.0
         for length, many in self._in_a_row(goes_on):
@@ -83,14 +85,14 @@ class Counts:
         scale = (self.accepted + self.drafted_at[0]) / max(1.0, tokens)
         right = (*(round(scale * each) for each in reached),)
         steps = round(scale * drafting)
-        growth = steps / max(1, self.drafted_at[0])  # of the steps near a text's end, too, whose drafts are shorter
+        growth = steps / max(1, self.drafted_at[0])  # also applies to steps near a text's end, which draft less
         drafted_at = (*map(max, right, (round(growth * each) for each in self.drafted_at)),)
         return Counts(self.steps - self.drafted_at[0] + steps, sum(drafted_at), sum(right), right, drafted_at)
 
     def _in_a_row(self, goes_on: float) -> Iterator[tuple[int, float]]:
-        """Yield (tokens in a row that are right and the one behind them, how often this text is expected to have it).
+        """Yield (length of a correct run plus the token after it, expected number of such runs in this text).
 
-        Those that are right to the end of a draft are followed by steps of their own, which are not counted again.
+        Fully accepted drafts are followed by further steps, whose tokens are not counted again.
         """
         most = len(self.reached)
         *ended, whole = (more - further for more, further in pairwise((self.drafted_at[0], *self.reached, 0)))
@@ -111,7 +113,7 @@ class Estimate:
     high: float
 
     def as_list(self) -> list[float]:
-        """Return the three numbers."""
+        """Return the three rounded numbers."""
         return [round(number, 3) for number in (self.value, self.low, self.high)]
 
     def __str__(self) -> str:
@@ -120,26 +122,26 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What texts came to at one draft length; `kinds` are those of their prompts."""
+    """Counts of texts at one draft length; `kinds` are the categories of their prompts."""
 
     texts: tuple[Counts, ...]
     kinds: tuple[str, ...]
 
     @cached_property
     def rate(self) -> float:
-        """Return accepted of drafted tokens, 0 where nothing was drafted."""
+        """Return accepted / drafted tokens, 0 if nothing was drafted."""
         drafted = sum(text.drafted for text in self.texts)
         return sum(text.accepted for text in self.texts) / drafted if drafted else 0.0
 
     @cached_property
     def depth_rate(self) -> float:
-        """Return accepted tokens of those drafted in a row: of a tree only one branch can be accepted."""
+        """Return accepted tokens / drafted depth, because only one branch of a tree can be accepted."""
         drafted = sum(text.in_a_row for text in self.texts)
         return sum(text.accepted for text in self.texts) / drafted if drafted else 0.0
 
     @cached_property
     def token_weighted(self) -> Estimate:
-        """Return the mean accepted length of all steps, the verified token included."""
+        """Return the mean accepted length over all steps, including the verified token."""
         return _estimate(self.texts, lambda steps, accepted: 1.0 + accepted.sum(-1) / steps.sum(-1))
 
     @cached_property
@@ -149,7 +151,7 @@ class Acceptance:
 
     @cached_property
     def by_position(self) -> list[float]:
-        """Return for each place of a draft the share of its drafted tokens that were accepted."""
+        """Return the share of accepted tokens at each draft position."""
         drafted, reached = (
             [sum(column) for column in zip_longest(*counts, fillvalue=0)]
             for counts in ([text.drafted_at for text in self.texts], [text.reached for text in self.texts])
@@ -157,23 +159,23 @@ class Acceptance:
         return [accepted / many if many else 0.0 for accepted, many in zip(reached, drafted, strict=True)]
 
     def of_kind(self, kind: str) -> Acceptance:
-        """Return that of the texts of one kind."""
+        """Return the acceptance for one category of prompts."""
         own = tuple(text for text, each in zip(self.texts, self.kinds, strict=True) if each == kind)
         return Acceptance(own, (kind,) * len(own))
 
     def cut(self, draft_len: int) -> Acceptance:
-        """Return that of shorter drafts, as far as steps that begin elsewhere are accepted alike."""
+        """Return the acceptance of truncated drafts, assuming that it does not depend on where steps begin."""
         return Acceptance(tuple(text.cut(draft_len) for text in self.texts), self.kinds)
 
     def redrafted(self, draft_len: int) -> Acceptance:
-        """Return that of shorter drafts where the same is drafted behind the same text, wherever a step begins."""
+        """Estimate the acceptance of shorter drafts if the draft depends only on the preceding text."""
         columns = zip(*((text.drafted_at[0], *text.reached) for text in self.texts), strict=True)
         *_, before, last = map(sum, columns)
         goes_on = min(SUREST, last / before) if before else 0.0
         return Acceptance(tuple(text.redrafted(draft_len, goes_on) for text in self.texts), self.kinds)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its keys of the document."""
+        """Return the JSON fields."""
         return {
             "acceptance_rate": round(self.rate, 4),
             "mean_accepted_len": {
@@ -184,9 +186,9 @@ class Acceptance:
 
 
 def count_steps(places: Sequence[Place], draft_len: int) -> Counts:
-    """Return the steps of one text where at most `draft_len` tokens in a row are drafted.
+    """Return the counts of one text with drafts of depth `draft_len` or less.
 
-    `places` are those behind each token of the text but the last. Of a tree all tokens count as drafted.
+    `places` are the drafts after each token of the text except the last. All tokens of a tree count as drafted.
     """
     steps = drafted = accepted = at = 0
     reached, drafted_at = [0] * draft_len, [0] * draft_len
@@ -203,7 +205,7 @@ def count_steps(places: Sequence[Place], draft_len: int) -> Counts:
 
 
 def change_of(before: Sequence[Counts], after: Sequence[Counts]) -> Estimate:
-    """Return how much the mean accepted length has grown, with the interval of a bootstrap over pairs of a text."""
+    """Return the increase of the mean accepted length, with a bootstrap interval over paired texts."""
     import numpy as np
 
     steps, accepted = (
@@ -220,9 +222,9 @@ def change_of(before: Sequence[Counts], after: Sequence[Counts]) -> Estimate:
 
 
 def _estimate(texts: Sequence[Counts], mean: Callable[[Array, Array], Any]) -> Estimate:
-    """Return a mean of steps and accepted tokens [..., texts] with its interval; equal texts give equal ones.
+    """Return a mean over steps and accepted tokens [..., texts] with its interval; deterministic.
 
-    One text says nothing of others: its interval is from no drafted token accepted to all of them.
+    For a single text, the interval ranges from no accepted token to all drafted tokens.
     """
     import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a candidate: an artifact of the recipe, on the engine that runs in this process, with its own speculation."""
+"""Build a candidate: an artifact of the recipe with the candidate's speculation, for the engine in this process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from trtspec.recipe.load import load_recipe
 
 @contextmanager
 def workplace(command: str) -> Iterator[Path]:
-    """Make a directory for artifacts beside the store, which they link to, and remove it at the end."""
+    """Create a temporary directory for artifacts next to the store, to which they hard-link."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f"{command}-", dir=cache_dir()) as folder:
         yield Path(folder)
 
 
 def build(asked: Asked, wanted: Wanted, engine: str, out: Path, screen: Screen) -> Candidate:
+    """Build the candidate's artifact in `out` and return the candidate."""
     section = wanted.section(asked.limits.max_draft_len)
     overrides = [*asked.overrides, f"engine.backend={engine}", f"speculation={json.dumps(section)}"]
     loaded = load_recipe(asked.recipe, overrides)
@@ -41,14 +42,14 @@ def build(asked: Asked, wanted: Wanted, engine: str, out: Path, screen: Screen) 
 
 
 def candidate_of(asked: Asked, wanted: Wanted, root: Path) -> Candidate:
-    """Return a candidate whose artifact lies at `root`, its paths as the recipe writes them."""
+    """Return the candidate for an artifact in `root`, with paths relative to the recipe."""
     source = wanted.source and _written(wanted.source, asked.recipe.absolute().parent)
     takes_draft_len = "draft_len" in wanted.section(asked.limits.max_draft_len)
     return Candidate(wanted.method, source, wanted.options, takes_draft_len, root)
 
 
 def _written(section: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Return a recipe's section with its paths as a recipe in `base` writes them."""
+    """Return a recipe section with absolute paths rewritten relative to `base`."""
     return {
         key: _written(value, base)
         if isinstance(value, dict)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may draft for a target, and the texts that it is measured on."""
+"""The candidates of a profile and the texts they are measured on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Texts:
-    """Prompts that the target answered with two tokens or more, its greedy answers, and the prompts' kinds."""
+    """Prompts with at least two response tokens, the target's greedy responses, and the prompts' categories."""
 
     prompts: tuple[Tokens, ...]
     said: tuple[Tokens, ...]
@@ -26,16 +26,16 @@ class Texts:
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens were said."""
+        """Return the number of response tokens."""
         return sum(map(len, self.said))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What may draft: a method with its options, the recipe's section of its draft (None without one), its artifact.
+    """A candidate: a method with options, the recipe's draft section (None without a draft), and the built artifact.
 
-    `takes_draft_len` tells whether a recipe says how much it drafts; else its options do. Options and `draft_len` are
-    tried whatever the artifact was built with; 0 stands for its own length.
+    `takes_draft_len` is whether the recipe sets the draft length, instead of the method's options. Options and
+    `draft_len` replace those the artifact was built with; a `draft_len` of 0 keeps the artifact's.
     """
 
     method: str
@@ -47,23 +47,23 @@ class Candidate:
 
     @property
     def draft(self) -> str | None:
-        """Return the draft as it was named."""
+        """Return the draft's name or path."""
         return self.source["model"] if self.source else None
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return the display name."""
         return f"{self.method} ({self.draft})" if self.draft else self.method
 
     @property
     def settings(self) -> str:
-        """Return what it drafts with, in words; two candidates of one artifact differ in it."""
+        """Return a label of draft length and options that is unique among candidates of one artifact."""
         length = {"draft_len": self.draft_len} if self.draft_len else {}
         return ", ".join(f"{key} {_short(value)}" for key, value in (length | self.options).items()) or "defaults"
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Return the artifact's manifest as if it had been built with these options."""
+        """Return the artifact's manifest with the candidate's options."""
         found = load_manifest(self.root)
         changes: dict[str, Any] = {"options": self.options} | ({"draft_len": self.draft_len} if self.draft_len else {})
         speculation = found.recipe.speculation.model_copy(update=changes)
@@ -71,4 +71,6 @@ class Candidate:
 
 
 def _short(value: Any) -> str:
-    return f"of {len(value)}" if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)
+    return (
+        f"({len(value)} entries)" if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)
+    )

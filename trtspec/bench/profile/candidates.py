@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be tried: the recipe's own speculation, methods that need no draft, and drafts that are named."""
+"""List the candidates to try: the recipe's speculation, methods without a draft, and the given drafts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from trtspec.recipe.schema import ModelSource
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be tried: a method, the recipe's section of its draft, and its options.
+    """A candidate to build: a method, the recipe's draft section, and options.
 
-    `draft_len` is how much it drafts as it is, None for what is usual for the method.
+    `draft_len` is the recipe's draft length, None for the method's default.
     """
 
     method: str
@@ -33,14 +33,14 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return the display name."""
         return f"{self.method} ({self.source['model']})" if self.source else self.method
 
     def section(self, max_draft_len: int) -> dict[str, Any]:
-        """Return the recipe's `speculation` to measure with.
+        """Return the recipe's `speculation` section to measure with.
 
-        A chain is as long as is tried, since it tells of all shorter ones. A tree is as deep as it is, within that:
-        one of another depth is another tree.
+        A chain has the maximum length, because its measurement covers all shorter ones. A tree keeps its depth up to
+        that maximum, because a tree of another depth is a different tree.
         """
         section: dict[str, Any] = {"method": self.method, "options": self.options}
         method = find_method(self.method)
@@ -58,7 +58,7 @@ class Wanted:
 
 
 def own_of(loaded: LoadedRecipe) -> Wanted | None:
-    """Return a recipe's own speculation, None where it has none."""
+    """Return the recipe's own candidate, or None if its method is "none"."""
     own = loaded.recipe.speculation
     if own.method == "none":
         return None
@@ -66,13 +66,14 @@ def own_of(loaded: LoadedRecipe) -> Wanted | None:
 
 
 def wanted(loaded: LoadedRecipe, asked: Asked, engine: Backend) -> tuple[list[Wanted], dict[str, str]]:
-    """Return the recipe's own speculation, methods that are named or need no draft, and drafts that are named.
+    """Return the candidates, and the reasons why others are skipped, by name.
 
-    What cannot be tried is returned by its name with the reason; raises TrtspecError for a method that nobody brings.
+    Candidates are the recipe's speculation, the selected methods (by default those without a draft), and the given
+    drafts. Raises TrtspecError for an unknown method.
     """
     own, left_out = own_of(loaded), dict[str, str]()
     found = [own] if own and (asked.methods is None or own.method in asked.methods) else []
-    for name in asked.methods if asked.methods is not None else _needing_nothing(engine):
+    for name in asked.methods if asked.methods is not None else _draftless_methods(engine):
         if name in (own.method if own else "none", "none"):
             continue
         needs = find_method(name).drafts_with
@@ -81,22 +82,22 @@ def wanted(loaded: LoadedRecipe, asked: Asked, engine: Backend) -> tuple[list[Wa
         elif own and own.source:
             found.append(Wanted(name, own.source, {}))
         else:
-            left_out[name] = f"it drafts with a {needs}, and the recipe has none; --drafts names one"
+            left_out[name] = f"it requires a {needs}, which the recipe lacks; give one with --drafts"
     for written in asked.drafts or ():
         try:
-            found.append(_of_draft(loaded, written))
+            found.append(_draft_candidate(loaded, written))
         except TrtspecError as error:
             left_out[written] = why_not(error)
     return found, left_out
 
 
 def why_not(error: TrtspecError) -> str:
-    """Return in one sentence why a candidate is left out."""
+    """Return the reason why a candidate is skipped, in one sentence."""
     return error.diagnostics[0].message if isinstance(error, RecipeError) else error.message
 
 
-def _needing_nothing(engine: Backend) -> list[str]:
-    """Return the engine's methods that draft with nothing of their own, and need no option to be set."""
+def _draftless_methods(engine: Backend) -> list[str]:
+    """Return the engine's methods that need neither a draft nor an option."""
     found = []
     for name in engine.methods():
         method = methods()[name]
@@ -110,8 +111,8 @@ def _needing_nothing(engine: Backend) -> list[str]:
     return found
 
 
-def _of_draft(loaded: LoadedRecipe, written: str) -> Wanted:
-    """Return a draft with the method that suits it."""
+def _draft_candidate(loaded: LoadedRecipe, written: str) -> Wanted:
+    """Return the candidate for a draft with its recommended method."""
     draft, target = open_checkpoint(written), find_source(loaded.recipe.target)
     way = ways(None, in_process()[0], target, draft.source, None)[0]
     return Wanted(way.method, _section(draft.asked), way.suggestion.options, way.suggestion.draft_len or None)

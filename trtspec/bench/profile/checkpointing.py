@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of finished parts of long work, by all that they depend on: an ended command goes on behind them.
+"""Checkpoint long work: cache the results of completed parts by their inputs, so that an interrupted command resumes.
 
-They lie in the cache until the whole work is done. A file that is damaged counts as absent.
+Results stay in the cache directory until the work is complete. Damaged files are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEMA = "trtspec.finished/1"
 
 
 class Finished:
-    """The parts of one command's work; `found` counts those that an earlier run had done."""
+    """The completed parts of one command's work; `found` counts those from earlier runs."""
 
     def __init__(self, command: str) -> None:
         self._root = cache_dir() / command
@@ -31,7 +31,7 @@ class Finished:
         self.found = 0
 
     def get(self, depends_on: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return a part that is there, or make and keep it; `depends_on` are JSON values, the machine is added."""
+        """Return a cached part, or make and cache it; the key is the JSON values `depends_on` plus the machine."""
         whole = [__version__, platform.processor(), platform.node(), os.cpu_count(), depends_on]
         key = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
         path = self._root / f"{key}.json"
@@ -46,6 +46,6 @@ class Finished:
         return part
 
     def forget(self) -> None:
-        """Remove the parts that were used, at the end of the whole."""
+        """Remove the used parts after the work is complete."""
         for path in self._used:
             path.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document of `profile --json`."""
+"""Build the document of `profile --json`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Server:
-    """A running server that was asked, at which draft lengths (0 is the target alone), and its tokens a second.
+    """A profiled server, and its output tokens per second by batch and draft length (0 is the target alone).
 
-    `failures` are why requests have no answer, one each.
+    `failures` has one error per failed request.
     """
 
     url: str
@@ -31,7 +31,7 @@ class Server:
     failures: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of the document."""
+        """Return the JSON fields."""
         speeds = [
             {"batch": batch, "draft_len": length, "output_tokens_per_s": round(speed, 1)}
             for (batch, length), speed in sorted(self.tokens_per_s.items())
@@ -48,11 +48,11 @@ class Server:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a target's candidates, why others were not, and what follows.
+    """The measured candidates, the skipped ones with reasons, and the recommendation.
 
-    `about` is the document's head: what it is of.
-    `kinds` are those of the prompts that were answered, with so many `tokens`. `too_long` counts the prompts that the
-    engine does not take with so many new tokens. `server` is None where the torch engine ran.
+    `about` is the document's metadata. `kinds` are the categories of the completed prompts, `tokens` the number of
+    response tokens. `too_long` counts the prompts that exceed the engine's limits. `server` is None for the torch
+    engine.
     """
 
     about: Mapping[str, Any]
@@ -88,12 +88,12 @@ class Profile:
 
     @property
     def drafts_with(self) -> str:
-        """Return what the recipe drafts with, as people call it; "" where it drafts nothing, or was not measured."""
+        """Return the name of the recipe's own candidate, or "" if it does not speculate or was not measured."""
         return self.recommendation.proposal.own.name if self.recommendation.proposal.own else ""
 
     @property
     def chosen(self) -> Acceptance | None:
-        """Return the acceptance of what is recommended."""
+        """Return the acceptance of the recommended candidate."""
         found = next((each for each in self.measured if each.candidate is self.recommendation.candidate), None)
         return found.acceptance[self.recommendation.draft_len] if found else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a candidate on the torch engine, in this process: what the target says, what is drafted, what steps take."""
+"""Measure a candidate on the torch engine in this process: target responses, drafts and step times."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PREFILLS, PREFILL_TOKENS = 16, 8192
 def say(
     artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int, on_progress: OnProgress
 ) -> tuple[Texts, list[Result]]:
-    """Let the target of an artifact answer prompts greedily, whatever drafts for it."""
+    """Generate the target's greedy responses to prompts; drafts do not affect them."""
     rows, results, requests = artifact.engine.settings.max_batch_size, list[Result](), []
     for start in range(0, len(prompts), rows):
         asked = [artifact.request(prompt.text, max_tokens) for prompt in prompts[start : start + rows]]
         requests += asked
         results += artifact.engine.generate(asked)
-        on_progress("the target's answers", len(results), len(prompts))
+        on_progress("target responses", len(results), len(prompts))
     told = [
         (request.prompt_ids, result.ids, prompt.kind)
         for request, result, prompt in zip(requests, results, prompts, strict=True)
@@ -41,7 +41,7 @@ def say(
 
 
 def measure(candidate: Candidate, texts: Texts, batches: Sequence[int], on_progress: OnProgress) -> Measured:
-    """Measure a candidate on what its target says."""
+    """Measure a candidate on the target's responses."""
     from trtspec.engine.speculator import Speculator
     from trtspec.engine.step_times import prefill_seconds
 
@@ -65,7 +65,7 @@ def measure(candidate: Candidate, texts: Texts, batches: Sequence[int], on_progr
 def replayed(
     method: str, speculator: Speculator, texts: Texts, lens: Sequence[int], on_progress: OnProgress
 ) -> dict[int, Acceptance]:
-    """Return by draft length how far drafts are accepted on what the target said; only for drafters that replay."""
+    """Return the acceptance on the target's responses by draft length; only for drafters that support replay."""
     from trtspec.engine.replay import replay
 
     pairs, rows = list(zip(texts.prompts, texts.said, strict=True)), speculator.settings.max_batch_size
@@ -79,7 +79,7 @@ def replayed(
 
 
 def _counted(candidate: Candidate, texts: Texts, depth: int) -> Acceptance:
-    """Return the engine's own counts, of a drafter whose next draft depends on what became of the last."""
+    """Return the engine's counts, for a drafter whose next draft depends on the previous outcome."""
     with open_artifact(candidate.root, candidate.manifest) as artifact:
         requests = [
             artifact.request_of(prompt, len(said)) for prompt, said in zip(texts.prompts, texts.said, strict=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One candidate, measured: how much of its drafts is accepted, what its steps take, and the speed-up that follows."""
+"""Measurements of one candidate: acceptance, step times and the resulting speed-up."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from typing import Any
 from trtspec.bench.profile.acceptance import Acceptance, Estimate
 from trtspec.bench.profile.candidate import Candidate
 
-TIMED_LENS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64)  # what lies between is interpolated
-# Of the fastest: expectations are no surer (schedule.PAYS). Of n-grams 8 tokens were expected at 1.608 and made 1.543
-# times, 6 were expected at 1.581 and made 1.59; a shorter draft is less work where fewer tokens are accepted.
+TIMED_LENS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64)  # other lengths are interpolated
+# Share of the fastest speed-up; predictions are not more precise (schedule.PAYS). For n-grams, 8 tokens were predicted
+# at 1.608 and measured at 1.543, 6 tokens at 1.581 and 1.59. Shorter drafts cost less if acceptance drops.
 AS_GOOD = 0.98
 
-Case = tuple[int, int]  # requests at once, draft_len; 0 for the target alone
+Case = tuple[int, int]  # (concurrency, draft_len); 0 for the target alone
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """How many times as fast as the target alone `batch` requests at once are expected to be with a draft length."""
+    """The expected speed-up over the target alone at concurrency `batch` and a draft length."""
 
     batch: int
     draft_len: int
     expected: Estimate
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its keys of the document."""
+        """Return the JSON fields."""
         value, low, high = self.expected.as_list()
         return {"batch": self.batch, "draft_len": self.draft_len, "speedup": value, "interval": [low, high]}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Acceptance by draft length, and the seconds of a step by (requests, draft_len), 0 for the target alone.
+    """Acceptance by draft length, and seconds of a step by (concurrency, draft_len), 0 for the target alone.
 
-    `prefills` are the seconds that so many requests wait for all of their prefills, of the target alone and with what
-    drafts; `answer_len` is the mean answer's tokens.
+    `prefills` are the total seconds of so many prefills, for the target alone and with the drafter; `answer_len` is the
+    mean number of response tokens.
     """
 
     candidate: Candidate
@@ -51,25 +51,25 @@ class Measured:
 
     @property
     def batches(self) -> list[int]:
-        """Return how many requests at once were measured, ascending."""
+        """Return the measured concurrencies in ascending order."""
         return sorted({batch for batch, _ in self.seconds})
 
     @cached_property
     def speedups(self) -> list[Speedup]:
-        """Return the expected speed-up of every draft length at every batch."""
+        """Return the expected speed-up of every draft length at every concurrency."""
         return [self.speedup(batch, draft_len) for batch in self.batches for draft_len in self.acceptance]
 
     def best(self, batch: int, lens: Iterable[int] | None = None) -> Speedup:
-        """Return the fastest draft length for so many requests at once, the shortest of those as good as it.
+        """Return the shortest draft length whose speed-up is within AS_GOOD of the fastest one.
 
-        `lens` are those to choose from, by default all that were measured.
+        `lens` are the lengths to choose from, by default all measured ones.
         """
         found = [self.speedup(batch, draft_len) for draft_len in (self.acceptance if lens is None else lens)]
         fastest = max(each.expected.value for each in found)
         return next(each for each in found if each.expected.value >= AS_GOOD * fastest)
 
     def speedup(self, batch: int, draft_len: int) -> Speedup:
-        """Return what to expect by the seconds of a token: of its step, and of prefills, for which all others wait."""
+        """Return the expected speed-up from the time per token, including the prefills that block all requests."""
         tokens, steps = self.acceptance[draft_len].token_weighted, self.answer_len - 1
         prefill_alone, prefill_drafting = (self._prefill(batch, side) / steps for side in (0, 1))
         alone, step = self.step_seconds(batch, 0) + prefill_alone, self.step_seconds(batch, draft_len)
@@ -80,26 +80,26 @@ class Measured:
         return Speedup(batch, draft_len, Estimate(times(tokens.value), times(tokens.low), times(tokens.high)))
 
     def idle(self, batch: int) -> float:
-        """Return the speed with what drafts where it drafts nothing, which reads prompts, against the target alone."""
+        """Return the speed-up with the drafter loaded but idle (it still prefills)."""
         seconds = self.step_seconds(batch, 0)
         alone, idle = (seconds + self._prefill(batch, side) / (self.answer_len - 1) for side in (0, 1))
         return alone / idle
 
     def step_seconds(self, batch: int, draft_len: int) -> float:
-        """Return what a step takes; between measured lengths and batches on the line between their neighbours."""
+        """Return the seconds of a step, interpolated linearly between measured lengths and concurrencies."""
 
-        def of_rows(rows: int) -> float:
-            of_lens = {length: seconds for (each, length), seconds in self.seconds.items() if each == rows}
-            return _on_line(of_lens, draft_len)
+        def at_batch(rows: int) -> float:
+            by_len = {length: seconds for (each, length), seconds in self.seconds.items() if each == rows}
+            return _on_line(by_len, draft_len)
 
-        return _on_line({rows: of_rows(rows) for rows in self.batches}, batch)
+        return _on_line({rows: at_batch(rows) for rows in self.batches}, batch)
 
     def _prefill(self, batch: int, side: int) -> float:
         return _on_line({rows: pair[side] for rows, pair in self.prefills.items()}, batch) if self.prefills else 0.0
 
 
 def _on_line(known: Mapping[int, float], at: int) -> float:
-    """Return a value between its neighbours, on the line between them."""
+    """Return the value at `at`, interpolated linearly between its neighbours."""
     if at in known:
         return known[at]
     low, high = next(pair for pair in pairwise(sorted(known)) if pair[0] < at < pair[1])
@@ -108,10 +108,10 @@ def _on_line(known: Mapping[int, float], at: int) -> float:
 
 
 def least_seconds(samples: Mapping[Case, Sequence[float]]) -> dict[Case, float]:
-    """Return the least of the seconds that each case took: what else a machine does only adds to one.
+    """Return each case's minimum, because other load on the machine only adds time.
 
-    To draft more, or for more rows, takes no less: a case that took longer than such a one met such a time in every
-    round.
+    More draft tokens or rows never take less time, so a case that took longer than a larger one was disturbed in every
+    round and takes its minimum.
     """
     return {
         (rows, draft_len): min(

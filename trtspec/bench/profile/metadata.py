@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `profile` and `tune` say of themselves: of which target, by which prompts, when, with what and where."""
+"""Metadata of `profile` and `tune` documents: target, prompts, time, versions and machine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from trtspec.store.manifest import Manifest, load_manifest
 
 
 def about(kind: str, asked: Asked, loaded: LoadedRecipe, root: Path | None) -> dict[str, Any]:
-    """Return the head of a document; `root` is an artifact that was measured, None where only an address is known.
+    """Return the metadata fields; `root` is a measured artifact, or None if only a server address is known.
 
-    `prompt_set` is what the prompts were drawn from. A target that nobody knows is None.
+    `prompt_set` describes the full set from which prompts were drawn. `target` is None if unknown.
     """
     manifest = load_manifest(root) if root else None
     prompts = artifact_prompts(root, asked.prompts)
@@ -38,16 +38,16 @@ def about(kind: str, asked: Asked, loaded: LoadedRecipe, root: Path | None) -> d
 
 
 def keep(document: Mapping[str, Any], name: str) -> None:
-    """Keep a document by its target, where that is known, for the artifacts that are built of it later."""
+    """Save the document under its target, if known, for artifacts built from it later."""
     if target := document["target"]:
         keep_of_target(target["sha256"], name, document)
 
 
 def _target(loaded: LoadedRecipe, measured: Manifest) -> dict[str, str]:
-    """Return the target of the artifact that the recipe makes, whose engine need not be the one that measured."""
+    """Return the target of the recipe's artifact, whose engine can differ from the measuring one."""
     try:
         build = plan_build(loaded)
-    except TrtspecError:  # its own engine cannot be built for here
+    except TrtspecError:  # the recipe's engine is not available here
         return target_of(measured)
     if not build.is_read:
         return target_of(measured)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands were asked for, and where they show how the work goes on."""
+"""Options and progress callbacks of `profile` and `tune`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is tried; see the command's options."""
+    """Limits of the search; see the command's options."""
 
     samples: int
     max_tokens: int
@@ -29,7 +29,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command was asked for."""
+    """The command's options."""
 
     recipe: Path
     overrides: list[str]
@@ -41,9 +41,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Servers:
-    """A running server, one without speculation (None for the same, asked to draft nothing), and what it serves.
+    """The server to profile, one without speculation (None to switch drafting off), and its artifact.
 
-    `root` is its artifact, None where only an address is known; `others` draft other lengths for the same target.
+    `root` is None if only an address is known; `others` serve the same target with other draft lengths.
     """
 
     served: Server
@@ -53,18 +53,18 @@ class Servers:
 
 
 class Bars(Observer, Protocol):
-    """Shows how a build goes on, from the downloads and digests of its sources on."""
+    """Progress of a build, including its sources' downloads and digests."""
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """So many bytes of a source are here."""
+        """Report downloaded bytes of a source."""
 
     def reading(self, done: int, total: int) -> None:
-        """So many bytes of sources are hashed."""
+        """Report hashed bytes of the sources."""
 
 
 @dataclass(frozen=True)
 class Screen:
-    """Shows how the work goes on: builds, and what is counted."""
+    """Progress displays for builds and counted work."""
 
     building: Callable[[], AbstractContextManager[Bars]]
     counting: Callable[[], AbstractContextManager[OnProgress]]

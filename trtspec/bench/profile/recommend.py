@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do with what was measured: which method and draft, how many tokens, and for how many requests at once."""
+"""Recommend a method, a draft and draft lengths per concurrency from the measurements."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trtspec.bench.profile.measured import Measured, Speedup
 from trtspec.bench.profile.schedule import PAYS, Schedule, requests_at_once, schedule_of
 from trtspec.bench.verdict import Option, Proposal, Ratio
 
-# Acceptance rates below which a draft that does not pay is harmful, and one that pays is worth training.
+# Below these acceptance rates, a draft that does not pay is harmful, and one that pays is worth training.
 HARMFUL, TRAINABLE = 0.5, 0.6
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recipe's section to use: `candidate` is None where the target alone is fastest.
+    """The recommended recipe section: `candidate` is None if the target alone is fastest.
 
-    `speedup` is expected of the section at `batch` requests at once; `schedule` are pairs (requests, draft_len) where
-    the best length depends on them, empty where one will do. `proposal` is what the verdict is about.
+    `speedup` is expected at concurrency `batch`; `schedule` has pairs (concurrency, draft_len), empty if one length
+    fits all. `proposal` is the input of the verdict.
     """
 
     candidate: Candidate | None
@@ -34,7 +34,7 @@ class Recommendation:
 
     @property
     def speculation(self) -> dict[str, Any]:
-        """Return the recipe's `speculation`; the method decides how much is drafted where it has no `draft_len`."""
+        """Return the recipe's `speculation` section; without `draft_len`, the method chooses the draft length."""
         if self.candidate is None:
             return {"method": "none"}
         section: dict[str, Any] = {"method": self.candidate.method}
@@ -49,7 +49,7 @@ class Recommendation:
         return section
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its keys of the document."""
+        """Return the JSON fields."""
         return {
             "method": self.candidate.method if self.candidate else "none",
             "draft": self.candidate.draft if self.candidate else None,
@@ -63,9 +63,9 @@ class Recommendation:
 
 
 def verdict(measured: Measured, batch: int) -> str:
-    """Return what is to be thought of a candidate: "pays", "train", "harmful" or "too slow".
+    """Return the verdict on a candidate: "pays", "train", "harmful" or "too slow".
 
-    What pays is not harmful, however little of it is accepted: of a deep tree much is drafted at little cost.
+    A candidate that pays is not harmful at any acceptance: deep trees draft many tokens at little cost.
     """
     best = measured.best(batch)
     rate = measured.acceptance[best.draft_len].depth_rate
@@ -75,9 +75,9 @@ def verdict(measured: Measured, batch: int) -> str:
 
 
 def recommend(found: Sequence[Measured], batch: int, own: Candidate | None = None) -> Recommendation:
-    """Return the candidate that is expected to be fastest with so many requests at once, and never slow with others.
+    """Return the candidate that is expected to be fastest at concurrency `batch` and not slower at others.
 
-    `own` is what the recipe drafts with now, where that is known.
+    `own` is the recipe's current candidate, if known.
     """
     plans = [
         (each, schedule_of(each, batch)) for each in sorted(found, key=lambda each: -each.best(batch).expected.value)
@@ -105,28 +105,28 @@ def _option(measured: Measured, at: Speedup) -> Option:
 
 
 def _load(batch: int) -> str:
-    return "1 request" if batch == 1 else f"{batch} requests at once"
+    return "1 request" if batch == 1 else f"{batch} concurrent requests"
 
 
 def _why_alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
-    """Return why the best of what was tried is not recommended."""
+    """Return why the best candidate is not recommended."""
     if not plans:
-        return "nothing was measured that could draft"
+        return "no candidate was measured"
     first, plan = plans[0]
     expected = first.best(batch).expected
     if expected.value < PAYS:
-        return f"that is less than {PAYS:g} times, which noise alone can make"
+        return f"that is less than {PAYS:g} times, which is within noise"
     if expected.low < PAYS:
-        return f"the lower end of that interval is below {PAYS:g}, so it may be no faster"
+        return f"the lower end of that interval is below {PAYS:g}, so it may not be faster"
     return plan.why_not
 
 
 def _alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
-    """Return why the target alone is recommended, by the first of the plans."""
+    """Return why the target alone is recommended, based on the best plan."""
     if not plans:
-        return "nothing was measured that could draft"
+        return "no candidate was measured"
     first, best = plans[0][0], plans[0][0].best(batch)
-    said = f"the best of what was tried, {first.candidate.name}, makes it {best.expected} times as fast"
+    said = f"the best candidate, {first.candidate.name}, is expected to be {best.expected} times as fast"
     why = _why_alone(plans, batch)
     return f"{said} with {requests_at_once(batch)}, but {why}" if why else said
 
@@ -134,9 +134,9 @@ def _alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
 def _why(first: Measured, at: Speedup, others: Sequence[tuple[Measured, Schedule]]) -> str:
     acceptance = first.acceptance[at.draft_len]
     why = f"{at.expected} times as fast as the target alone with {requests_at_once(at.batch)}, drafting {at.draft_len}"
-    why += f" tokens a step, of which {acceptance.depth_rate:.0%} are accepted"
+    why += f" tokens per step, of which {acceptance.depth_rate:.0%} are accepted"
     if others:
         second, plan = others[0]
-        why += f"; next is {second.candidate.name}, {second.best(at.batch).expected.value:.2f} times"
+        why += f"; the next best is {second.candidate.name}, {second.best(at.batch).expected.value:.2f} times"
         why += f", but {plan.why_not}" if plan.why_not else ""
     return why

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds every candidate, and has it measured on what the target says."""
+"""Profile a recipe: build every candidate and measure it on the target's responses."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from trtspec.recipe.load import LoadedRecipe, load_recipe
 
 
 def run(asked: Asked, screen: Screen) -> Profile:
-    """Build every candidate, and measure it on what the target says; raises TrtspecError where none can be tried."""
+    """Build and measure every candidate; raise TrtspecError if none can be measured."""
     loaded = load_recipe(asked.recipe, asked.overrides)
     name, engine = in_process()
-    found, left_out = wanted(loaded, asked, engine)  # before hours of building
+    found, left_out = wanted(loaded, asked, engine)  # validated before long builds
     with workplace("profile") as folder:
         candidates, own, own_candidate = [], own_of(loaded), None
         for number, each in enumerate(found):
@@ -72,15 +72,15 @@ def _measure(
 
 
 def _raise_for_none(left: Sequence[object], left_out: dict[str, str]) -> None:
-    """Raise TrtspecError where nothing is left to go on with."""
+    """Raise TrtspecError with all reasons if no candidate is left."""
     if not left:
-        raise TrtspecError("; ".join(f"{name}: {why}" for name, why in left_out.items()) or "nothing to try")
+        raise TrtspecError("; ".join(f"{name}: {why}" for name, why in left_out.items()) or "every method was excluded")
 
 
 def _parity(
     artifact: OpenArtifact, prompts: Sequence[Prompt], results: Sequence[Result], on_progress: OnProgress
 ) -> Check | None:
-    """Return how far a quantized target says what its source says; None where nothing was quantized."""
+    """Return the parity of a quantized target with its source, or None for other targets."""
     if not load_checkpoint(artifact.root / TARGET).quantization.algo:
         return None
     source = find_origin(artifact.root, artifact.manifest, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On what is measured: the prompts that are drawn, what the target said to them, and how many requests run at once."""
+"""Select what to measure: prompts and concurrencies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def drawn(asked: Asked, root: Path | None) -> list[Prompt]:
-    """Return the prompts that were asked for, or the artifact's own, as many as are wanted."""
+    """Return a random sample of the given prompts, by default the artifact's."""
     prompts = artifact_prompts(root, asked.prompts)
     return Random(asked.limits.seed).sample(prompts, min(asked.limits.samples, len(prompts)))
 
 
 def fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
-    """Return the prompts that the engine takes with so many new tokens; raises TrtspecError, of the last, for none."""
+    """Return the prompts that fit the engine's limits with `max_tokens` new tokens; raise an error if none fit."""
     fit, engine, why = [], artifact.engine, None
     for prompt in prompts:
         try:
@@ -39,12 +39,12 @@ def fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int) 
 
 
 def batches_of(recipe: Recipe, limits: Limits) -> list[int]:
-    """Return how many requests at once are measured."""
+    """Return the concurrencies to measure."""
     most = max(limits.concurrency, recipe.engine.max_batch_size)
     return sorted({*(batch for batch in BATCHES if batch <= most), limits.concurrency})
 
 
 def check_said(texts: Texts) -> None:
-    """Raise TrtspecError where the target said nothing that could be drafted."""
+    """Raise TrtspecError if the target generated no response of two tokens or more."""
     if not texts.said:
-        raise TrtspecError("the target answers no prompt with two tokens", hint="name other --prompts")
+        raise TrtspecError("the target generates fewer than two tokens for every prompt", hint="use other --prompts")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much to draft for how many requests at once, so that a server is nowhere slower than its target alone.
+"""Choose draft lengths per concurrency so that a server is never slower than its target alone.
 
-A recipe's schedule drafts no more for more requests than for fewer. So what pays with many is drafted for fewer, too,
-and where these lose by it there is no schedule.
+A recipe's schedule never drafts more at a higher concurrency. A length that pays at a high concurrency is therefore
+also used at lower ones, and if those become slower, the schedule is empty.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 from trtspec.bench.profile.measured import Measured, Speedup
 
-PAYS = 1.02  # times as fast: less is within what a machine's noise makes of two equal runs
-LOSES = 1.0  # times as fast, of loads that have to draft for the sake of others: less than that
-# Times as fast, for more requests than the fewest: what was expected of one token for many was up to 9 % too much
-# (benchmarks/experiments/log.md), and drafting in vain makes a server slower than its target alone.
+PAYS = 1.02  # minimum speed-up; less is within the noise of two equal runs
+LOSES = 1.0  # minimum speed-up of loads that draft only for the benefit of other loads
+# Minimum speed-up above the lowest concurrency: predictions for one token at high concurrency were up to 9 % too high
+# (benchmarks/experiments/log.md), and useless drafts make a server slower than its target alone.
 GOES_ON = 1.05
-CHANGES = 1.04  # speed-up over the previous length; predictions err by up to 5 % (benchmarks/experiments/log.md)
+CHANGES = 1.04  # minimum gain to change the length; predictions err by up to 5 % (benchmarks/experiments/log.md)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Pairs (requests, draft_len), beyond the last of which nothing is drafted; without any `why_not` says why.
+    """Pairs (concurrency, draft_len); above the last one nothing is drafted. If empty, `why_not` is the reason.
 
-    `at` is what is expected with as many requests as were asked about.
+    `at` is the expected speed-up at the requested concurrency.
     """
 
     pairs: tuple[tuple[int, int], ...] = ()
@@ -33,13 +33,13 @@ class Schedule:
 
 
 def schedule_of(measured: Measured, batch: int) -> Schedule:
-    """Return what a candidate is to draft, if that pays with `batch` requests at once."""
+    """Return a candidate's schedule, empty if it does not pay at concurrency `batch`."""
     if not measured.candidate.takes_draft_len:
         return _unchanging(measured, batch)
     lens = [length for length in measured.acceptance if not _lost_below(measured, batch, length)]
     if not lens:
         lost = _lost_below(measured, batch, min(measured.acceptance))
-        return Schedule(why_not=f"fewer requests would have to draft as much, and {_slow(lost)}")
+        return Schedule(why_not=f"lower concurrencies would need the same draft length, and {_slow(lost)}")
     pairs = _pairs(measured, batch, lens)
     length = next((length for most, length in pairs if batch <= most), None)
     if length is None:
@@ -48,29 +48,29 @@ def schedule_of(measured: Measured, batch: int) -> Schedule:
 
 
 def requests_at_once(batch: int) -> str:
-    """Return a load in words."""
-    return "one request at a time" if batch == 1 else f"{batch} requests at once"
+    """Return a readable label of a concurrency."""
+    return "one request at a time" if batch == 1 else f"{batch} concurrent requests"
 
 
 def _unchanging(measured: Measured, batch: int) -> Schedule:
-    """Return the schedule of what drafts alike however many requests run, as its options say how much."""
+    """Return the schedule of a method whose options fix the draft length at every concurrency."""
     length = max(measured.acceptance)
     at, loads = measured.speedup(batch, length), [measured.speedup(load, length) for load in measured.batches]
     if lost := _first_lost(loads):
-        return Schedule(why_not=f"it drafts however many requests run, and {_slow(lost)}")
+        return Schedule(why_not=f"it drafts at every concurrency, and {_slow(lost)}")
     if at.expected.value < _clearly(measured, batch):
         return Schedule(why_not=_unsure(measured, batch))
     return Schedule(((loads[-1].batch, length),), at)
 
 
 def _lost_below(measured: Measured, batch: int, length: int) -> Speedup | None:
-    """Return the first of fewer requests than `batch` that lose where they draft as much as `length` or more."""
+    """Return the first concurrency below `batch` that is slower with draft lengths of `length` or more."""
     as_long = [each for each in measured.acceptance if each >= length]
-    return _first_lost([_for_others(measured, load, as_long) for load in _loads(measured) if load < batch])
+    return _first_lost([_best_without_loss(measured, load, as_long) for load in _loads(measured) if load < batch])
 
 
-def _for_others(measured: Measured, load: int, lens: Sequence[int]) -> Speedup:
-    """Return the best length for so many requests, or the fastest where shorter ones that are as good lose."""
+def _best_without_loss(measured: Measured, load: int, lens: Sequence[int]) -> Speedup:
+    """Return the best length at a concurrency, or the fastest one if the best is slower than the target alone."""
     best = measured.best(load, lens)
     if best.expected.value >= LOSES:
         return best
@@ -78,18 +78,18 @@ def _for_others(measured: Measured, load: int, lens: Sequence[int]) -> Speedup:
 
 
 def _pairs(measured: Measured, batch: int, lens: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return the best draft length up to each load, `lens` being those for `batch` requests.
+    """Return the best draft length up to each concurrency; `lens` are the options at `batch`.
 
-    It ends where drafting is not clearly expected to pay: to wait until that is sure would give away what it mostly
-    brings. The length changes only where another is expected to be clearly faster, as the one before is known to
-    do well. Fewer requests than `batch` draft for the sake of these, as long as they do not lose by it.
+    The schedule ends where drafting is not clearly expected to pay; waiting until it is certain would lose most of the
+    benefit. The length changes only if another is expected to be clearly faster. Concurrencies below `batch` draft for
+    the benefit of `batch`, as long as they are not slower than the target alone.
     """
     pairs: list[tuple[int, int]] = []
     wanted = measured.best(batch, lens).draft_len
     as_long = [length for length in measured.acceptance if length >= wanted]
     for load in _loads(measured):
         if load < batch:
-            best, least = _for_others(measured, load, as_long), LOSES
+            best, least = _best_without_loss(measured, load, as_long), LOSES
         else:
             best, least = measured.best(load, lens if load == batch else None), _clearly(measured, load)
         length = best.draft_len
@@ -108,12 +108,12 @@ def _pairs(measured: Measured, batch: int, lens: Sequence[int]) -> tuple[tuple[i
 
 
 def _clearly(measured: Measured, load: int) -> float:
-    """Return from which expected speed-up on so many requests are to be drafted for, for their own sake."""
+    """Return the minimum expected speed-up for drafting at a concurrency for its own benefit."""
     return (PAYS if load == measured.batches[0] else GOES_ON) * measured.idle(load)
 
 
 def _loads(measured: Measured) -> list[int]:
-    """Return what was measured, and the powers of two between."""
+    """Return the measured concurrencies and the powers of two between them."""
     fewest, most = measured.batches[0], measured.batches[-1]
     between = (1 << power for power in range(fewest.bit_length(), most.bit_length()))
     return sorted({*measured.batches, *(each for each in between if each < most)})
@@ -128,4 +128,4 @@ def _slow(lost: Speedup | None) -> str:
 
 
 def _unsure(measured: Measured, batch: int) -> str:
-    return f"less than {_clearly(measured, batch):.2f} times is not sure to be faster"
+    return f"an expected speed-up below {_clearly(measured, batch):.2f} is uncertain"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured of a candidate, as JSON and back: long work goes on where it was ended."""
+"""Convert measurements to JSON and back, to resume interrupted work."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def dump_texts(texts: Texts) -> dict[str, Any]:
 
 
 def read_texts(saved: dict[str, Any]) -> Texts:
-    """Return texts that were saved."""
+    """Return texts from JSON values."""
     prompts, said = (tuple(map(tuple, saved[key])) for key in ("prompts", "said"))
     return Texts(prompts, said, tuple(saved["kinds"]))
 
 
 def dump_measured(measured: Measured) -> dict[str, Any]:
-    """Return what was measured as JSON values, but for the candidate."""
+    """Return measurements without the candidate as JSON values."""
     acceptance = {
         str(length): {"texts": [astuple(text) for text in each.texts], "kinds": each.kinds}
         for length, each in measured.acceptance.items()
@@ -37,7 +37,7 @@ def dump_measured(measured: Measured) -> dict[str, Any]:
 
 
 def read_measured(candidate: Candidate, saved: dict[str, Any]) -> Measured:
-    """Return what was saved of a candidate."""
+    """Return a candidate's measurements from JSON values."""
     acceptance = {
         int(length): Acceptance(tuple(_counts(*text) for text in each["texts"]), tuple(each["kinds"]))
         for length, each in saved["acceptance"].items()

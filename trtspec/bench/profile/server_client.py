@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a running server what a profile is made of: answers to all prompts, and streams that are timed."""
+"""Collect the measurements of a profile from a running server: responses to all prompts, and timed streams."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from trtspec.core.errors import DeployError
 from trtspec.engine.prompts.prompt import Prompt
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 10
-SURE = 0.05  # half the width of a speed-up's interval, as a part of it, with which there are enough rounds
-LEAST, A_PLACE = 16, 3  # requests of a round, in all and for each that runs at once
-DRAFTS_ALWAYS = "it drafts whatever is asked: name a server without speculation with --baseline"
-TELLS = "vLLM tells it with --per-request-spec-decode-metrics summary; our own servers do by themselves"
+MAX_REL_CI = 0.05  # relative half-width of a speed-up's interval at which rounds end
+LEAST, REQUESTS_PER_SLOT = 16, 3  # minimum requests of a round, in total and per concurrent request
+DRAFTS_ALWAYS = "it cannot switch drafting off; give a server without speculation with --baseline"
+TELLS = "start vLLM with --per-request-spec-decode-metrics summary; trtspec servers always report drafts"
 STREAMS = "serving.streaming: true"
-FEWER = "see its log; --set engine.max_batch_size=N profiles with fewer requests at once"
+FEWER = "check its log, or profile fewer concurrent requests with --set engine.max_batch_size=N"
 
 Answer = tuple[Prompt, Sample]
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What a server, which drafts `own_len` tokens by itself, said: its answers by draft length, and their times.
+    """Measurements of a server that drafts `own_len` tokens by default: responses by draft length, and stream times.
 
-    `is_chain` tells whether it drafts at most one token at each place. Times are by requests at once and draft length.
-    It `refused` so many prompts, and `failures` are why other requests have no answer.
+    `is_chain` is whether it drafts at most one token per position. Times are by concurrency and draft length. `refused`
+    counts rejected prompts, and `failures` are the errors of other failed requests.
     """
 
     endpoint: Endpoint
@@ -52,9 +52,10 @@ class Heard:
 
 @dataclass(frozen=True)
 class Asking:
-    """What is asked: prompts, within limits, with so many requests at once.
+    """The measurement plan: prompts, limits and concurrencies.
 
-    `depth` is how much the recipe drafts, for servers whose answers do not tell. `failures` grow while it asks.
+    `depth` is the recipe's draft depth, for servers that do not report it. `failures` collects errors during
+    measurement.
     """
 
     prompts: Sequence[Prompt]
@@ -65,24 +66,24 @@ class Asking:
     failures: list[str] = field(default_factory=list)
 
     async def ask(self, servers: Servers) -> Heard:
-        """Ask all of it; raises DeployError for a server that cannot be profiled."""
+        """Run all measurements; raise DeployError if the server cannot be profiled."""
         async with load_client(TIMEOUT_S) as client:
             arms = await find_arms(client, servers.served, servers.baseline)
             served = arms[SERVED]
             if BASELINE not in arms:
-                raise DeployError("there is nothing to compare with", where=served.url, hint=DRAFTS_ALWAYS)
+                raise DeployError("no baseline to compare with", where=served.url, hint=DRAFTS_ALWAYS)
             own, refused = await self._answers(client, served, self.prompts)
             own_len, is_chain = _drafted(own, self.depth, served.url)
             endpoints, answers = {0: arms[BASELINE], own_len: served}, {own_len: own}
             prompts = [prompt for prompt, _ in own]
-            if is_chain and not servers.baseline:  # the server reads how much to draft
+            if is_chain and not servers.baseline:  # the server accepts a draft length
                 for length in self._lens(own_len):
-                    endpoints[length] = _told(served, length)
+                    endpoints[length] = _with_draft_len(served, length)
                     answers[length], _ = await self._answers(client, endpoints[length], prompts)
             for other in servers.others:
                 length, endpoint, answers_of_it = await self._other(client, other, prompts)
                 if length in endpoints:
-                    raise DeployError(f"it drafts {length} tokens, as another server does", where=endpoint.url)
+                    raise DeployError(f"it drafts {length} tokens, the same as another server", where=endpoint.url)
                 endpoints[length], answers[length] = endpoint, answers_of_it
             times = await self._times(client, endpoints, prompts)
         return Heard(served, own_len, is_chain, answers, times, refused, self.failures)
@@ -90,7 +91,7 @@ class Asking:
     async def _other(
         self, client: LoadClient, server: Server, prompts: Sequence[Prompt]
     ) -> tuple[int, Endpoint, list[Answer]]:
-        """Return how much another server drafts, by its answers."""
+        """Return another server's draft length, endpoint and responses."""
         endpoint = await find_arm(client, server)
         answers, _ = await self._answers(client, endpoint, prompts)
         length, _ = _drafted(answers, 0, endpoint.url)
@@ -99,10 +100,10 @@ class Asking:
     def _lens(self, own_len: int) -> list[int]:
         return [length for length in TIMED_LENS if 0 < length < own_len and length <= self.limits.max_draft_len]
 
-    async def _asked(
+    async def _send(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
     ) -> tuple[Round, list[str]]:
-        """Ask so many at once; also returns why requests failed, which are noted."""
+        """Send prompts at a concurrency; also return the errors of failed requests, which are recorded."""
         done = await ask_all(client, endpoint, Closed(batch), prompts, Wanted(self.limits.max_tokens))
         failures = [sample.error for sample in done.samples if not sample.ok and not sample.is_refused]
         self.failures.extend(failures)
@@ -111,20 +112,20 @@ class Asking:
     async def _answers(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt]
     ) -> tuple[list[Answer], int]:
-        """Return the answers of two tokens or more, and how many prompts are refused."""
-        self.on_progress("answers", 0, len(prompts))
-        done, _ = await self._asked(client, endpoint, prompts, max(self.batches))
-        found = [pair for pair in zip(prompts, done.samples, strict=True) if _is_whole(pair[1])]
+        """Return the responses of two tokens or more, and the number of rejected prompts."""
+        self.on_progress("responses", 0, len(prompts))
+        done, _ = await self._send(client, endpoint, prompts, max(self.batches))
+        found = [pair for pair in zip(prompts, done.samples, strict=True) if _is_usable(pair[1])]
         if not found:
-            reason = done.samples[0].error or "none has two tokens"
-            raise DeployError(f"no answer says what is drafted: {reason}", where=endpoint.url)
-        self.on_progress("answers", len(prompts), len(prompts))
+            reason = done.samples[0].error or "all have fewer than two tokens"
+            raise DeployError(f"no usable response: {reason}", where=endpoint.url)
+        self.on_progress("responses", len(prompts), len(prompts))
         return found, sum(sample.is_refused for sample in done.samples)
 
     async def _times(
         self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt]
     ) -> dict[Case, StreamTimes]:
-        """Time the streams of each length. All rounds count: a request at its best tells little of many beside it."""
+        """Time the streams of each length, using all rounds because the fastest request is not representative."""
         found: dict[Case, StreamTimes] = {}
         for batch in self.batches:
             for length, rounds in (await self._rounds(client, endpoints, prompts, batch)).items():
@@ -134,77 +135,79 @@ class Asking:
     async def _rounds(
         self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt], batch: int
     ) -> dict[int, list[list[Sample]]]:
-        """Return rounds of each length in turns, as many as make it sure how they compare.
+        """Return rounds of each length, until they compare precisely enough.
 
-        Every second one goes through the lengths backwards. A round asks the same of each, and goes on in the prompts
-        where the one before it ended: what steps take differs with the text, as what is accepted does.
+        Every second round runs the lengths in reverse. A round sends the same prompts for each length and continues in
+        the prompt list after the previous round, because step times and acceptance depend on the text.
         """
         rounds: dict[int, list[list[Sample]]] = {length: [] for length in sorted(endpoints)}
         for number in range(MOST_ROUNDS):
-            asked = _asked_in(number, prompts, batch)
+            asked = _round_prompts(number, prompts, batch)
             for length in sorted(endpoints, reverse=bool(number % 2)):
                 rounds[length].append(await self._round(client, endpoints[length], asked, batch))
-            self.on_progress(f"streams, {batch} at once", number + 1, MOST_ROUNDS)
-            if number + 1 >= LEAST_ROUNDS and all(_is_sure(rounds[0], timed) for timed in rounds.values()):
+            self.on_progress(f"streams, {batch} concurrent", number + 1, MOST_ROUNDS)
+            if number + 1 >= LEAST_ROUNDS and all(_is_precise(rounds[0], timed) for timed in rounds.values()):
                 break
         for length, endpoint in endpoints.items():
             if not any(rounds[length]):
-                reason = f"in each round with {batch} at once requests failed: {self.failures[-1]}"
+                reason = f"requests failed in each round of {batch} concurrent requests: {self.failures[-1]}"
                 raise DeployError(reason, where=endpoint.url, hint=FEWER)
         return rounds
 
     async def _round(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
     ) -> list[Sample]:
-        """Return the whole answers of a closed loop; its last ones end while places are empty, and do not count.
+        """Return the complete responses of a closed loop, except the last ones, which end at a lower concurrency.
 
-        Empty where requests failed: fewer ran at once than are timed.
+        Empty if requests failed, because the concurrency was then too low.
         """
-        done, failures = await self._asked(client, endpoint, prompts, batch)
+        done, failures = await self._send(client, endpoint, prompts, batch)
         if len(failures) > MAX_FAILED * len(prompts):
             return []
-        timed = [sample for sample in done.samples[: len(prompts) - batch] if _is_whole(sample)]
+        timed = [sample for sample in done.samples[: len(prompts) - batch] if _is_usable(sample)]
         if not timed:
-            raise DeployError(f"no request was answered: {done.samples[0].error}", where=endpoint.url)
+            raise DeployError(f"all requests failed: {done.samples[0].error}", where=endpoint.url)
         if not any(sample.itl_ms for sample in timed):
-            raise DeployError("its answers come in one piece, and streams are timed", where=endpoint.url, hint=STREAMS)
+            raise DeployError(
+                "its responses are not streamed, so they cannot be timed", where=endpoint.url, hint=STREAMS
+            )
         return timed
 
 
-def _asked_in(number: int, prompts: Sequence[Prompt], batch: int) -> list[Prompt]:
-    """Return the prompts of a round: those that count, the next of all, and as many as run at once behind them."""
-    asked = max(LEAST, A_PLACE * batch)
+def _round_prompts(number: int, prompts: Sequence[Prompt], batch: int) -> list[Prompt]:
+    """Return a round's prompts: the next ones that count, followed by `batch` that do not."""
+    asked = max(LEAST, REQUESTS_PER_SLOT * batch)
     begin = number * (asked - batch) % len(prompts)
     return list(islice(cycle(prompts), begin, begin + asked))
 
 
-def _is_sure(alone: Sequence[Sequence[Sample]], timed: Sequence[Sequence[Sample]]) -> bool:
-    """Return whether rounds tell how a length compares with the target alone; true where none tells anything."""
+def _is_precise(alone: Sequence[Sequence[Sample]], timed: Sequence[Sequence[Sample]]) -> bool:
+    """Return whether a length's speed-up is precise enough; true if no round is usable."""
     ratios = [_token_ms(theirs) / _token_ms(ours) for theirs, ours in zip(alone, timed, strict=True) if theirs and ours]
-    return not ratios or ratio_of_rounds(ratios).half_width <= SURE
+    return not ratios or ratio_of_rounds(ratios).half_width <= MAX_REL_CI
 
 
 def _token_ms(samples: Sequence[Sample]) -> float:
     return sum(sample.e2e_ms for sample in samples) / sum(sample.output_tokens for sample in samples)
 
 
-def _is_whole(sample: Sample) -> bool:
+def _is_usable(sample: Sample) -> bool:
     return sample.ok and sample.output_tokens > 1
 
 
-def _told(endpoint: Endpoint, draft_len: int) -> Endpoint:
-    """Return the same server asked to draft so much."""
+def _with_draft_len(endpoint: Endpoint, draft_len: int) -> Endpoint:
+    """Return the same server with a requested draft length."""
     return replace(endpoint, extra=dict.fromkeys(endpoint.api.without_drafts, draft_len))
 
 
 def _drafted(answers: Sequence[Answer], depth: int, url: str) -> tuple[int, bool]:
-    """Return how many tokens in a row a server drafts, and whether that is all it drafts in a step."""
+    """Return a server's draft depth, and whether it drafts a chain."""
     samples = [sample for _, sample in answers]
     if not any(sample.drafted for sample in samples):
-        raise DeployError("its answers tell of no drafts", where=url, hint=TELLS)
+        raise DeployError("its responses do not report drafts", where=url, hint=TELLS)
     own_len = max(len(sample.histogram) - 1 for sample in samples)
     own_len = own_len if own_len > 0 else depth
     if not own_len:
-        raise DeployError("its answers do not tell how many tokens it drafts", where=url, hint=TELLS)
+        raise DeployError("its responses do not report the draft length", where=url, hint=TELLS)
     steps = sum(sum(sample.histogram) or sample.steps or 0 for sample in samples)
     return own_len, sum(sample.drafted or 0 for sample in samples) <= steps * own_len

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server tells of a text's drafts, as the counts that a profile is made of."""
+"""Convert the draft statistics of a server's response to the counts of a profile."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from trtspec.bench.profile.acceptance import Counts
 
 
 def counts_of(sample: Sample, draft_len: int) -> Counts:
-    """Return a text's counts, of a server that was asked for so many draft tokens.
+    """Return a text's counts for a requested draft length.
 
-    A histogram tells of the steps that verified a draft; a text's other steps gave one token each, and its first token
-    is the prefill's.
+    A histogram covers the steps that verified a draft; every other step yields one token, and the prefill yields the
+    first.
     """
     drafted, accepted = sample.drafted or 0, sample.accepted or 0
     drafting = sum(sample.histogram)
@@ -26,10 +26,10 @@ def counts_of(sample: Sample, draft_len: int) -> Counts:
 
 
 def _missing(tokens: int, rejected: Sequence[int]) -> list[int]:
-    """Return at how many steps each place of a draft was not drafted, which is told of all places together.
+    """Estimate how many steps lacked each draft position, given the total number of missing tokens.
 
-    Drafts are shorter at the end of a text, each as long as what is left of it: the later a place, the more lack it.
-    No place lacks more than the steps that did not accept it.
+    Drafts are shorter at the end of a text, where they are limited by its remaining length, so later positions are
+    missing more often. No position is missing in more steps than those that did not accept it.
     """
     found, places = list[int](), range(len(rejected))
     for place in places:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A profile of a running server: acceptance by its own answers, and steps by the times of its streams.
+"""Profile a running server: acceptance from its responses, and step times from its streams.
 
-A server that can be told how much to draft was asked for several lengths. Of any other its own length alone is known,
-and those of further servers: what is accepted of lengths between follows from the next longer ones, and their steps are
-taken to lie on the line between their neighbours'.
+A server that accepts a draft length is measured at several. Otherwise only its default length and the lengths of
+further servers are known: acceptance at other lengths is derived from the next longer one, and step times are
+interpolated linearly.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trtspec.recipe.load import load_recipe
 
 
 def run(asked: Asked, servers: Servers, screen: Screen) -> Profile:
-    """Profile a server that runs the recipe's own speculation; raises TrtspecError where it does not tell enough."""
+    """Profile a server with the recipe's speculation; raise TrtspecError if it does not report enough."""
     loaded, limits = load_recipe(asked.recipe, asked.overrides), asked.limits
     own = own_of(loaded)
     if own is None:
-        raise TrtspecError("the recipe's method is none, so its server drafts nothing", where=str(asked.recipe))
+        raise TrtspecError("the recipe's method is none, so its server does not speculate", where=str(asked.recipe))
     prompts, batches = drawn(asked, servers.root), batches_of(loaded.recipe, limits)
     depth = _depth(own, loaded.recipe.speculation.draft_len)
     with screen.counting() as on_progress:
@@ -47,7 +47,7 @@ def run(asked: Asked, servers: Servers, screen: Screen) -> Profile:
 
 
 def measured_of(candidate: Candidate, heard: Heard, max_draft_len: int) -> Measured:
-    """Return what a server said as measurements of what drafts there."""
+    """Return a server's measurements in the form of a measured candidate."""
     batches = sorted({batch for batch, _ in heard.times})
     seconds = least_seconds({case: [each.step_s] for case, each in heard.times.items()})
     waits = {case: each.first_s for case, each in heard.times.items()}
@@ -62,8 +62,8 @@ def measured_of(candidate: Candidate, heard: Heard, max_draft_len: int) -> Measu
 
 
 def _acceptance(heard: Heard, max_draft_len: int, *, follows_text: bool) -> dict[int, Acceptance]:
-    """Return the acceptance of each length: its own answers', else what the next longer drafts would have come to."""
-    own = {length: _of_answers(answers, length) for length, answers in heard.answers.items()}
+    """Return the acceptance of each length: measured, else derived from the next longer drafts."""
+    own = {length: _answers_acceptance(answers, length) for length, answers in heard.answers.items()}
     tells = heard.is_chain and any(text.reached for text in own[heard.own_len].texts)
     lens = {*own, *range(1, min(heard.own_len, max_draft_len) + 1)} if tells else {*own}
     shorter = Acceptance.redrafted if follows_text else Acceptance.cut
@@ -71,7 +71,7 @@ def _acceptance(heard: Heard, max_draft_len: int, *, follows_text: bool) -> dict
             for length in sorted(lens)}  # fmt: skip
 
 
-def _of_answers(answers: Sequence[Answer], draft_len: int) -> Acceptance:
+def _answers_acceptance(answers: Sequence[Answer], draft_len: int) -> Acceptance:
     counts = tuple(counts_of(sample, draft_len) for _, sample in answers)
     return Acceptance(counts, tuple(prompt.kind for prompt, _ in answers))
 

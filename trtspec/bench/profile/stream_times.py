@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the streams of a server's answers say of its steps."""
+"""Compute step times from the streams of a server's responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.bench.profile.server_counts import counts_of
 
 @dataclass(frozen=True)
 class StreamTimes:
-    """Of so many requests at once: the mean seconds of a step and to the first token, and the tokens a second."""
+    """At one concurrency: the mean seconds of a step and to the first token, and the tokens per second."""
 
     step_s: float
     first_s: float
@@ -20,9 +20,9 @@ class StreamTimes:
 
 
 def stream_times(samples: Sequence[Sample], batch: int, draft_len: int) -> StreamTimes:
-    """Return what answers of two tokens or more took that ran `batch` at once from their beginnings to their ends.
+    """Return the times of responses of two tokens or more that ran at concurrency `batch` throughout.
 
-    A step takes what a token behind the first does, times the tokens of a step.
+    The step time is the time per token after the first, multiplied by the tokens per step.
     """
     counts = [counts_of(sample, draft_len) for sample in samples]
     streamed_s = sum(sample.e2e_ms - sample.ttft_ms for sample in samples) / MS

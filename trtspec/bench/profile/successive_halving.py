@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Successive halving: all arms on few texts, the better half on twice as many, until few are left on all of them.
+"""Successive halving: run all arms on few texts, then the better half on twice as many, and the last ones on all.
 
-Jamieson and Talwalkar 2016, arXiv:1502.07943. The first arm is what people have: it stays to be compared with.
+Jamieson and Talwalkar 2016, arXiv:1502.07943. The first arm is the user's current setting and is never dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LEAST_TEXTS = 4
 
 @dataclass(frozen=True)
 class Rung(Generic[Arm]):
-    """A round on so many texts: every arm that was left with its score, the best first, and how many went on."""
+    """One round: the number of texts, every arm with its score in descending order, and how many advanced."""
 
     texts: int
     scores: Sequence[tuple[Arm, float]]
@@ -25,7 +25,7 @@ class Rung(Generic[Arm]):
 
 
 def rung_sizes(texts: int, arms: int) -> list[int]:
-    """Return on how many texts each round runs; the last is on all."""
+    """Return the number of texts of each round; the last round uses all."""
     sizes = [texts]
     while 2 ** len(sizes) < arms and sizes[0] // 2 >= LEAST_TEXTS:
         sizes.insert(0, sizes[0] // 2)
@@ -33,7 +33,7 @@ def rung_sizes(texts: int, arms: int) -> list[int]:
 
 
 def halve(arms: Sequence[Arm], sizes: Sequence[int], score: Callable[[Arm, int], float]) -> Iterator[Rung[Arm]]:
-    """Yield the rounds; `score` tells how good an arm is on so many texts, of equal ones the earlier is better."""
+    """Yield the rounds; `score` rates an arm on the first texts, and ties favour the earlier arm."""
     own, left = arms[0], list(arms)
     for place, size in enumerate(sizes):
         scores = sorted(((arm, score(arm, size)) for arm in left), key=lambda pair: -pair[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the options and draft lengths with which a recipe's own method is fastest, by successive halving."""
+"""Find the fastest options and draft lengths of a recipe's method by successive halving."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ TREE_DEPTHS = (
     10,
     12,
     16,
-)  # of methods whose recipe says how deep a tree is; chains try every length
+)  # for methods with a configurable tree depth; chains try every length
 
 
 def run(asked: Asked, screen: Screen) -> Tuning:
-    """Measure the recipe's method with every variant of its options; an ended run goes on behind what it had measured.
+    """Measure the recipe's method with every variant of its options; an interrupted run resumes from its checkpoints.
 
-    Raises TrtspecError where the recipe drafts nothing, or with what cannot be built.
+    Raises TrtspecError if the recipe does not speculate or its draft cannot be built.
     """
     loaded = load_recipe(asked.recipe, asked.overrides)
     own = own_of(loaded)
     if own is None:
-        raise TrtspecError("there is nothing to tune: its method is none", hint="trtspec profile says what may draft")
+        raise TrtspecError("nothing to tune: the recipe's method is none", hint="find a method with trtspec profile")
     finished = Finished("tune")
     with workplace("tune") as folder:
-        deepest = replace(own, draft_len=asked.limits.max_draft_len)  # of what is tried, also of trees
+        deepest = replace(own, draft_len=asked.limits.max_draft_len)  # the maximum, also for trees
         candidate = build(asked, deepest, in_process()[0], folder / "own", screen)
         with screen.counting() as on_progress:
             work = _Work(candidate, _texts(asked, candidate, finished, on_progress), finished, on_progress)
@@ -65,7 +65,7 @@ def run(asked: Asked, screen: Screen) -> Tuning:
 
 @dataclass(frozen=True)
 class _Work:
-    """What all arms are measured on."""
+    """The inputs shared by all arms."""
 
     own: Candidate
     texts: Texts
@@ -73,7 +73,7 @@ class _Work:
     on_progress: OnProgress
 
     def measure(self, arm: Candidate, size: int, batches: Sequence[int]) -> Measured:
-        """Return an arm's measurements on the first texts."""
+        """Return an arm's measurements on the first `size` texts."""
         texts = Texts(self.texts.prompts[:size], self.texts.said[:size], self.texts.kinds[:size])
         depends_on = [_keys(arm.root), arm.options, arm.draft_len, dump_texts(texts), list(batches)]
         part = self.finished.get(depends_on, lambda: dump_measured(measure(arm, texts, batches, self.on_progress)))
@@ -83,12 +83,12 @@ class _Work:
 def _texts(asked: Asked, candidate: Candidate, finished: Finished, on_progress: OnProgress) -> Texts:
     prompts, most = drawn(asked, candidate.root), asked.limits.max_tokens
 
-    def say_all() -> dict[str, Any]:
+    def generate_all() -> dict[str, Any]:
         with open_artifact(candidate.root) as artifact:
             return dump_texts(say(artifact, fitting(artifact, prompts, most), most, on_progress)[0])
 
     depends_on = [_keys(candidate.root), [(each.text, each.kind) for each in prompts], most]
-    texts = read_texts(finished.get(depends_on, say_all))
+    texts = read_texts(finished.get(depends_on, generate_all))
     check_said(texts)
     return texts
 
@@ -123,7 +123,7 @@ def _halved(work: _Work, loaded: LoadedRecipe, asked: Asked) -> Tuning:
 
 
 def _arms(own: Candidate, own_len: int | None, max_draft_len: int) -> Iterator[Candidate]:
-    """Yield what the recipe has first, then its variants; trees as deep as may be tried, chains as long."""
+    """Yield the recipe's own setting first, then its variants: trees at each depth, chains at the maximum length."""
     method, seen = find_method(own.method), set[tuple[str, int]]()
     for options in (own.options, *_variants(method, own.options)):
         for draft_len in sorted(_lens(method, options, max_draft_len), key=lambda length: length != own_len):
@@ -134,7 +134,7 @@ def _arms(own: Candidate, own_len: int | None, max_draft_len: int) -> Iterator[C
 
 
 def _variants(method: Method, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a recipe's options with each change that its method names; what the method refuses is none."""
+    """Yield the recipe's options with each change proposed by its method, except invalid ones."""
     for change in method.variants(method.parse(options)):
         changed = {key: value for key, value in (options | change).items() if value is not None}
         with suppress(TrtspecError):
@@ -143,7 +143,7 @@ def _variants(method: Method, options: dict[str, Any]) -> Iterator[dict[str, Any
 
 
 def _lens(method: Method, options: dict[str, Any], max_draft_len: int) -> list[int]:
-    """Return the lengths to open an engine with: the longest of a chain, which replays all of them, each of a tree."""
+    """Return the lengths to load an engine with: a chain's maximum, which covers shorter ones, or all tree depths."""
     lens, parsed = [length for length in method.draft_lens if length <= max_draft_len], method.parse(options)
     shapes = {length: method.draft_shape(parsed, length) for length in lens}
     if not lens or shapes[lens[0]].max_tokens == shapes[lens[0]].max_depth:

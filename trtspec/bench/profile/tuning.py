@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What successive halving found, and the document of `tune --json`."""
+"""The result of successive halving, and the document of `tune --json`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Tuning:
-    """The rounds, what was measured by (settings, texts), why others were left out, and what follows.
+    """The rounds, measurements by (settings, texts), skipped arms with reasons, and the recommendation.
 
-    `about` is the document's head: what it is of.
+    `about` is the document's metadata.
     """
 
     about: Mapping[str, Any]
@@ -34,11 +34,11 @@ class Tuning:
 
     @property
     def drafts_with(self) -> str:
-        """Return what the recipe drafts with, as people call it."""
+        """Return the name of the recipe's own candidate."""
         return self.rungs[0].scores[0][0].name if self.rungs and self.rungs[0].scores else self.method
 
     def best_of(self, arm: Candidate, rung: Rung[Candidate]) -> Speedup | None:
-        """Return what was expected of an arm in a round, None of one that could not be measured."""
+        """Return an arm's expected speed-up in a round, or None if it could not be measured."""
         found = self.measured.get((arm.settings, rung.texts))
         return found.best(self.recommendation.batch) if found else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A closed loop: so many requests at once, each followed by the next as soon as it is answered."""
+"""Closed loop: a fixed number of concurrent requests; each completed one starts the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.bench.load.client import clock
 
 @dataclass(frozen=True)
 class Closed(Load):
-    """`concurrency` requests at once."""
+    """A load with `concurrency` concurrent requests."""
 
     concurrency: int
 
@@ -24,7 +24,7 @@ class Closed(Load):
 
     @property
     def requests_a_round(self) -> int:
-        """Return three times as many as run at once: the first begin together, the last end beside empty places."""
+        """Return three times the concurrency, to limit the effect of the synchronized start and the partly idle end."""
         return max(16, 3 * self.concurrency)
 
     @property
@@ -33,7 +33,7 @@ class Closed(Load):
         return self.concurrency
 
     async def run(self, ask: Ask, requests: int, seed: int) -> None:
-        """Ask all of them; one is due when its turn comes."""
+        """Send all requests; each one's scheduled time is when a slot becomes free."""
         numbers = iter(range(requests))
 
         async def one_after_another() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An open loop: requests come when they come, whatever is being answered, with exponential times between them."""
+"""Open loop: requests arrive with exponential gaps, independently of responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtspec.bench.load.client import clock
 
 @dataclass(frozen=True)
 class Poisson(Load):
-    """`requests_per_s` on average."""
+    """Arrivals with an average rate of `requests_per_s`."""
 
     requests_per_s: float
 
@@ -26,17 +26,17 @@ class Poisson(Load):
 
     @property
     def requests_a_round(self) -> int:
-        """Return those of ten seconds, and enough of them that their times are no accident."""
+        """Return ten seconds of requests, but at least 32 to reduce sampling error."""
         return max(32, round(10 * self.requests_per_s))
 
     def arrivals(self, requests: int, seed: int) -> list[float]:
-        """Return when each is due, in seconds since the first; equal seeds give equal times."""
+        """Return the arrival times in seconds since the first; equal seeds give equal times."""
         draws = random.Random(seed)
         gaps = (draws.expovariate(self.requests_per_s) for _ in range(requests - 1))
         return list(accumulate(gaps, initial=0.0))
 
     async def run(self, ask: Ask, requests: int, seed: int) -> None:
-        """Send each when it is due, and wait for all."""
+        """Send each request at its arrival time, and wait for all responses."""
         began, open_requests = clock(), []
         for number, arrival in enumerate(self.arrivals(requests, seed)):
             await asyncio.sleep(max(0.0, began + arrival - clock()))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's AIPerf, where it is installed: each round is one run of it, whose records become our samples.
+"""NVIDIA's AIPerf as load generator: each round is one AIPerf run, whose records are converted to samples.
 
-Seen with 0.13. Its records (`profile_export.jsonl`) have each request's times and chunks, so that figures, intervals
-and comparisons are made as those of our own client are. It starts some ten processes a run.
+Tested with AIPerf 0.13. Its records (`profile_export.jsonl`) contain the times and chunks of each request, so metrics,
+intervals and comparisons are computed as for the built-in client. A run starts about ten processes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from trtspec.core.processes import die_with_parent, start_time, stop_session
 from trtspec.engine.prompts.prompt import Prompt
 
 PROGRAM, RECORDS = "aiperf", "profile_export.jsonl"
-STARTING_S = 300.0  # and ending: it reads a tokenizer, and waits for its processes
+STARTING_S = 300.0  # start-up and shutdown: it loads a tokenizer and waits for its processes
 MAX_RECORDS_BYTES = 256 << 20
 LAST_WORDS_BYTES = 2000
 NS = 1e9
-# With one of these it takes a tokenizer's directory for a name on the hub.
+# If one of these is set, it treats a tokenizer's directory as a name on the Hugging Face Hub.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def _make(tokenizer: Path | None, timeout_s: float) -> AskRound:
     program = shutil.which(PROGRAM)
     if program is None:
-        raise TrtspecError("--driver aiperf: there is no aiperf on PATH", hint="pip install aiperf, where you like")
+        raise TrtspecError("--driver aiperf: aiperf is not on PATH", hint="install it with: pip install aiperf")
 
     async def ask_round(
         client: LoadClient, endpoint: Endpoint, load: Load, workload: Workload, number: int, requests: int
@@ -61,21 +61,23 @@ DRIVER = _make
 
 
 def _text(prompt: Prompt) -> str:
-    """Return what is sent; raises TrtspecError for what its files of single turns cannot say."""
+    """Return the text to send; raise TrtspecError for prompts with several messages."""
     if len(prompt.messages) > 1:
-        raise TrtspecError(f"prompt {prompt.name} has several messages, and aiperf is given single ones",
-                           hint="leave --driver out, or take prompts of one message")  # fmt: skip
+        raise TrtspecError(f"prompt {prompt.name} has several messages, but --driver aiperf supports only one",
+                           hint="omit --driver, or use prompts with one message")  # fmt: skip
     return prompt.messages[0]["content"] if prompt.messages else prompt.text
 
 
 def _command(
     program: str, root: Path, endpoint: Endpoint, load: Load, workload: Workload, requests: int, tokenizer: Path | None
 ) -> list[str]:
-    """Return the argv of a run; raises TrtspecError for what it cannot ask."""
+    """Return the command line of a run; raise TrtspecError for an unsupported API or a server with a key."""
     if endpoint.api_name not in ("completions", "chat"):
-        raise TrtspecError("aiperf asks servers of OpenAI's API", where=endpoint.url, hint="--api completions, or chat")
+        raise TrtspecError(
+            "aiperf requires an OpenAI API", where=endpoint.url, hint="use --api completions or --api chat"
+        )
     if endpoint.headers:
-        raise TrtspecError("aiperf takes a key on its command line alone, which every user of this machine can read")
+        raise TrtspecError("aiperf accepts a key only on its command line, which every user of this machine can read")
     size = load.as_dict()
     at = ["--concurrency", str(size["concurrency"])] if load.judged_by != LATENCY else [
         "--request-rate", str(size["requests_per_s"]), "--arrival-pattern", "poisson"]  # fmt: skip
@@ -90,14 +92,14 @@ def _command(
 
 
 def _extra(endpoint: Endpoint, workload: Workload) -> dict[str, Any]:
-    """Return what a request has beside its text and what AIPerf writes itself."""
+    """Return the request fields that AIPerf does not set itself."""
     body = json.loads(endpoint.request(workload.order[0], workload.wanted))
     return {key: value for key, value in body.items()
             if key not in ("model", "prompt", "messages", "stream", "stream_options")}  # fmt: skip
 
 
 async def _run(argv: list[str], root: Path, timeout_s: float) -> None:
-    """Run it to its end; raises TrtspecError with its last words, StepTimeout where it takes too long."""
+    """Run the command; raise TrtspecError with the end of its output if it fails, StepTimeout if it takes too long."""
     environment = {name: value for name, value in os.environ.items() if name not in OFFLINE}
     log = root / "output.log"
     with log.open("wb") as output:
@@ -107,32 +109,32 @@ async def _run(argv: list[str], root: Path, timeout_s: float) -> None:
         )  # fmt: skip
         started = start_time(process.pid)
         try:
-            code = await asyncio.wait_for(process.wait(), STARTING_S + timeout_s)  # unbounded: wait_for bounds it
+            code = await asyncio.wait_for(process.wait(), STARTING_S + timeout_s)  # unbounded: wait_for has the timeout
         except asyncio.TimeoutError:
             raise StepTimeout(f"aiperf took longer than {STARTING_S + timeout_s:.0f} s") from None
         finally:
             stop_session(process.pid, started, 5.0)
-    if not (root / RECORDS).is_file():  # it fails, too, where each request has an error: those are told one by one
+    if not (root / RECORDS).is_file():  # its exit code is also non-zero if requests failed, which their records report
         said = log.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
-        raise TrtspecError(f"aiperf ended with {code} and without records, and said last:\n{said}")
+        raise TrtspecError(f"aiperf exited with {code} without records; end of its output:\n{said}")
 
 
 def _samples(root: Path, prompts: list[Prompt], load: Load) -> list[Sample]:
-    """Return a run's records as samples, in the order in which they were asked."""
+    """Return a run's records as samples, in the order of the requests."""
     path = root / RECORDS
     try:
         found = [document(line) for line in read_bounded(path, MAX_RECORDS_BYTES).splitlines()]
         if len(found) != len(prompts):
-            raise TrtspecError(f"aiperf has {len(found)} records of {len(prompts)} requests", where=str(path))
+            raise TrtspecError(f"aiperf wrote {len(found)} records for {len(prompts)} requests", where=str(path))
         records = sorted(found, key=lambda each: each["metadata"]["session_num"])
         began = min(_due(each, load) for each in records)
         return [_sample(each, prompts, began, load) for each in records]
     except (BadAnswer, KeyError, TypeError, ValueError, IndexError) as error:
-        raise TrtspecError(f"a record is not one of aiperf 0.13: {error}", where=str(path)) from None
+        raise TrtspecError(f"a record does not match the format of aiperf 0.13: {error}", where=str(path)) from None
 
 
 def _due(record: Mapping[str, Any], load: Load) -> float:
-    """Return when a request was due: of an open loop when AIPerf decided to send it, else when it did."""
+    """Return a request's scheduled time: in an open loop AIPerf's decision to send it, else its start."""
     metadata = record["metadata"]
     return float(metadata["credit_issued_ns" if load.judged_by == LATENCY else "request_start_ns"]) / NS
 
@@ -156,7 +158,7 @@ def _sample(record: Mapping[str, Any], prompts: list[Prompt], began: float, load
 
 
 def _chunks(values: Mapping[str, Any], late_s: float) -> Iterator[float]:
-    """Yield when each chunk came since the request was due."""
+    """Yield each chunk's arrival relative to the request's scheduled time."""
     gaps = [float(gap) for gap in values.get("inter_chunk_latency") or []]
     yield from (late_s + ms / MS for ms in accumulate(gaps, initial=float(values["time_to_first_token"])))
 

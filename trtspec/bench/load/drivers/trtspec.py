@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own client."""
+"""The built-in load generator."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's chats: messages are answered, by the server's own chat template."""
+"""OpenAI's chat completions API, with the server's chat template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtspec.bench.load import openai_events
 from trtspec.bench.load.api import Api, Event, Reply, Wanted, text_in
 from trtspec.engine.prompts.prompt import Prompt
 
-TEXTS = ("content", "reasoning_content", "reasoning")  # the last two are what a model thinks, on vLLM and SGLang
+TEXTS = ("content", "reasoning_content", "reasoning")  # the last two are reasoning, on vLLM and SGLang
 
 
 def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
@@ -18,10 +18,10 @@ def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
 
 
 def _read(event: Event, reply: Reply) -> bool:
-    return openai_events.read(event, reply, _text_of)
+    return openai_events.read(event, reply, _choice_text)
 
 
-def _text_of(choice: Any) -> str:
+def _choice_text(choice: Any) -> str:
     delta = choice.get("delta") or {}
     return next((text_in(delta[name]) for name in TEXTS if delta.get(name)), "")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenAI's completions: a prompt's text goes on."""
+"""OpenAI's completions API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.engine.prompts.prompt import Prompt
 
 
 def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
-    # vLLM's name, which our own entry takes too
+    # an extension of vLLM, which the trtspec gateway supports too
     has_tokens = {"add_special_tokens": False} if isinstance(prompt.text, Rendered) else {}
     return {"model": model, "prompt": prompt.text, **has_tokens, **openai_events.options(wanted)}
 

@@ -11,7 +11,7 @@ from trtspec.serving.triton.client import asked_text
 
 
 def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
-    # a temperature alone does not sample there: top_p does
+    # sampling requires top_p; a temperature alone is ignored
     sampled = {"temperature": wanted.temperature, "top_p": 1.0, "seed": wanted.seed} if wanted.temperature else {}
     ends_nowhere = {"end_id": -1} if wanted.exact_len else {}
     asked = {"text_input": prompt.text, "max_tokens": wanted.max_tokens, "stream": True, **sampled, **ends_nowhere}
@@ -19,9 +19,9 @@ def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
 
 
 def _read(event: Event, reply: Reply) -> bool:
-    """Take a response: its text is new, its counts are of the whole text so far."""
+    """Process a response: its text is incremental, its counts are cumulative."""
     if set(event) == {"error"}:
-        raise BadAnswer(f"the server answered: {event['error']}")
+        raise BadAnswer(f"the server reported: {event['error']}")
     before, text = reply.output_tokens or 0, text_in(event["text_output"])
     if text:
         reply.text.append(text)
@@ -30,7 +30,7 @@ def _read(event: Event, reply: Reply) -> bool:
     reply.drafted = counted(event.get("total_draft_tokens"))
     reply.accepted = counted(event.get("total_accepted_draft_tokens"))
     if reply.output_tokens is not None and reply.accepted is not None:
-        # the first token is the prefill's, each step gives one and what it accepted
+        # the prefill yields the first token, each step one plus the accepted tokens
         reply.steps = max(0, reply.output_tokens - 1 - reply.accepted)
     return bool(text) or (reply.output_tokens or 0) > before
 
