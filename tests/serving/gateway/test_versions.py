@@ -173,7 +173,7 @@ def test_a_shadow_that_fails_or_hangs_costs_the_client_nothing_and_is_counted(pa
     breaks_off(pair.new)
     assert ask(pair).json()["system_fingerprint"] == "old"
     wait_until(lambda: pair.shadowed.failed == 1)
-    assert "does not answer now" in pair.shadowed.said
+    assert "the model is unavailable" in pair.shadowed.said
     pair.new.status, pair.new.closes_early, pair.new.waits, pair.new.serve = None, False, True, says("ab")
     began = time.monotonic()
     assert [ask(pair).status_code for _ in range(7)] == [200] * 7
