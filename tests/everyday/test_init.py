@@ -175,7 +175,9 @@ class TestTheFile:
         )
         (workplace / "folder").mkdir()
         refused = trtspec("init", TARGET, "-o", "folder", "--force")
-        assert flat_output(refused) == "error: folder: cannot be written: Is a directory hint: choose another file with -o"
+        assert (
+            flat_output(refused) == "error: folder: cannot be written: Is a directory hint: choose another file with -o"
+        )
         assert {path.name for path in workplace.iterdir()} == {"cache", "folder"}
 
     def test_names_odd_directories(self, trtspec: Run, workplace: Path) -> None:
